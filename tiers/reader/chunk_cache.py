@@ -62,10 +62,6 @@ class ChunkCache:
     def size_bytes(self) -> int:
         return int(self._extents.currsize)
 
-    @property
-    def max_bytes(self) -> int:
-        return int(self._extents.maxsize)
-
     def __contains__(self, key: ChunkKey) -> bool:
         """Returns whether the chunk is cached. Counts neither as a use nor as a hit."""
         return key in self._extent_of

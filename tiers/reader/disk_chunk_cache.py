@@ -83,11 +83,6 @@ class DiskChunkCache:
         self._reads.close()
         self._writes.close()
 
-    async def wait_idle(self) -> None:
-        """Waits until no file is loaded, written or removed."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-
     async def get(self, keys: Sequence[ChunkKey]) -> list[memoryview]:
         """Returns the stored bytes of the first `keys`, up to the first chunk that is missing or damaged."""
         found: list[memoryview] = []

@@ -131,11 +131,6 @@ class FetcherPool(Generic[T]):
         self.bytes_in_flight -= size_bytes
         self._admit()
 
-    async def wait_idle(self) -> None:
-        """Waits until no download runs or waits."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-
     def flight(self, key: Hashable) -> Flight[T] | None:
         """Returns the flight that downloads `key`; None when there is none."""
         return self._flights.get(key)

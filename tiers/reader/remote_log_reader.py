@@ -121,12 +121,9 @@ class RemoteRead:
     next_offset: int
     aborted_transactions: tuple[AbortedTransaction, ...] | None
 
-    def has_codec(self, codec: int) -> bool:
-        return any(batch.codec == codec for view in self.records for batch in iterate_batches(view))
-
     @property
     def has_zstd(self) -> bool:
-        return self.has_codec(CODEC_ZSTD)
+        return any(batch.codec == CODEC_ZSTD for view in self.records for batch in iterate_batches(view))
 
 
 def monotonic_ms() -> int:

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.support.fakes.idle import wait_idle
 from tiers.reader.chunk_cache import ChunkKey
 from tiers.reader.chunk_files import ChunkFiles, file_bytes
 from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
@@ -79,7 +80,7 @@ def chunk(number: int) -> memoryview:
 async def put(cache: DiskChunkCache, *numbers: int) -> None:
     for number in numbers:
         cache.put(key(number), [chunk(number)])
-        await cache.wait_idle()
+        await wait_idle(cache)
 
 
 async def held(cache: DiskChunkCache, numbers: Sequence[int]) -> list[int]:
@@ -102,9 +103,9 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
 
 async def test_a_run_comes_back_up_to_what_is_missing(bench: Bench) -> None:
     async with bench.cache() as cache:
-        await cache.wait_idle()
+        await wait_idle(cache)
         cache.put(key(0), [chunk(0), chunk(1)])
-        await cache.wait_idle()
+        await wait_idle(cache)
         assert await cache.get([key(0), key(1), key(2)]) == [chunk(0), chunk(1)]
         assert await cache.get([key(2), key(0)]) == []
         assert (cache.hits, cache.misses) == (2, 2)
@@ -113,7 +114,7 @@ async def test_a_run_comes_back_up_to_what_is_missing(bench: Bench) -> None:
 
 async def test_the_longest_unused_makes_room(bench: Bench) -> None:
     async with bench.cache(max_files=3) as cache:
-        await cache.wait_idle()
+        await wait_idle(cache)
         await put(cache, 0, 1, 2)
         assert await held(cache, [0]) == [0]
         await put(cache, 3)
@@ -133,36 +134,36 @@ async def test_nothing_is_ever_above_the_bytes(bench: Bench) -> None:
 
     bench.files = Watched(bench.folder)
     async with bench.cache(max_files=5) as cache:
-        await cache.wait_idle()
+        await wait_idle(cache)
         for first in range(0, 60, 12):
             cache.put(key(first), [chunk(number) for number in range(first, first + 12)])
-            await cache.wait_idle()
+            await wait_idle(cache)
             assert cache.size_bytes == bench.bytes_on_disk
     assert most == 5 * FILE_BYTES
 
 
 async def test_it_outlives_the_process_and_a_smaller_size_holds_at_once(bench: Bench) -> None:
     async with bench.cache(max_files=3) as cache:
-        await cache.wait_idle()
+        await wait_idle(cache)
         await put(cache, 0, 1, 2)
     async with bench.cache(max_files=3) as cache:
-        await cache.wait_idle()
+        await wait_idle(cache)
         assert cache.size_bytes == 3 * FILE_BYTES
         assert await held(cache, [0, 1, 2]) == [0, 1, 2]
     async with bench.cache(max_files=1) as cache:
-        await cache.wait_idle()
+        await wait_idle(cache)
         assert await held(cache, [0, 1, 2]) == [2]
         assert cache.size_bytes == bench.bytes_on_disk == FILE_BYTES
 
 
 async def test_a_file_that_is_not_whole_is_a_miss_and_goes(bench: Bench) -> None:
     async with bench.cache() as cache:
-        await cache.wait_idle()
+        await wait_idle(cache)
         await put(cache, 0, 1)
         path = bench.folder / f"{SEGMENT.hex}-0"
         path.write_bytes(path.read_bytes()[:-1])
         assert await held(cache, [0, 1]) == [1]
-        await cache.wait_idle()
+        await wait_idle(cache)
         assert not path.exists()
         assert cache.size_bytes == FILE_BYTES
         await put(cache, 0)
@@ -171,7 +172,7 @@ async def test_a_file_that_is_not_whole_is_a_miss_and_goes(bench: Bench) -> None
 
 async def test_files_that_somebody_removed_are_misses(bench: Bench) -> None:
     async with bench.cache() as cache:
-        await cache.wait_idle()
+        await wait_idle(cache)
         await put(cache, 0, 1)
         (bench.folder / f"{SEGMENT.hex}-0").unlink()
         assert await held(cache, [0, 1]) == [1]
@@ -181,11 +182,11 @@ async def test_files_that_somebody_removed_are_misses(bench: Bench) -> None:
 async def test_a_full_disk_is_a_warning_and_tried_again_later(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     with warnings_of(caplog) as told:
         async with bench.cache() as cache:
-            await cache.wait_idle()
+            await wait_idle(cache)
             await put(cache, 0)
             bench.files.broken = {"write"}
             cache.put(key(1), [chunk(1), chunk(2)])
-            await cache.wait_idle()
+            await wait_idle(cache)
             bench.files.broken = set()
             await put(cache, 1)
             assert bench.files.calls.count("write") == 3
@@ -201,7 +202,7 @@ async def test_a_disk_that_cannot_be_read_is_a_miss_and_left_alone(
 ) -> None:
     with warnings_of(caplog) as told:
         async with bench.cache() as cache:
-            await cache.wait_idle()
+            await wait_idle(cache)
             await put(cache, 0)
             bench.files.broken = {"read"}
             assert await held(cache, [0, 0, 0]) == []
@@ -219,7 +220,7 @@ async def test_a_folder_that_cannot_be_made_is_a_warning_and_tried_again_later(
     bench.folder.write_bytes(b"a file")
     with warnings_of(caplog) as told:
         async with bench.cache() as cache:
-            await cache.wait_idle()
+            await wait_idle(cache)
             await put(cache, 0)
             assert await held(cache, [0]) == []
             assert bench.files.calls == ["load"]
@@ -240,12 +241,12 @@ async def test_what_comes_faster_than_the_disk_takes_it_is_left_out(bench: Bench
 
     bench.files = Stuck(bench.folder)
     async with bench.cache(max_files=10, max_pending_bytes=2 * CHUNK_BYTES) as cache:
-        await cache.wait_idle()
+        await wait_idle(cache)
         for number in range(4):
             cache.put(key(number), [chunk(number)])
         assert await held(cache, [0]) == []
         go_on.set()
-        await cache.wait_idle()
+        await wait_idle(cache)
         assert await held(cache, range(4)) == [0, 1]
         await put(cache, 2)
         assert await held(cache, [2]) == [2]
@@ -262,19 +263,19 @@ async def test_a_stuck_disk_does_not_hold_up_the_end(bench: Bench) -> None:
 
     bench.files = Stuck(bench.folder)
     async with bench.cache() as cache:
-        await cache.wait_idle()
+        await wait_idle(cache)
         cache.put(key(0), [chunk(0)])
         await asyncio.to_thread(is_stuck.wait)
     go_on.set()
     async with Bench(bench.folder.parent).cache() as cache:
-        await cache.wait_idle()
+        await wait_idle(cache)
         assert await held(cache, [0]) == []
 
 
 async def test_a_chunk_above_the_size_of_all_is_not_kept(bench: Bench) -> None:
     async with bench.cache(max_files=2) as cache:
-        await cache.wait_idle()
+        await wait_idle(cache)
         await put(cache, 0)
         cache.put(key(1), [memoryview(bytes(2 * FILE_BYTES))])
-        await cache.wait_idle()
+        await wait_idle(cache)
         assert await held(cache, [0]) == [0]

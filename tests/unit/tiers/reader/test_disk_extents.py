@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from protocol.records.record_batch import iterate_batches
+from tests.support.fakes.idle import wait_idle
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.tiers.workbench import PARTITION, workbench
@@ -47,10 +48,10 @@ def disk(folder: Path, max_bytes: int = 1 << 20) -> DiskChunkCache:
 @asynccontextmanager
 async def reader_of(tier: RemoteTier, disk_chunks: DiskChunkCache) -> AsyncIterator[RemoteLogReader]:
     async with RemoteLogReader(tier.rlmm, tier.storage, SETTINGS, disk_chunks=disk_chunks) as reader:
-        await disk_chunks.wait_idle()
+        await wait_idle(disk_chunks)
         yield reader
-        await reader.chunk_pool.wait_idle()
-        await disk_chunks.wait_idle()
+        await wait_idle(reader.chunk_pool)
+        await wait_idle(disk_chunks)
 
 
 async def read(
@@ -135,7 +136,7 @@ async def test_damaged_bytes_of_the_store_are_not_kept(tier: RemoteTier, tmp_pat
         tier.storage.damage = lambda data: bytes(len(data))
         with pytest.raises(CorruptSegmentError):
             await read(reader, 0, 1)
-        await kept.wait_idle()
+        await wait_idle(kept)
         assert kept.size_bytes == 0
         tier.storage.damage = None
         assert (await read(reader, 0, 1))[0] == batches[0]
@@ -160,9 +161,9 @@ async def test_a_whole_file_that_is_not_the_chunk_is_fetched_again(tier: RemoteT
     (segment,) = tier.rlmm.list_remote_log_segments(P0)
     kept = disk(tmp_path)
     async with kept:
-        await kept.wait_idle()
+        await wait_idle(kept)
         kept.put(ChunkKey(segment.segment_id.id, 0), [memoryview(bytes(1000))])
-        await kept.wait_idle()
+        await wait_idle(kept)
     for _ in range(2):
         async with reader_of(tier, disk(tmp_path)) as reader:
             assert (await read(reader, 0, 1))[0] == batches[0]
@@ -195,9 +196,9 @@ async def test_what_is_encrypted_in_the_store_is_encrypted_on_the_disk(tmp_path:
             async with RemoteLogReader(
                 bench.metadata, bench.store, SETTINGS, decode_indexes=decode, disk_chunks=kept
             ) as reader:
-                await kept.wait_idle()
+                await wait_idle(kept)
                 assert (await read(reader, 0, 5000, PARTITION))[0] == bench.log.bytes_of(0, 29)
-                await kept.wait_idle()
+                await wait_idle(kept)
         assert (kept.hits > 0, kept.misses) == (True, 0)
         on_disk = b"".join(path.read_bytes() for path in (tmp_path / "chunks").iterdir())
         assert on_disk

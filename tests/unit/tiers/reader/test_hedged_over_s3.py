@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.fakes.idle import wait_idle
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.servers.breaking_relay import BreakingRelay
 from tests.support.servers.versitygw import VersityGateway
@@ -43,7 +44,7 @@ async def test_a_get_that_stands_still_does_not_hold_up_the_read(s3: VersityGate
 
                 for number in range(GETS):  # each asks for the chunk that follows as well
                     assert await read(number) == batches[number]
-                await reader.chunk_pool.wait_idle()
+                await wait_idle(reader.chunk_pool)
                 wins, asked = reader.hedged_reads.hedge_wins, len(tier.storage.gets)
                 relay.hold_after("down", 100)
                 assert await read(GETS + 1) == batches[GETS + 1]

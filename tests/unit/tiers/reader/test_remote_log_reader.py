@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.records.record_batch import iterate_batches
+from tests.support.fakes.idle import wait_idle
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
@@ -280,8 +281,8 @@ async def test_sequential_reads_are_read_ahead_across_the_border(tmp_path: Path)
         while offset < 200:
             result = await read(reader, offset, 900)
             offset = [batch for view in result.records for batch in iterate_batches(view)][-1].next_offset
-        await reader.index_pool.wait_idle()
-        await reader.chunk_pool.wait_idle()
+        await wait_idle(reader.index_pool)
+        await wait_idle(reader.chunk_pool)
         ahead = len(tier.storage.gets)
         tier.storage.is_down = True
         result = await read(reader, offset, 900)
