@@ -389,3 +389,15 @@ async def test_another_segments_objects_are_an_error_never_an_answer(
     monkeypatch.setattr(tier.storage, "fetch_log_segment", fetch_log_segment)
     with pytest.raises(CorruptSegmentError):
         await read(reader, first.start_offset)
+
+
+async def test_gets_of_chunks_that_fail_open_the_circuit(tier: RemoteTier, reader: RemoteLogReader) -> None:
+    await tier.fill(P0, segments=1, batches=6)
+    (segment,) = tier.rlmm.list_remote_log_segments(P0)
+    await reader.index(segment, deadline_ms=monotonic_ms() + 20_000, connection_id=1)
+    tier.storage.is_down = True
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        reading = group.create_task(read(reader, 0, timeout_ms=600_000))
+        while not reader.breaker.is_open:
+            await tier.storage.refusals.acquire()
+        reading.cancel()
