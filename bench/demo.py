@@ -67,7 +67,7 @@ class Demo:
         return time.monotonic() - self.began
 
     def say(self, text: str) -> None:
-        self.console.print(f"{self.elapsed_s():5.1f} s  {text}", highlight=False, soft_wrap=True)
+        self.console.print(f"{self.elapsed_s():5.1f} s  {text}", highlight=False, markup=False, soft_wrap=True)
 
     def run(self) -> bool:
         """Runs the whole demo, and returns whether every record matched."""

@@ -58,7 +58,7 @@ class SparkDemo:
 
     def say(self, text: str) -> None:
         elapsed_s = time.monotonic() - self.began
-        self.console.print(f"{elapsed_s:5.1f} s  {text}", highlight=False, soft_wrap=True)
+        self.console.print(f"{elapsed_s:5.1f} s  {text}", highlight=False, markup=False, soft_wrap=True)
 
     def run(self) -> None:
         """Runs the whole demo. Raises `DemoFailed`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
 
 import typer
 import uvloop
@@ -35,6 +36,24 @@ app = typer.Typer(
 app.add_typer(tier)
 
 
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        show_version()
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _tidegate(
+    context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version of Tidegate.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """A Kafka-protocol proxy that gives any Kafka cluster a second storage tier."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
 @app.command()
 def serve(config: ConfigFile) -> None:
     """Runs the proxy.
@@ -53,7 +72,7 @@ def check(config: ConfigFile) -> None:
     """Contacts every broker and the store, and reports all problems.
 
     Also prints the address at which clients reach each broker through the proxy. Writes a small object to the store
-    and deletes it again. Exit code 1: there is a problem."""
+    and deletes it again. The last line is "no problems", or the number of problems. Exit code 1: there is a problem."""
     settings = load_config(config)
     set_up_logging("error", "text")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -10,15 +10,15 @@ from kafka.protocol.metadata import MetadataRequest
 
 from proxy.cluster.permissions import missing_permissions, principal_of
 from proxy.cluster.topology import MAX_PORT
+from proxy.commands.store_check import store_problems
 from proxy.config import TidegateConfig
 from proxy.process.app import listener_addresses
 from proxy.wire.context import Address
 from proxy.wire.tls import listener_tls
 from tiers.broker.client import BrokerClient
 from tiers.broker.tls import TlsError
-from tiers.config.storage_registry import create_storage
 from tiers.config.upstream_config import broker_client
-from tiers.errors import BrokerError, RemoteLogError
+from tiers.errors import BrokerError
 
 TIMEOUT_MS = 10_000
 
@@ -51,6 +51,13 @@ class Report:
             yield f"store {self.store}: written, read and deleted"
         for problem in self.problems:
             yield f"problem: {problem}"
+        match len(self.problems):
+            case 0:
+                yield "no problems"
+            case 1:
+                yield "1 problem"
+            case count:
+                yield f"{count} problems"
 
 
 async def check(config: TidegateConfig) -> Report:
@@ -122,23 +129,10 @@ async def _reach(client: BrokerClient, node_id: int) -> str | None:
 async def _check_store(config: TidegateConfig, report: Report) -> None:
     if config.storage is None:
         return
-    name = config.storage.implementation
-    try:
-        store = create_storage(config.storage, report.cluster_id or "unknown")
-    except ValueError as error:
-        report.problems.append(f"store {name}: {error}")
-        return
-    try:
-        async with asyncio.timeout(TIMEOUT_MS / 1000 * 3):
-            await store.open()
-            await store.check()
-        report.store = name
-    except TimeoutError:
-        report.problems.append(f"store {name}: the store did not answer in time")
-    except RemoteLogError as error:
-        report.problems.append(f"store {name}: {error}")
-    finally:
-        await store.close()
+    if problems := await store_problems(config.storage, report.cluster_id or "unknown", TIMEOUT_MS * 3):
+        report.problems += [f"[storage] {problem}" for problem in problems]
+    else:
+        report.store = config.storage.implementation
 
 
 def _text(address: Address) -> str:

@@ -27,9 +27,11 @@ tier = typer.Typer(
 )
 
 
-@tier.callback()
-def _tier() -> None:
+@tier.callback(invoke_without_command=True)
+def _tier(context: typer.Context) -> None:
     """Shows, checks and repairs the remote tier."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, accept, rewrap):

@@ -50,4 +50,9 @@ def show(console: Console, result: DrillResult, proxies: int) -> None:
     table.caption = f"undisturbed: since the last fault began or ended; at most {OWNER_BACK_S:.0f} s"
     console.print(table)
     for violation in result.violations[:SHOWN]:
-        console.print(f"{violation.at_s:6.1f} s  {violation.rule}: {violation.what}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{violation.at_s:6.1f} s  {violation.rule}: {violation.what}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )

@@ -26,7 +26,7 @@ from tiers.errors import RetriableRemoteStorageError
         (["warm", "--all"], "No such option: --all"),
         ([], "Missing command"),
         (["usage", "--config", "x", "--by", "week"], "'--by': 'week' is not one of 'topic', 'partition', 'day'"),
-        (["merge", "--config", "x", "--below", "big"], "'--below': 'big': expected a number or a string like '64MiB'"),
+        (["merge", "--config", "x", "--below", "big"], "'--below': 'big': expected a number of bytes, or"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(

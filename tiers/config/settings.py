@@ -25,21 +25,24 @@ _SIZE_UNITS: Final = {
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
-def _with_unit(value: object, units: Mapping[str, int], example: str) -> object:
+def _with_unit(value: object, units: Mapping[str, int], plain: str, example: str) -> object:
     if not isinstance(value, str):
         return value
     matched = _QUANTITY.fullmatch(value)
     if matched is None or matched[2] not in units:
-        raise ValueError(f"expected a number or a string like {example!r}, with one of the units {', '.join(units)}")
+        raise ValueError(
+            f"expected a number of {plain}, or a string of a number and one of the units {', '.join(units)}, "
+            f'for example "{example}"'
+        )
     return int(float(matched[1]) * units[matched[2]])
 
 
 def _duration(value: object) -> object:
-    return _with_unit(value, _DURATION_UNITS_MS, "10s")
+    return _with_unit(value, _DURATION_UNITS_MS, "milliseconds", "10s")
 
 
 def _size(value: object) -> object:
-    return _with_unit(value, _SIZE_UNITS, "64MiB")
+    return _with_unit(value, _SIZE_UNITS, "bytes", "64MiB")
 
 
 DurationMs = Annotated[int, BeforeValidator(_duration)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from proxy import cli
 from proxy.commands import topics
+from proxy.commands.check import Report
 
 NOBODY = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n'
 
@@ -27,7 +30,7 @@ def config(tmp_path: Path) -> Path:
         (["serve", "--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file or directory"),
         (["serve", "--confg", "x"], "No such option: --confg"),
         (["sevre"], "No such command 'sevre'"),
-        ([], "Missing command"),
+        (["tier", "sevre"], "No such command 'sevre'"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(
@@ -38,6 +41,44 @@ def test_misuse_is_one_line_and_exit_code_2(
     assert captured.out == ""
     assert said in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("arguments", "command"), [([], "serve"), (["tier"], "rebuild")])
+def test_without_a_command_the_help_is_printed(
+    arguments: list[str], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Usage: tidegate")
+    assert f"  {command} " in captured.out
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["version"]])
+def test_the_version_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(arguments) == 0
+    assert capsys.readouterr().out.strip() == version("tidegate")
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("local.retention.ms", 'expected a number of milliseconds, or a string .* ms, s, m, min, h, d, .* "10s"'),
+        ("segment.bytes", 'expected a number of bytes, or a string .* B, kB, .* "64MiB"'),
+    ],
+)
+def test_a_malformed_quantity_names_the_forms(
+    config: Path, key: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(f'{NOBODY}[[topics]]\nname = "a"\n{key} = "6 moons"\n')
+    assert cli.run(["check", "--config", str(config)]) == 2
+    assert re.search(f"{re.escape(key)}: {said}", capsys.readouterr().err)
+
+
+def test_brackets_in_an_error_are_printed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(f'{NOBODY}[[topics]]\nname = "a"\n')
+    assert cli.run(["check", "--config", str(config)]) == 2
+    assert "[[topics]] names topics to tier, but there is no [storage]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["[upstream", "[upstream]\nbootstrap.server = 'a:1'\nbootstrap.servers = 'a:1'"])
@@ -65,13 +106,20 @@ def test_check_says_that_no_broker_answers(config: Path, capsys: pytest.CaptureF
     assert cli.run(["check", "--config", str(config)]) == 1
     captured = capsys.readouterr()
     assert "problem: no broker answers at 127.0.0.1:1" in captured.out
+    assert captured.out.splitlines()[-1] == "1 problem"
     assert captured.err == ""
 
 
 def test_check_says_what_is_wrong_with_the_store(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(NOBODY + "[storage]\nimplementation = 'tape'\n")
     assert cli.run(["check", "--config", str(config)]) == 1
-    assert "problem: store tape: no remote storage manager is called 'tape'" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "problem: [storage] tape: no remote storage manager is called 'tape'" in captured.out
+    assert captured.out.splitlines()[-1] == "2 problems"
+
+
+def test_a_report_without_problems_says_so() -> None:
+    assert list(Report(cluster_id="c", store="s3").lines())[-1] == "no problems"
 
 
 def test_a_file_that_cannot_be_read_is_named(

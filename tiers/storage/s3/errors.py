@@ -16,6 +16,7 @@ from botocore.exceptions import (
     HTTPClientError,
     IncompleteReadError,
     MetadataRetrievalError,
+    NoCredentialsError,
     SSLError,
 )
 
@@ -79,8 +80,12 @@ def error_of_answer(bucket: str, key: str, status: int, code: str) -> RemoteStor
     answer = f"{status} {code}".strip()
     if code == "NoSuchBucket":
         return RemoteStorageError(f"{where}: the bucket does not exist: create it or change `bucket`")
+    if code == "InvalidBucketName":
+        return RemoteStorageError(f"{where}: {answer}: change `bucket`")
     if code in _WRONG_CREDENTIALS:
-        return RemoteStorageError(f"{where}: {answer}: change `access.key.id` and `secret.access.key`")
+        return RemoteStorageError(
+            f"{where}: the store rejects the credentials ({answer}): change `access.key.id` and `secret.access.key`"
+        )
     if code == "RequestTimeTooSkewed":
         return RemoteStorageError(f"{where}: {answer}: set this machine's clock")
     if code in _WRONG_PLACE or status in (301, 307):
@@ -120,8 +125,13 @@ def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorage
             return RetriableRemoteStorageError(f"{where}: no answer in time")
         case _ if isinstance(error, _HEALING_EXCEPTIONS):
             return RetriableRemoteStorageError(f"{where}: {type(error).__name__}: {error}")
+        case NoCredentialsError():
+            return RemoteStorageError(
+                f"{where}: there are no credentials: set `access.key.id` and `secret.access.key`, or provide them as "
+                f"the AWS SDK finds them (environment, profile or role)"
+            )
         case BotoCoreError():
-            # There are no credentials, or the client rejects the parameters: a retry does not help.
+            # The client rejects the parameters: a retry does not help.
             return RemoteStorageError(f"{where}: {error}")
         case _:
             return RemoteStorageError(f"{where}: {error!r}")

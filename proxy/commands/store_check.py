@@ -1,0 +1,94 @@
+"""The part of `tidegate check` that tries the store and says which setting is wrong.
+
+The error of a store's library rarely tells a wrong host name from a server that is down. So if the store cannot be
+reached, the check resolves and connects to the addresses of the settings itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from tiers.config.settings import StorageConfig
+from tiers.config.storage_registry import create_storage
+from tiers.errors import RemoteLogError, RemoteStorageError
+
+_CONNECT_TIMEOUT_S = 5.0
+_ADDRESS_SETTINGS: Final = {"s3": "endpoint.url", "hdfs": "url"}
+_PORTS: Final = {"http": 80, "https": 443}
+_CHECK_OBJECT: Final = re.compile(r"/\.check-[0-9a-f-]{36}")
+
+
+class StoreAddress(NamedTuple):
+    """A server that the settings name. `setting` is the key, after the location that has it."""
+
+    setting: str
+    url: str
+    host: str
+    port: int
+
+
+async def store_problems(config: StorageConfig, cluster_id: str, timeout_ms: int) -> list[str]:
+    """Writes, reads and deletes an object in every location. Returns the problems; none if all of this worked."""
+    try:
+        store = create_storage(config, cluster_id)
+    except ValueError as error:
+        return [f"{config.implementation}: {error}"]
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            await store.open()
+            await store.check()
+    except TimeoutError:
+        return await _unreachable(config) or [f"{config.implementation}: the store did not answer in time"]
+    except RemoteLogError as error:
+        # An answer with an error is a reason by itself. Only a failed connection needs a second look.
+        found = await _unreachable(config) if isinstance(error, RemoteStorageError) and error.retriable else []
+        return found or [f"{config.implementation}: {_CHECK_OBJECT.sub('', str(error))}"]
+    finally:
+        await store.close()
+    return []
+
+
+async def _unreachable(config: StorageConfig) -> list[str]:
+    """Returns a line for every address of the settings to which no connection can be made."""
+    troubles = await asyncio.gather(*(_trouble_of(address) for address in sorted(set(_addresses(config)))))
+    return [trouble for trouble in troubles if trouble is not None]
+
+
+def _addresses(config: StorageConfig) -> Iterator[StoreAddress]:
+    places = [("", config.implementation, config.plain_settings())]
+    places += [(f"location {one.name!r}: ", *config.place_of(one)) for one in config.locations]
+    seen = set()
+    for where, implementation, settings in places:
+        key = _ADDRESS_SETTINGS.get(implementation, "")
+        url = settings.get(key, "")
+        try:
+            parts = urlsplit(url)
+            port = parts.port or _PORTS.get(parts.scheme)
+        except ValueError:  # the store itself rejects the URL
+            continue
+        # An HDFS URL without a port may name a nameservice, which is no host.
+        if parts.hostname and port and url not in seen:
+            seen.add(url)
+            yield StoreAddress(f"{where}{key}", url, parts.hostname, port)
+
+
+async def _trouble_of(address: StoreAddress) -> str | None:
+    setting, url, host, port = address
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except socket.gaierror:
+        return f"{setting}: the host name {host} in {url} is unknown: correct the name, or check the DNS"
+    except ConnectionRefusedError:
+        return f"{setting}: nothing listens at {url}: correct the address, or start the store"
+    except TimeoutError:
+        return f"{setting}: no connection to {url} within {_CONNECT_TIMEOUT_S:.0f} s: check the address and the network"
+    except OSError as error:
+        return f"{setting}: no connection to {url}: {error.strerror or error}: check the address and the network"
+    writer.close()
+    return None
