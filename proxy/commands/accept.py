@@ -11,6 +11,9 @@ remote records that the leader's log does not have, and they go to quarantine. I
 start.
 
 The acceptance names the partition manifest that the store has now. It is valid only while the store has this manifest.
+
+The command is idempotent: if the partition has no reason to be stopped, there is nothing to accept. Then the command
+says so, writes nothing, and ends with exit code 0.
 """
 
 from __future__ import annotations
@@ -37,12 +40,13 @@ from tiers.access.open_tier import (
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import witness_of
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager, RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.lineage import accepted_end
 from tiers.tasks.partition_manifest import read_manifest
+from tiers.tasks.stop_check import may_be_stopped
 
 
 class ReplacedRecords(NamedTuple):
@@ -51,6 +55,18 @@ class ReplacedRecords(NamedTuple):
     first_offset: int
     segments: int
     size_bytes: int
+
+
+class Acceptance(NamedTuple):
+    """The partition's bounds, the witness of the acceptance, and what the acceptance changes.
+
+    `replaced` is None unless the leader's log has another history. If `is_needed` is false, the partition has no reason
+    to be stopped, and nothing was written."""
+
+    bounds: PartitionBounds
+    witness: str
+    replaced: ReplacedRecords | None
+    is_needed: bool
 
 
 def accept(
@@ -68,11 +84,12 @@ def accept(
     if topic is None or number is None:
         raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
     settings = load_config(config)
-    found, manifest, replaced = run_command(lambda: accept_partition(settings, topic, number, yes))
+    found, witness, replaced, is_needed = run_command(lambda: accept_partition(settings, topic, number, yes))
     if as_json:
         gaps = [gap._asdict() for gap in found.gaps]
         cut = None if replaced is None else replaced._asdict()
-        show_json(asdict(found) | {"gaps": gaps, "manifest": manifest, "replaced": cut, "written": yes})
+        outcome = {"manifest": witness, "replaced": cut, "needed": is_needed, "written": yes and is_needed}
+        show_json(asdict(found) | {"gaps": gaps} | outcome)
     else:
         show_bounds([found])
         if replaced is not None:
@@ -81,18 +98,18 @@ def accept(
                 f" the remote records from offset {replaced.first_offset} on: {replaced.segments} segments with"
                 f" {replaced.size_bytes} bytes go to quarantine (`tidegate tier quarantine`), and are not deleted"
             )
-    if yes:
+    if not is_needed:
+        say(f"{topic}-{number}: nothing to accept: the metadata, the store and the leader agree. Nothing was written.")
+    elif yes:
         say("The acceptance was written. The owner continues with this partition in its next round.")
     else:
         say("Nothing was written. Use --yes to write.")
 
 
-async def accept_partition(
-    config: TidegateConfig, topic: str, number: int, write: bool
-) -> tuple[PartitionBounds, str, ReplacedRecords | None]:
-    """Returns the partition's bounds, the witness, and the records that the leader's log replaces after a divergence.
+async def accept_partition(config: TidegateConfig, topic: str, number: int, write: bool) -> Acceptance:
+    """Records the acceptance when `write` is true and the partition may be stopped.
 
-    When `write` is true, records the acceptance. Raises `RemoteTierError` with a message of one line."""
+    Raises `RemoteTierError` with a message of one line."""
     async with tiered_cluster(config) as (client, cluster):
         known = cluster.topics.get(topic)
         if known is None or number not in known.partitions:
@@ -107,10 +124,27 @@ async def accept_partition(
                 found = await partition_bounds(source, cluster, metadata, partition)
                 replaced = None if found.trouble else await replaced_records(source, metadata, partition)
                 cluster_id = storage_cluster_id(config, cluster.cluster_id)
-                witness = witness_of(await read_manifest(storage, cluster_id, partition))
-                if write:
+                manifest = await read_manifest(storage, cluster_id, partition)
+                # If the leader does not answer, only the operator can judge.
+                is_needed = bool(found.trouble or replaced) or await _may_be_stopped(
+                    source, metadata, partition, manifest, cluster_id
+                )
+                witness = witness_of(manifest)
+                if write and is_needed:
                     await metadata.accept(partition, witness)
-                return found, witness, replaced
+                return Acceptance(found, witness, replaced, is_needed)
+
+
+async def _may_be_stopped(
+    source: LogSource,
+    metadata: RemoteLogMetadataManager,
+    partition: TopicIdPartition,
+    manifest: bytes | None,
+    cluster_id: str,
+) -> bool:
+    bounds = await source.bounds(partition, TIMEOUT_MS)
+    confirmed = await LogStartConfirmation(source, metadata).confirmed(partition, bounds.leader_epoch, TIMEOUT_MS)
+    return await may_be_stopped(source, metadata, partition, bounds, confirmed.offset, manifest, cluster_id, TIMEOUT_MS)
 
 
 async def replaced_records(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from proxy import cli
 from proxy.commands import accept
 from proxy.commands.bounds import PartitionBounds
 from proxy.config import parse_config
@@ -39,18 +41,22 @@ def opened(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def replaced_records(*args: Any) -> None: ...
 
+    async def may_be_stopped(*args: Any) -> bool:
+        return True
+
     monkeypatch.setattr(accept, "tiered_cluster", giving((None, cluster)))
     monkeypatch.setattr(accept, "open_storage", giving(bench.storage))
     monkeypatch.setattr(accept, "metadata_to_now", giving(bench.rlmm))
     monkeypatch.setattr(accept, "partition_bounds", partition_bounds)
     monkeypatch.setattr(accept, "replaced_records", replaced_records)
+    monkeypatch.setattr(accept, "_may_be_stopped", may_be_stopped)
     monkeypatch.setattr(accept, "BrokerLogSource", lambda client: None)
 
 
 async def accepted(write: bool = True) -> str:
-    found, witness, replaced = await accept.accept_partition(CONFIG, PARTITION.topic, PARTITION.partition, write)
-    assert (found, replaced) == (BOUNDS, None)
-    return witness
+    done = await accept.accept_partition(CONFIG, PARTITION.topic, PARTITION.partition, write)
+    assert (done.bounds, done.replaced, done.is_needed) == (BOUNDS, None, True)
+    return done.witness
 
 
 async def test_an_acceptance_names_the_manifest_that_the_store_has(bench: CommandBench) -> None:
@@ -63,6 +69,23 @@ async def test_an_acceptance_names_the_manifest_that_the_store_has(bench: Comman
 
 async def test_without_yes_nothing_is_written(bench: CommandBench) -> None:
     assert await accepted(write=False) == "none"
+    assert bench.rlmm.acceptance(PARTITION) is None
+
+
+def test_a_partition_that_is_not_stopped_has_nothing_to_accept(
+    bench: CommandBench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def may_be_stopped(*args: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(accept, "_may_be_stopped", may_be_stopped)
+    path = tmp_path / "tidegate.toml"
+    path.write_text('[upstream]\nbootstrap.servers = "localhost:1"\n')
+    target = f"{PARTITION.topic}:{PARTITION.partition}"
+    assert cli.run(["tier", "accept", target, "--yes", "--config", str(path)]) == 0
+    name = f"{PARTITION.topic}-{PARTITION.partition}"
+    said = f"{name}: nothing to accept: the metadata, the store and the leader agree. Nothing was written.\n"
+    assert capsys.readouterr().err == said
     assert bench.rlmm.acceptance(PARTITION) is None
 
 

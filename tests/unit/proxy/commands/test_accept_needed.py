@@ -1,0 +1,119 @@
+"""`tidegate tier accept` finds nothing to accept only if the metadata, the store and the leader agree."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import PARTITION
+from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.partition_manifest import read_manifest
+from tiers.tasks.stop_check import may_be_stopped
+
+Damage = Callable[[CommandBench, InMemoryLog], Awaitable[None]]
+
+
+async def is_needed(bench: CommandBench, log: InMemoryLog, log_start: int | None = None) -> bool:
+    """Two segments of ten records are remote, and the log has 30 records."""
+    bounds = await log.bounds(PARTITION, 1)
+    manifest = await read_manifest(bench.storage, CLUSTER_ID, PARTITION)
+    return await may_be_stopped(log, bench.rlmm, PARTITION, bounds, log_start, manifest, CLUSTER_ID, 1)
+
+
+@pytest.fixture
+async def log(bench: CommandBench) -> InMemoryLog:
+    made = InMemoryLog(b"".join(batch_of(start, 10) for start in (0, 10, 20)), log_start_offset=15)
+    await bench.tiered(0)
+    await bench.tiered(10)
+    await bench.rlmm.put_local_log_start(PARTITION, OffsetAndEpoch(15, 0))
+    await bench.put_manifest()
+    return made
+
+
+async def test_a_healthy_partition_needs_none(bench: CommandBench, log: InMemoryLog) -> None:
+    assert not await is_needed(bench, log)
+
+
+async def test_a_recorded_gap_needs_none(bench: CommandBench, log: InMemoryLog) -> None:
+    log.log_start_offset = 25
+    await bench.rlmm.put_log_gap(PARTITION, LogGap(20, 25), 0)
+    assert not await is_needed(bench, log)
+
+
+async def test_deleted_records_need_none(bench: CommandBench, log: InMemoryLog) -> None:
+    log.log_start_offset = 25
+    await bench.rlmm.put_log_start(PARTITION, LogStart(25, 0, LogStartReason.USER))
+    assert not await is_needed(bench, log, 25)
+
+
+async def test_a_partition_without_a_tier_needs_none(bench: CommandBench) -> None:
+    log = InMemoryLog(batch_of(20, 10), log_start_offset=20)
+    assert not await is_needed(bench, log)
+
+
+async def gap(bench: CommandBench, log: InMemoryLog) -> None:
+    log.log_start_offset = 25
+
+
+async def trimmed_further(bench: CommandBench, log: InMemoryLog) -> None:
+    log.log_start_offset = 25
+    await bench.rlmm.put_local_log_start(PARTITION, OffsetAndEpoch(25, 0))
+    await bench.rlmm.put_log_gap(PARTITION, LogGap(20, 25), 0)
+
+
+async def recorded_divergence(bench: CommandBench, log: InMemoryLog) -> None:
+    await bench.rlmm.put_log_divergence(PARTITION, is_diverged=True)
+
+
+async def emptied_broker(bench: CommandBench, log: InMemoryLog) -> None:
+    log.records, log.log_start_offset = batch_of(0, 10), 0
+
+
+async def forgotten_segment(bench: CommandBench, log: InMemoryLog) -> None:
+    newest = await bench.tiered(20)
+    await bench.put_manifest()
+    known = bench.rlmm.remote_log_segment_metadata_by_id
+    bench.rlmm.remote_log_segment_metadata_by_id = (  # type: ignore[method-assign]
+        lambda segment_id: None if segment_id == newest.segment_id else known(segment_id)
+    )
+
+
+async def unreadable_manifest(bench: CommandBench, log: InMemoryLog) -> None:
+    await bench.storage.put_object(partition_manifest_key(CLUSTER_ID, PARTITION), b"{}")
+
+
+async def lost_position(bench: CommandBench, log: InMemoryLog) -> None:
+    async def confirms(*args: object) -> bool:
+        return False
+
+    bench.rlmm.confirms = confirms  # type: ignore[assignment, method-assign]
+
+
+async def unfinished_copy(bench: CommandBench, log: InMemoryLog) -> None:
+    log.log_start_offset = 20
+    metadata = await bench.stored(10)
+    await bench.rlmm.add_remote_log_segment_metadata(metadata)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        gap,
+        trimmed_further,
+        recorded_divergence,
+        emptied_broker,
+        forgotten_segment,
+        unreadable_manifest,
+        lost_position,
+        unfinished_copy,
+    ],
+    ids=lambda damage: damage.__name__,
+)
+async def test_a_reason_to_stop_is_found(bench: CommandBench, log: InMemoryLog, damage: Damage) -> None:
+    await damage(bench, log)
+    assert await is_needed(bench, log)

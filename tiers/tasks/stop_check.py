@@ -1,0 +1,94 @@
+"""Checks, without writing, whether the owner may have stopped a partition, so that an operator has something to accept.
+
+The owner's own checks (`PartitionManifestTask`, `LogGapTask`, `lineage`) write, and need the ownership. The check here
+only reads. It is stricter than the owner: if it finds no reason, the owner has none either. It may find a reason where
+the owner goes on, for example while a copy finishes.
+"""
+
+from __future__ import annotations
+
+from tiers.errors import LogDivergedError, RemoteLogMetadataError
+from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import LocalLogBounds, LogSource
+from tiers.model.log_start import LogGap
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.copy.copy_attempts import unfinished_segments
+from tiers.tasks.lineage import check_history
+
+
+async def may_be_stopped(
+    source: LogSource,
+    metadata: RemoteLogMetadataManager,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    log_start: int | None,
+    stored_manifest: bytes | None,
+    cluster_id: str,
+    timeout_ms: int,
+) -> bool:
+    """Returns whether the partition has a reason to be stopped. False: there is nothing to accept.
+
+    `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. `stored_manifest` is the
+    content of the partition manifest; None: the store has none. `cluster_id` is the one in object keys. Raises
+    `BrokerError`."""
+    if metadata.is_diverged(partition):
+        return True
+    try:
+        await check_history(source, metadata, partition, bounds, log_start, timeout_ms)
+    except LogDivergedError:
+        return True
+    if _has_unexplained_offsets(metadata, partition, bounds, log_start):
+        return True
+    if stored_manifest is None:
+        return False
+    try:
+        manifest = decode_partition_manifest(stored_manifest)
+    except RemoteLogMetadataError:
+        return True
+    if (manifest.cluster_id, manifest.topic_id_partition) != (cluster_id, partition):
+        return True
+    return _knows_too_little(metadata, manifest) or not await _reaches(metadata, manifest, timeout_ms)
+
+
+def _has_unexplained_offsets(
+    metadata: RemoteLogMetadataManager, partition: TopicIdPartition, bounds: LocalLogBounds, log_start: int | None
+) -> bool:
+    remote_end, local_start = metadata.remote_end_offset(partition), bounds.log_start_offset
+    covered_to = 0 if remote_end is None else remote_end + 1
+    next_offset = max(covered_to, log_start or 0)
+    is_gap = local_start > next_offset and covered_to > (log_start or 0)
+    if is_gap and LogGap(next_offset, local_start) not in metadata.gaps(partition):
+        return True
+    trimmed_to = metadata.local_log_start(partition)
+    is_trim_explained = trimmed_to is None or any(
+        start.offset >= trimmed_to.offset for start in metadata.log_starts(partition)
+    )
+    if local_start > next_offset and trimmed_to and trimmed_to.offset > next_offset and not is_trim_explained:
+        return True
+    # The records of an unfinished copy may be nowhere else.
+    unfinished = unfinished_segments(metadata, partition, metadata.log_start_offset(partition) or 0)
+    return any(
+        one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED and one.start_offset < local_start for one in unfinished
+    )
+
+
+def _knows_too_little(metadata: RemoteLogMetadataManager, manifest: PartitionManifest) -> bool:
+    """Whether the manifest accepts a segment that the metadata does not know as finished."""
+    for segment in manifest.segments:
+        segment_id = RemoteLogSegmentId(manifest.topic_id_partition, segment.id)
+        known = metadata.remote_log_segment_metadata_by_id(segment_id)
+        if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            return True
+    return False
+
+
+async def _reaches(metadata: RemoteLogMetadataManager, manifest: PartitionManifest, timeout_ms: int) -> bool:
+    """Whether the metadata topic still reaches the position of the manifest.
+
+    A position in another metadata topic does not count: `rebuild` made the present topic."""
+    partition = manifest.topic_id_partition
+    if manifest.position.topic_id != metadata.position(partition).topic_id:
+        return True
+    return await metadata.confirms(partition, manifest.position, timeout_ms)
