@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from tiers.access.console import progress_bar, progress_count
@@ -33,10 +33,15 @@ async def refuse_beside_owners(config: TierConfig, client: BrokerClient) -> None
         )
 
 
-async def records_read(config: TierConfig, client: BrokerClient) -> int:
-    """Returns the number of used offsets of an existing metadata topic; 0 when it was never written to."""
+async def records_read(
+    config: TierConfig, client: BrokerClient, look: Callable[[TopicBasedRemoteLogMetadataManager], Awaitable[None]]
+) -> int:
+    """Returns the number of used offsets of an existing metadata topic; 0 when it was never written to.
+
+    Calls `look` with the metadata as of now."""
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
         async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
+            await look(metadata)
             return _taken(metadata)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 import typer
@@ -25,6 +25,7 @@ from tiers.metadata.topic.metadata_producer import KeyAndValue
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.metadata.topic.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
@@ -63,6 +64,13 @@ class Rebuild:
     other_clusters: list[str]
     taken: int
     written: bool = False
+    lacking: dict[TopicIdPartition, int] = field(default_factory=dict)
+    """How many records the metadata topic lacks, by partition. Set only if the topic has records."""
+
+    @property
+    def is_needless(self) -> bool:
+        """Whether the metadata topic already has everything that the plan would write."""
+        return self.taken > 0 and not self.undecided and not any(self.lacking.values())
 
     @property
     def undecided(self) -> list[PartitionPlan]:
@@ -87,9 +95,11 @@ async def rebuild(config: TierConfig, options: RebuildOptions, plan_of_store: Pl
         )
         done.topic = config.remote_log.metadata_topic
         if done.topic in cluster.topics:
-            done.taken = await records_read(config, client)
+            done.taken = await records_read(config, client, lambda metadata: compare(done, metadata))
         if not done.plans:
             raise RemoteTierError(f"the store holds no objects of cluster {cluster_id}")
+        if done.is_needless:
+            return done
         if options.is_applied and done.taken:
             raise RemoteTierError(f"topic {done.topic} is not empty: delete it, or name another topic by --into")
         if options.is_applied and (options.skip_undecided or not done.undecided):
@@ -152,6 +162,38 @@ def judge_unknown_topics(plans: Iterable[PartitionPlan], unknown: Set[UUID], are
             )
 
 
+async def compare(done: Rebuild, metadata: RemoteLogMetadataManager) -> None:
+    """Counts, for each partition, what the plan has and the metadata lacks. Raises `BrokerError`."""
+    for plan in done.plans:
+        lacking = _lacking(plan, metadata)
+        partition, position = plan.topic_id_partition, plan.position
+        if position is not None and position.topic_id == metadata.position(partition).topic_id:
+            lacking += not await metadata.confirms(partition, position, TIMEOUT_MS)
+        done.lacking[partition] = lacking
+
+
+def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataManager) -> int:
+    partition = plan.topic_id_partition
+    lacking = 0
+    for wanted in plan.segments:
+        known = metadata.remote_log_segment_metadata_by_id(wanted.segment_id)
+        if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            lacking += 1
+        elif known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:  # else its deletion has begun
+            lacking += (known.custom_metadata, known.clamped_to) != (wanted.custom_metadata, wanted.clamped_to)
+    log_start = max((start.offset for start in metadata.log_starts(partition)), default=-1)
+    local_log_start = metadata.local_log_start(partition)
+    lacking += plan.log_start is not None and plan.log_start.offset > log_start
+    lacking += plan.local_log_start is not None and (
+        local_log_start is None or local_log_start.offset < plan.local_log_start.offset
+    )
+    gaps = metadata.gaps(partition)
+    lacking += sum(gap not in gaps and gap.next_offset > log_start for gap in plan.gaps)
+    lacking += plan.is_diverged and not metadata.is_diverged(partition)
+    lacking += bool(plan.tier_config) and not metadata.topic_tier_config(partition.topic_id)
+    return lacking
+
+
 def _records(plans: Sequence[PartitionPlan]) -> Iterator[tuple[TopicIdPartition, Sequence[KeyAndValue]]]:
     now_ms = time.time_ns() // 1_000_000
     for plan in plans:
@@ -212,6 +254,7 @@ def show_rebuild(done: Rebuild, options: RebuildOptions, apply: str, as_json: bo
                 "topic": done.topic,
                 "written": done.written,
                 "topic_is_empty": not done.taken,
+                "is_needed": not done.is_needless,
                 "other_clusters": done.other_clusters,
                 "partitions": [_as_json(each) for each in done.plans],
             }
@@ -222,13 +265,23 @@ def show_rebuild(done: Rebuild, options: RebuildOptions, apply: str, as_json: bo
         say(f"{len(done.undecided)} partitions are undecided")
     if not done.written:
         say(_why_not(done, options, apply))
-    if done.undecided or not (done.written or not options.is_applied):
+    if done.undecided or not (done.written or done.is_needless or not options.is_applied):
         raise typer.Exit(FINDINGS)
 
 
 def _why_not(done: Rebuild, options: RebuildOptions, apply: str) -> str:
+    if done.is_needless:
+        return (
+            f"Nothing needs a rebuild: topic {done.topic} already has the metadata of everything in the store. Nothing"
+            " was written."
+        )
     if done.taken:
-        return f"Nothing was written: topic {done.topic} is not empty."
+        lacking = sum(done.lacking.values())
+        said = f", and lacks {lacking} records that the store has" if lacking else ""
+        return (
+            f"Nothing was written: topic {done.topic} is not empty{said}. See 'The metadata topic is lost' in"
+            " docs/operations.md."
+        )
     if options.is_applied:
         return "Nothing was written. Use --skip-undecided to write the others."
     return f"Nothing was written. Use {apply} to write into {done.topic}."
@@ -256,7 +309,7 @@ def _print(done: Rebuild) -> None:
     rows = []
     for plan in done.plans:
         line = _as_json(plan)
-        verdict = "UNDECIDED" if plan.refused else "written" if done.written else "to be written"
+        verdict = _verdict(done, plan)
         numbers = (line["segments"], line["start_offset"], line["end_offset"], line["log_start_offset"])
         rows.append((_name(plan.topic_id_partition), *numbers, verdict))
     show_table(headings, rows, headings[1:5])
@@ -267,6 +320,17 @@ def _print(done: Rebuild) -> None:
                 typer.echo(f"{name}: {kind}: {sentence}")
     if done.other_clusters:
         typer.echo(f"objects of other clusters were left out: {', '.join(done.other_clusters)}")
+
+
+def _verdict(done: Rebuild, plan: PartitionPlan) -> str:
+    if plan.refused:
+        return "UNDECIDED"
+    if done.written:
+        return "written"
+    if not done.taken:
+        return "to be written"
+    lacking = done.lacking.get(plan.topic_id_partition, 0)
+    return f"{lacking} records are not in the metadata" if lacking else "already in the metadata"
 
 
 def _name(partition: TopicIdPartition) -> str:

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.topic.metadata_producer import KeyAndValue
 from tiers.metadata.topic.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
@@ -86,10 +87,12 @@ class PartitionPlan:
     """The segments and settings that the metadata topic must have for one partition.
 
     `segments` are finished and have `clamped_to`. `unnamed` has those of `segments` that no manifest accepts; they must
-    be read back first. If `refused` is not empty, no record may be written."""
+    be read back first. If `refused` is not empty, no record may be written. `position` is how far the metadata topic
+    reached when the manifest was written."""
 
     topic_id_partition: TopicIdPartition
     has_manifest: bool = False
+    position: MetadataPosition | None = None
     segments: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     unnamed: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     log_start: LogStart | None = None
@@ -124,6 +127,7 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
     else:
         plan.topic_id_partition = manifest.topic_id_partition
         plan.has_manifest = True
+        plan.position = manifest.position
         plan.log_start = manifest.log_start
         plan.local_log_start = manifest.local_log_start
         plan.gaps = list(manifest.gaps)

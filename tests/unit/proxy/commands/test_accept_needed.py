@@ -88,10 +88,7 @@ async def unreadable_manifest(bench: CommandBench, log: InMemoryLog) -> None:
 
 
 async def lost_position(bench: CommandBench, log: InMemoryLog) -> None:
-    async def confirms(*args: object) -> bool:
-        return False
-
-    bench.rlmm.confirms = confirms  # type: ignore[assignment, method-assign]
+    bench.rlmm.is_position_confirmed = False
 
 
 async def unfinished_copy(bench: CommandBench, log: InMemoryLog) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -12,8 +13,20 @@ from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.partition_manifest import manifest_of, read_manifest
-from tiers.upkeep.rebuild import Rebuild, judge_unknown_topics, manifests_of, plan_rebuild, write_manifests
+from tiers.upkeep.rebuild import (
+    Rebuild,
+    RebuildOptions,
+    compare,
+    judge_unknown_topics,
+    manifests_of,
+    plan_rebuild,
+    show_rebuild,
+    write_manifests,
+)
 
 
 async def planned(bench: CommandBench) -> Rebuild:
@@ -44,6 +57,69 @@ async def test_of_an_unknown_topic_nothing_is_refused_when_nothing_is_left(bench
     done = await planned(bench)
     judge_unknown_topics(done.plans, {PARTITION.topic_id}, False)
     assert (len(done.plans), done.undecided) == (1, [])
+
+
+async def compared(bench: CommandBench) -> Rebuild:
+    done = await planned(bench)
+    done.topic, done.taken = "__metadata", 5
+    await compare(done, bench.rlmm)
+    return done
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+async def test_a_complete_metadata_topic_needs_no_rebuild(
+    bench: CommandBench, capsys: pytest.CaptureFixture[str], is_applied: bool
+) -> None:
+    await bench.tiered(0)
+    await bench.rlmm.put_log_start(PARTITION, LogStart(3, 0, LogStartReason.USER))
+    await bench.rlmm.put_local_log_start(PARTITION, OffsetAndEpoch(5, 0))
+    await bench.rlmm.put_log_gap(PARTITION, LogGap(10, 20), 0)
+    await bench.put_manifest()
+    done = await compared(bench)
+    assert done.is_needless
+    show_rebuild(done, RebuildOptions(is_applied=is_applied), "--yes", as_json=False)
+    captured = capsys.readouterr()
+    assert captured.out.rstrip().endswith("already in the metadata")
+    assert captured.err == (
+        "Nothing needs a rebuild: topic __metadata already has the metadata of everything in the store. Nothing was"
+        " written.\n"
+    )
+
+
+@pytest.mark.parametrize("lost", ["segment", "log start", "trim", "gap", "divergence", "settings", "records"])
+async def test_what_the_metadata_topic_lacks_is_counted(
+    bench: CommandBench, lost: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await bench.tiered(0)
+    lost_segment = await bench.tiered(10) if lost == "segment" else None
+    match lost:
+        case "log start":
+            await bench.rlmm.put_log_start(PARTITION, LogStart(3, 0, LogStartReason.USER))
+        case "trim":
+            await bench.rlmm.put_local_log_start(PARTITION, OffsetAndEpoch(5, 0))
+        case "gap":
+            await bench.rlmm.put_log_gap(PARTITION, LogGap(10, 20), 0)
+        case "divergence":
+            await bench.rlmm.put_log_divergence(PARTITION, is_diverged=True)
+        case "settings":
+            await bench.rlmm.change_topic_tier_config(PARTITION.topic_id, PARTITION.topic, {"local.retention.ms": "1"})
+    await bench.put_manifest()
+    left = CommandBench(bench.folder / "left", bench.storage).rlmm
+    for segment in bench.rlmm.list_remote_log_segments(PARTITION):
+        if lost_segment is None or segment.segment_id != lost_segment.segment_id:
+            await left.add_remote_log_segment_metadata(
+                replace(segment, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+            )
+            update = RemoteLogSegmentMetadataUpdate(segment.segment_id, 1, 1, segment.state)
+            await left.update_remote_log_segment_metadata(update)
+    left.is_position_confirmed = lost != "records"
+    bench.rlmm = left
+    done = await compared(bench)
+    assert (done.lacking, done.is_needless) == ({PARTITION: 1}, False)
+    show_rebuild(done, RebuildOptions(), "--yes", as_json=False)
+    captured = capsys.readouterr()
+    assert "1 records are not in the metadata" in captured.out
+    assert "topic __metadata is not empty, and lacks 1 records that the store has" in captured.err
 
 
 NEW_POSITION = MetadataPosition(UUID(int=77), 3, 12)
