@@ -23,6 +23,7 @@ from proxy.wire.server import BrokerEndpoint
 from tiers.broker.client import METADATA_WITH_TOPIC_IDS, BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, BrokerRefusedError
+from tiers.lasting_trouble import LastingTrouble
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,12 @@ class Topology:
         self._wake = asyncio.Event()
         self._first_read = asyncio.Event()
         self._trouble: str | None = None
+        self._failing = LastingTrouble(
+            logger,
+            "the cluster's metadata cannot be read",
+            "the cluster's metadata can be read again",
+            clock_ms=clock_ms,
+        )
         self.refusal: BrokerRefusedError | None = None
         """Set while the brokers reject the proxy's own connections."""
 
@@ -135,12 +142,13 @@ class Topology:
             refusal = error if isinstance(error, BrokerRefusedError) else None
             if refusal is not None and self.refusal is None:
                 logger.error("the brokers reject the proxy: %s", error)
-            elif self._trouble is None:
-                logger.warning("the cluster's metadata cannot be read: %s", error)
+            elif refusal is None:
+                self._failing.found(error=str(error))
             self._trouble, self.refusal = str(error), refusal
             return None
-        if self._trouble is not None:
-            logger.info("the cluster's metadata can be read again")
+        if self.refusal is not None:
+            logger.info("the brokers accept the proxy again")
+        self._failing.ended()
         self._trouble = self.refusal = None
         return metadata
 

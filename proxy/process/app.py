@@ -41,6 +41,7 @@ from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, BrokerRefusedError
+from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 
 logger = logging.getLogger(__name__)
@@ -195,13 +196,16 @@ class RemoteLogProcess:
         self._metadata = metadata
 
     async def _cluster_id(self) -> str | None:
+        failing = LastingTrouble(logger, "no broker answers, trying again", "a broker answers", clock_ms=monotonic_ms)
         while True:
             try:
-                return (await self._client.metadata(0)).cluster_id
+                cluster_id = (await self._client.metadata(0)).cluster_id
+                failing.ended()
+                return cluster_id
             except BrokerRefusedError:
                 raise
             except BrokerError as error:
-                logger.warning("the cluster's metadata cannot be read, trying again: %s", error)
+                failing.found(error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
 
     def serve(self, stack: AsyncExitStack) -> None:

@@ -24,6 +24,7 @@ from tiers.config.settings import RemoteLogConfig
 from tiers.config.storage_registry import create_storage
 from tiers.config.topic_policy import topic_rule
 from tiers.errors import RemoteLogError
+from tiers.lasting_trouble import LastingTrouble
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
@@ -136,6 +137,9 @@ async def _opened(
     what: str, opens: Callable[[], Awaitable[None]], undo: Callable[[], Awaitable[None]] | None = None
 ) -> None:
     """Calls `opens`, and repeats it after every retriable error. Raises `RemoteTierError` after any other."""
+    failing = LastingTrouble(
+        logger, f"{what} cannot be opened yet, trying again", f"{what} is open", clock_ms=monotonic_ms
+    )
     while True:
         try:
             await opens()
@@ -144,9 +148,10 @@ async def _opened(
                 await undo()
             if not error.retriable:
                 raise RemoteTierError(f"{what}: {error}") from error
-            logger.warning("%s cannot be opened yet, trying again: %s", what, error)
+            failing.found(error=str(error))
             await asyncio.sleep(RETRY_MS / 1000)
         else:
+            failing.ended()
             return
 
 

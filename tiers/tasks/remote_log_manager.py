@@ -28,6 +28,7 @@ from tiers.errors import (
     OwnershipLostError,
     RemoteLogError,
 )
+from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -153,35 +154,47 @@ class RemoteLogManager:
     async def _keep_topics(self) -> None:
         services, settings = self._services, self._services.settings
         refresh_at_ms = services.clock_ms()
+        unread = self._lasting("the tiered topics could not be read", "the tiered topics can be read again")
         while True:
             if services.clock_ms() >= refresh_at_ms:
                 refresh_at_ms = services.clock_ms() + settings.topics_interval_ms
                 try:
                     await self._topics.refresh(settings.request_timeout_ms)
+                    unread.ended()
                 except RemoteLogError as error:
-                    logger.warning("the tiered topics could not be read", extra={"error": str(error)})
+                    unread.found(error=str(error))
                 except Exception:  # the copying of the known topics goes on
                     logger.exception("the tiered topics could not be read")
             self._assign()
             self._wake.set()
             await asyncio.sleep(min(settings.topics_interval_ms, _OWNERSHIP_INTERVAL_MS) / 1000)
 
+    def _lasting(self, begins: str, ends: str) -> LastingTrouble:
+        return LastingTrouble(logger, begins, ends, clock_ms=self._services.clock_ms)
+
     async def _keep_deletions(self) -> None:
+        failing = self._lasting("deleted topics could not be found or removed", "deleted topics can be removed again")
         while self._topic_deletion is not None:
             try:
                 await self._topic_deletion.run()
+                failing.ended()
             except RemoteLogError as error:
-                logger.warning("deleted topics could not be found or removed", extra={"error": str(error)})
+                failing.found(error=str(error))
             except Exception:  # the copying of other topics goes on
                 logger.exception("deleted topics could not be found or removed")
             await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
 
     async def _keep_disabled(self) -> None:
+        failing = self._lasting(
+            "the remote log of a disabled topic could not be removed",
+            "remote logs of disabled topics are removed again",
+        )
         while self._remote_disable is not None:
             try:
                 await self._remote_disable.run(self._is_worked_on)
+                failing.ended()
             except RemoteLogError as error:
-                logger.warning("the remote log of a disabled topic could not be removed", extra={"error": str(error)})
+                failing.found(error=str(error))
             except Exception:  # the copying of other topics goes on
                 logger.exception("the remote log of a disabled topic could not be removed")
             await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)

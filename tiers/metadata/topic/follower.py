@@ -31,6 +31,7 @@ from protocol.errors import ErrorCode, ProtocolError
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.state.replay import PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
@@ -38,6 +39,7 @@ from tiers.metadata.topic.committed_records import read_committed
 from tiers.metadata.topic.leadership import LATEST_TIMESTAMP, MetadataLeadership
 from tiers.metadata.topic.lineage import MetadataLineage
 from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.unreadable_partitions import UnreadablePartitions
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
@@ -97,6 +99,13 @@ class MetadataFollower:
         """Committed records that this follower has read."""
         self.foreign_records_read = 0
         self._trouble: str | None = None
+        self._no_leaders = LastingTrouble(
+            logger,
+            "the metadata topic's leaders are not known",
+            "the metadata topic's leaders are known again",
+            clock_ms=clock_ms,
+        )
+        self._unreadable = UnreadablePartitions(logger, clock_ms)
         self._unknown: dict[int, str] = {}
         """The metadata partitions with a record that this release does not know, each with a text for an operator."""
         self._lineage = MetadataLineage(
@@ -229,8 +238,9 @@ class MetadataFollower:
                 try:
                     await self._leadership.confirm(_LEADERS_TIMEOUT_MS)
                     failures = 0
+                    self._no_leaders.ended()
                 except BrokerError as error:
-                    logger.warning("the metadata topic's leaders are not known", extra={"error": str(error)})
+                    self._no_leaders.found(error=str(error))
                     failures += 1
                 for node_id in self._leadership.nodes() - self._readers:
                     self._readers.add(node_id)
@@ -246,6 +256,9 @@ class MetadataFollower:
 
     async def _read_from(self, node_id: int) -> None:
         failures = 0
+        failing = LastingTrouble(
+            logger, "a read of remote log metadata failed", "remote log metadata is read again", clock_ms=self._clock_ms
+        )
         try:
             while numbers := [each for each in self._leadership.led_by(node_id) if self._stopped(each) is None]:
                 # The broker fills the partitions in the order of the request until the bytes are used up.
@@ -253,10 +266,9 @@ class MetadataFollower:
                 is_whole = False
                 try:
                     is_whole = await self._poll(node_id, numbers)
+                    failing.ended()
                 except (BrokerError, ProtocolError) as error:
-                    logger.warning(
-                        "a read of remote log metadata failed", extra={"node_id": node_id, "error": str(error)}
-                    )
+                    failing.found(node_id=node_id, error=str(error))
                 except (lmdb.Error, OSError) as error:
                     self._set_trouble(f"the saved state cannot be written: {error}")
                 except Exception as error:  # any error becomes an alarm, and must not end the process
@@ -317,6 +329,7 @@ class MetadataFollower:
             as_of_ms = self._leadership.holds_as_of(fetched.partition, leader, asked_at_ms)
             if as_of_ms is not None and read.next_offset >= fetched.high_watermark:
                 reached[fetched.partition] = as_of_ms
+        self._unreadable.log(lambda number: self._stopped(number) is None)
         await self._replay(reads, asked, reached)
         await self._mark_read_to_end()
         self._set_trouble(None)
@@ -343,14 +356,12 @@ class MetadataFollower:
         """Returns the committed records of `fetched`, or None when they must not be replayed.
 
         They are not replayed after an error, or when the leader is not known to continue the log that was read."""
+        self._unreadable.answered(fetched.partition)
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             await self._look_for_lost_records(fetched.partition, position.offset)
             return None
         if fetched.error != ErrorCode.NONE:
-            logger.info(
-                "a metadata partition cannot be read from this broker",
-                extra={"metadata_partition": fetched.partition, "error_code": fetched.error},
-            )
+            self._unreadable.refused(fetched.partition, fetched.error)
             return None
         if fetched.diverging is not None:
             if await self._lineage.continues(fetched.partition, position, fetched.diverging, fetched.high_watermark):

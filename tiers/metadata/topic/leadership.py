@@ -114,7 +114,7 @@ class MetadataLeadership:
             response = await self._client.request(node_id, message, timeout_ms, min_version=_METADATA_WITH_TOPIC_IDS)
             self._hear(node_id, response, asked_at_ms)
         except BrokerError as error:
-            logger.info(
+            logger.debug(
                 "a broker did not answer who leads the metadata topic",
                 extra={"node_id": node_id, "error": str(error)},
             )

@@ -21,6 +21,7 @@ from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, LeaveGro
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError, RemoteLogMetadataError
+from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
 from tiers.metadata.records.serde import RecordType, known_record_types
 from tiers.metadata.topic.assignor import (
@@ -101,6 +102,10 @@ class GroupMembership:
         self._owned: frozenset[int] = frozenset()
         self._confirmed_at_ms: int | None = None
         self._rejoin = asyncio.Event()
+        self._no_group = LastingTrouble(logger, "the group cannot be joined", "the group was joined", clock_ms=clock_ms)
+        self._no_heartbeat = LastingTrouble(
+            logger, "a heartbeat failed", "the coordinator answers heartbeats again", clock_ms=clock_ms
+        )
 
     def is_confirmed(self, max_age_ms: int) -> bool:
         """Returns whether the coordinator confirmed this member's generation at most `max_age_ms` ago."""
@@ -118,13 +123,14 @@ class GroupMembership:
                 try:
                     assignment = await self._join()
                     failures = 0
+                    self._no_group.ended()
                     await self._hold(assignment)
                 except _RejoinError as reason:
                     logger.info("this member joins the group again", extra={"reason": str(reason)})
                     continue
                 except (BrokerError, RemoteLogMetadataError) as error:
                     self._coordinator = None
-                    logger.warning("the group cannot be joined", extra={"error": str(error)})
+                    self._no_group.found(error=str(error))
                     cap_ms = min(_BACKOFF_CAP_MS, 50 << min(failures, 10))
                     await asyncio.sleep(cap_ms * self._jitter() / 1000)
                     failures += 1
@@ -161,19 +167,20 @@ class GroupMembership:
             node_id = await self._find_coordinator()
             response = await self._client.request(node_id, message, _HEARTBEAT_TIMEOUT_MS, lane=_LANE)
         except BrokerError as error:
-            logger.warning("a heartbeat failed", extra={"error": str(error)})
+            self._no_heartbeat.found(error=str(error))
             self._coordinator = None
             return
         match response.error_code:
             case ErrorCode.NONE:
                 self._confirmed_at_ms = sent_at_ms
+                self._no_heartbeat.ended()
             case ErrorCode.REBALANCE_IN_PROGRESS:
                 raise _RejoinError("the group rebalances")
             case ErrorCode.ILLEGAL_GENERATION | ErrorCode.UNKNOWN_MEMBER_ID | ErrorCode.FENCED_INSTANCE_ID as code:
                 self._forget(code)
                 raise _RejoinError("the group continued without this member")
             case code:
-                logger.warning("a heartbeat was answered with an error", extra={"error_code": code})
+                self._no_heartbeat.found(error_code=code)
                 self._coordinator = None
 
     def _forget(self, code: int) -> None:

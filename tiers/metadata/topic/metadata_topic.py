@@ -9,6 +9,7 @@ process writes to it until an operator undoes that.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.metadata.state.layout import StateIdentity
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_TOPIC_NAME = "__remote_log_metadata"
 DEFAULT_PARTITION_COUNT = 50
@@ -177,6 +180,11 @@ async def _create(
     code = response.topics[0].error_code
     if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
         raise BrokerError(f"topic {settings.name} cannot be created: {response.topics[0].error_message}", code)
+    if code == ErrorCode.NONE:
+        logger.info(
+            "the metadata topic was created",
+            extra={"topic": settings.name, "partitions": settings.partition_count, "replicas": replicas},
+        )
 
 
 async def _describe(

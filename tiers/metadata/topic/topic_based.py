@@ -19,6 +19,7 @@ from uuid import UUID
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.lasting_trouble import LastingTrouble
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.records.serde import (
     MetadataRecord,
@@ -436,6 +437,12 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
 
     async def _check_topic(self) -> None:
         is_missing = False
+        unchecked = LastingTrouble(
+            logger,
+            "the metadata topic cannot be checked",
+            "the metadata topic can be checked again",
+            clock_ms=self._clock_ms,
+        )
         while True:
             interval_ms = self._settings.check_interval_ms
             # An error that may pass, or that counts only when it is seen twice, is checked again soon.
@@ -454,12 +461,13 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             except MetadataTopicUnfitError as error:
                 self._set_alarm(str(error))
             except BrokerError as error:
-                logger.warning("the metadata topic cannot be checked", extra={"error": str(error)})
+                unchecked.found(error=str(error))
                 is_missing = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 if is_missing and was_missing:  # a single broker may not know the topic yet
                     self._mark_final(True)
                     self._set_alarm(f"topic {self.topic.name} was deleted: its records are known here until a restart")
             else:
+                unchecked.ended()
                 self._set_alarm(None)
 
     def _mark_final(self, is_final: bool) -> None:
