@@ -203,6 +203,18 @@ class Demo:
         return matched
 
 
+def kept_running(cluster: KafkaCluster, proxy: TidegateProcess) -> str:
+    """Returns what a user can try while the demo runs. The command runs from any folder."""
+    program = Path(sys.executable).with_name("tidegate")
+    return (
+        f"Point any client at {proxy.bootstrap_servers} (topic {TOPIC}). The broker alone listens at "
+        f"{cluster.bootstrap_servers}.\n"
+        f"The configuration file of Tidegate: {proxy.config}\n"
+        f"Look at the tiers: {program} tier bounds {TOPIC} --config {proxy.config}\n"
+        "Ctrl-C ends the demo."
+    )
+
+
 def segment_bytes(mib: int) -> int:
     """Returns a segment size at which most of every partition can leave the broker, which keeps the newest segment."""
     return min(max(mib * MIB // SEGMENTS, SMALLEST_SEGMENT_BYTES), LARGEST_SEGMENT_BYTES)
@@ -239,11 +251,7 @@ def main() -> int:
         with servers(console, given.mib) as (cluster, proxy, tier):
             matched = Demo(console, cluster, proxy, tier, given.mib).run()
             if given.keep:
-                console.print(
-                    f"Point any client at {proxy.bootstrap_servers} (topic {TOPIC}). The broker alone listens at "
-                    f"{cluster.bootstrap_servers}. Ctrl-C ends the demo.",
-                    highlight=False,
-                )
+                console.print(kept_running(cluster, proxy), highlight=False, markup=False, soft_wrap=True)
                 with contextlib.suppress(KeyboardInterrupt):
                     while True:
                         time.sleep(3600)

@@ -16,6 +16,14 @@ from pydantic_core import PydanticUndefined
 from proxy.config import TidegateConfig
 from tiers.config.settings import DurationMs, SizeBytes
 from tiers.config.tier_config import own_fields
+from tiers.config.topic_settings import (
+    COPY_DISABLE,
+    DELETE_ON_DISABLE,
+    LOCAL_RETENTION_BYTES,
+    LOCAL_RETENTION_MS,
+    REMOTE_STORAGE_ENABLE,
+    TIER_DEFAULTS,
+)
 
 INTRODUCTION = """\
 # Configuration
@@ -37,8 +45,40 @@ _TITLES = {
 }
 
 
+TOPIC_SETTINGS = """
+## Settings of one topic, through the proxy
+
+A topic can have its own tier settings, which override those of the file, key by key. Set them with Kafka's own tools at
+the proxy's address: `kafka-configs.sh --alter --topic TOPIC --add-config KEY=VALUE`. Values are plain numbers, `true` or
+`false`.
+
+"""
+
+_MEANINGS = {
+    REMOTE_STORAGE_ENABLE: (
+        "Whether to tier the topic. The change from true to false needs `remote.log.delete.on.disable=true`."
+    ),
+    LOCAL_RETENTION_MS: "How long the broker keeps copied records, in milliseconds. -2 stands for retention.ms.",
+    LOCAL_RETENTION_BYTES: (
+        "How many bytes of copied records the broker keeps per partition. -2 stands for retention.bytes."
+    ),
+    COPY_DISABLE: "Stops copying; copied records stay readable (KIP-950).",
+    DELETE_ON_DISABLE: (
+        "With `remote.storage.enable=false`: deletes all remote records of the topic (KIP-950). It has no key in "
+        "`[[topics]]`, so no change of the file deletes anything. See 'Stop tiering a topic' in docs/operations.md."
+    ),
+}
+
+
 def reference() -> str:
-    return INTRODUCTION + "".join(_section(name, model) for name, model in TidegateConfig.section_models.items())
+    sections = (_section(name, model) for name, model in TidegateConfig.section_models.items())
+    return INTRODUCTION + "".join(sections) + TOPIC_SETTINGS + _topic_settings()
+
+
+def _topic_settings() -> str:
+    lines = ["| Key | Default | Meaning |", "|---|---|---|"]
+    lines += [f"| `{key}` | `{default}` | {_MEANINGS[key]} |" for key, default in TIER_DEFAULTS.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _section(name: str, model: type[BaseModel]) -> str:

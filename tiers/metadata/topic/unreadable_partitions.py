@@ -9,7 +9,9 @@ from tiers.lasting_trouble import LastingTrouble
 
 
 class UnreadablePartitions:
-    """Keeps the error codes of the last Fetch of each partition. A new topic's leaders need a moment, so it logs INFO."""
+    """Keeps the error codes of the last Fetch of each partition.
+
+    It logs with the level INFO, because the leaders of a new topic need a moment."""
 
     def __init__(self, logger: logging.Logger, clock_ms: Callable[[], int]) -> None:
         self._codes: dict[int, int] = {}
