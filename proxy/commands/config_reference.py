@@ -49,8 +49,8 @@ TOPIC_SETTINGS = """
 ## Settings of one topic, through the proxy
 
 A topic can have its own tier settings, which override those of the file, key by key. Set them with Kafka's own tools at
-the proxy's address: `kafka-configs.sh --alter --topic TOPIC --add-config KEY=VALUE`. Values are plain numbers, `true` or
-`false`.
+the proxy's address: `kafka-configs.sh --alter --topic TOPIC --add-config KEY=VALUE`. Values are plain numbers, `true`
+or `false`.
 
 """
 
