@@ -8,6 +8,7 @@ import re
 import signal
 import tempfile
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,9 +41,31 @@ BROKER_HOST = "localhost"
 _deaths = pytest.StashKey[list[str]]()
 
 
+class GroupTimes:
+    """Sums the time of the tests of each group and writes it as the last line of the summary of a run with xdist."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Adds a setup, a call or a teardown. xdist appends the group of a test to its node id."""
+        _, at, group = report.nodeid.rpartition("@")
+        if at and hasattr(report, "node"):
+            self._seconds[group if group in _SERVERS else "without servers"] += report.duration
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the terminal reporter, which lists the failures
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+        yield
+        longest_first = sorted(self._seconds.items(), key=lambda each: -each[1])
+        times = ", ".join(f"{group} {seconds:.0f} s" for group, seconds in longest_first)
+        if times:
+            terminalreporter.write_line(f"time per group: {times}")
+
+
 @pytest.hookimpl(trylast=True)  # after pytest's own faulthandler, which mixes its output with that of other processes
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_deaths] = []
+    config.pluginmanager.register(GroupTimes())
     if hasattr(config, "workerinput"):
         faulthandler.enable(_last_words(config.workerinput).open("w"))
 
@@ -164,6 +187,8 @@ def azure() -> Iterator[Azurite]:
 _SERVERS = ("kafka_of_three", "kafka", "secured", "hdfs", "s3", "gcs", "azure")
 _WITH_SERVERS_OF_THEIR_OWN = {"integration", "system", "pipeline", "drill"}
 """The test folders in which some tests start a whole cluster of their own."""
+_LONG_FILES = ("test_every_io_call.py",)
+"""The files without a server that take a minute. At the end of the run, one process would run such a file alone."""
 
 
 _FULL_FOLDERS = {"system", "drill"}
@@ -186,7 +211,8 @@ def _server_of(item: pytest.Item) -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups the tests by server for xdist: all tests of one server run in one process, so it starts once per run.
 
-    xdist takes the groups in this order. The long groups come first, and the tests without a server come last.
+    xdist takes the groups in this order. The long groups come first, and the short files without a server come last, so
+    that all processes end at about the same time.
     """
     for item in items:
         if _is_full(item):
@@ -206,7 +232,9 @@ def _place(item: pytest.Item) -> int:
     server = _server_of(item)
     if server is not None:
         return _SERVERS.index(server)
-    return len(_SERVERS) + (item.path.parent.name not in _WITH_SERVERS_OF_THEIR_OWN)
+    if item.path.name in _LONG_FILES:
+        return len(_SERVERS)
+    return len(_SERVERS) + 1 + (item.path.parent.name not in _WITH_SERVERS_OF_THEIR_OWN)
 
 
 @pytest.fixture(scope="session")
