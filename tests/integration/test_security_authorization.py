@@ -35,6 +35,7 @@ from tests.support.rigs.security_rig import (
     section,
     total,
 )
+from tests.support.rigs.strict_consumer import local_log_start
 from tests.support.servers.certificates import Authority
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.secure_kafka import PROXY, allow, allow_all, deny
@@ -180,6 +181,28 @@ async def created(client: BrokerClient, topic: str, config: Config) -> Any:
     return (await client.request(None, request)).topics[0]
 
 
+def test_what_was_copied_with_own_credentials_is_for_those_who_may_read_it(
+    secured: KafkaCluster, plain: TidegateProcess, topic_name: str
+) -> None:
+    topic = f"tiered-{topic_name}"
+    _, values, start = half_trimmed(secured, topic)
+    allow(secured, "alice", topic, READ)
+    allow(secured, "bob", topic, (AclOperation.DESCRIBE,))
+
+    bob = for_kafka_python("bob", "SCRAM-SHA-256")
+    before = reads_for_clients(plain)
+    for offset in (0, start - 1, start, RECORDS - 1):
+        with pytest.raises(TopicAuthorizationFailedError):
+            read_by_kafka_python(plain.bootstrap_servers, topic, 1, bob, offset)
+    assert total(plain, STORE_READS) == before
+
+    alice = for_kafka_python("alice", "SCRAM-SHA-256")
+    assert read_by_kafka_python(plain.bootstrap_servers, topic, RECORDS, alice) == list(enumerate(values))
+    assert total(plain, STORE_READS) > before
+    assert local_log_start(secured, topic) >= start
+
+
+@pytest.mark.full
 async def test_who_may_nothing_learns_nothing_and_changes_nothing(plain: TidegateProcess, inside: HalfTrimmed) -> None:
     topic = inside.topic
     async with as_user(plain, "bob") as bob, as_user(plain, PROXY) as owner:
@@ -201,6 +224,7 @@ async def test_who_may_nothing_learns_nothing_and_changes_nothing(plain: Tidegat
         assert (await listed(owner, topic, -2), await described(owner, topic)) == before
 
 
+@pytest.mark.full
 async def test_who_may_describe_is_told_offsets_and_no_more(
     secured: KafkaCluster, plain: TidegateProcess, inside: HalfTrimmed
 ) -> None:
@@ -219,6 +243,7 @@ async def test_who_may_describe_is_told_offsets_and_no_more(
         assert total(plain, STORE_READS) == reads
 
 
+@pytest.mark.full
 async def test_in_one_request_every_topic_is_allowed_by_itself(
     secured: KafkaCluster, plain: TidegateProcess, inside: HalfTrimmed, outside: HalfTrimmed
 ) -> None:
@@ -238,6 +263,7 @@ async def test_in_one_request_every_topic_is_allowed_by_itself(
         assert set(TIER_KEYS) <= set(shown)
 
 
+@pytest.mark.full
 async def test_a_prefix_gives_both_tiers_and_no_other_topic(
     secured: KafkaCluster, plain: TidegateProcess, inside: HalfTrimmed, outside: HalfTrimmed
 ) -> None:
@@ -253,6 +279,7 @@ async def test_a_prefix_gives_both_tiers_and_no_other_topic(
     assert total(plain, STORE_READS) == reads
 
 
+@pytest.mark.full
 async def test_tier_settings_of_a_new_topic_are_its_creators(
     secured: KafkaCluster, plain: TidegateProcess, topic_name: str
 ) -> None:
@@ -271,6 +298,7 @@ async def test_tier_settings_of_a_new_topic_are_its_creators(
         assert (await described(owner, mine))[1]["local.retention.bytes"] == ("77", DYNAMIC)
 
 
+@pytest.mark.full
 def test_without_sasl_the_rights_of_the_proxys_certificate_hold_in_both_tiers(
     secured: KafkaCluster, authority: Authority, tmp_path: Path, topic_name: str
 ) -> None:
