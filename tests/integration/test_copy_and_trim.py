@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,8 @@ async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
     await client.close()
 
 
-async def made_tiers(kafka: KafkaCluster, client: BrokerClient, topic: str, folder: Path) -> Tiers:
+@asynccontextmanager
+async def made_tiers(kafka: KafkaCluster, client: BrokerClient, topic: str, folder: Path) -> AsyncIterator[Tiers]:
     """Makes a topic. Waits for the transaction markers, which brokers write after the commit has returned."""
     partition = await topic_id_partition(client, topic)
     source = BrokerLogSource(client)
@@ -43,7 +46,13 @@ async def made_tiers(kafka: KafkaCluster, client: BrokerClient, topic: str, fold
             if bounds.last_stable_offset == bounds.high_watermark:
                 break
             await asyncio.sleep(0.05)
-    return Tiers(kafka, client, partition, folder)
+    options = CopierOptions(kafka.address(), topic, str(folder))
+    reader = options.following("reader")
+    await reader.open()
+    try:
+        yield Tiers(kafka, source, partition, options, reader)
+    finally:
+        await reader.close()
 
 
 async def test_the_remote_tier_holds_the_brokers_own_segment_file_byte_for_byte(
@@ -53,11 +62,11 @@ async def test_the_remote_tier_holds_the_brokers_own_segment_file_byte_for_byte(
     produce(kafka.bootstrap_servers, topic_name, random_values(200))
     produce_transaction(kafka.bootstrap_servers, topic_name, random_values(20), transactional_id="a", commit=False)
     produce_transaction(kafka.bootstrap_servers, topic_name, random_values(20), transactional_id="b", commit=True)
-    tiers = await made_tiers(kafka, client, topic_name, tmp_path)
-    await settle(tiers, tiers.options)
-    assert await tiers.remote_bytes() == tiers.original
-    assert len(await tiers.segments()) >= 7
-    await tiers.check_that_nothing_is_left_over()
+    async with made_tiers(kafka, client, topic_name, tmp_path) as tiers:
+        await settle(tiers, tiers.options)
+        assert await tiers.remote_bytes() == tiers.original
+        assert len(await tiers.segments()) >= 7
+        await tiers.check_that_nothing_is_left_over()
 
 
 @pytest.mark.parametrize(("step", "at"), STEPS)
@@ -66,13 +75,12 @@ async def test_a_copier_killed_after_any_step_loses_nothing(
 ) -> None:
     create_topic(kafka.bootstrap_servers, topic_name)
     produce(kafka.bootstrap_servers, topic_name, random_values(120))
-    tiers = await made_tiers(kafka, client, topic_name, tmp_path)
-    options = CopierOptions(tiers.options.bootstrap, topic_name, str(tmp_path), kill_after=step, kill_at=at)
-    async with copier(options) as process:
-        assert await asyncio.wait_for(process.wait(), LIMIT_S) == -signal.SIGKILL
-    await tiers.check_that_every_offset_is_readable()
+    async with made_tiers(kafka, client, topic_name, tmp_path) as tiers:
+        async with copier(replace(tiers.options, kill_after=step, kill_at=at)) as process:
+            assert await asyncio.wait_for(process.wait(), LIMIT_S) == -signal.SIGKILL
+        await tiers.check_that_every_offset_is_readable()
 
-    await settle(tiers, tiers.options)
-    assert await tiers.remote_bytes() == tiers.original
-    await tiers.check_that_every_offset_is_readable()
-    await tiers.check_that_nothing_is_left_over()
+        await settle(tiers, tiers.options)
+        assert await tiers.remote_bytes() == tiers.original
+        await tiers.check_that_every_offset_is_readable()
+        await tiers.check_that_nothing_is_left_over()

@@ -19,11 +19,10 @@ from tests.support.servers.copier import CopierOptions
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
-from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 pytestmark = pytest.mark.integration
@@ -36,23 +35,7 @@ SCENARIOS: list[tuple[tuple[str, int], ...]] = [
 
 
 class ClusterTiers(Tiers):
-    """Reads the metadata as any other proxy does, with its own reader that is not a member of the group."""
-
-    def __init__(
-        self,
-        kafka: KafkaCluster,
-        client: BrokerClient,
-        partition: TopicIdPartition,
-        folder: Path,
-        reader: TopicBasedRemoteLogMetadataManager,
-    ) -> None:
-        super().__init__(kafka, client, partition, folder)
-        self.options = replace(self.options, metadata_topic=reader.topic.name)
-        self._reader = reader
-
-    async def metadata(self) -> RemoteLogMetadataManager:
-        await self._reader.ensure_fresh(self.partition, 0, TIMEOUT_MS)
-        return self._reader
+    """Tiers with their metadata in the cluster. The reader is not a member of the group."""
 
     def saved_segments(self) -> list[RemoteLogSegmentMetadata]:
         """Returns the segments in the copier's saved state, after the process has ended."""
@@ -84,7 +67,9 @@ async def cluster_tiers(kafka: KafkaCluster, topic: str, folder: Path) -> AsyncI
         reader = TopicBasedRemoteLogMetadataManager(client, settings)
         stack.push_async_callback(reader.close)
         await reader.open()
-        yield ClusterTiers(kafka, client, await topic_id_partition(client, topic), folder, reader)
+        partition = await topic_id_partition(client, topic)
+        options = CopierOptions(kafka.address(), topic, str(folder), metadata_topic=reader.topic.name)
+        yield ClusterTiers(kafka, BrokerLogSource(client), partition, options, reader)
 
 
 async def die(tiers: ClusterTiers, options: CopierOptions) -> None:

@@ -1,7 +1,7 @@
 """`RemoteLogMetadataManager` over plain dictionaries, for unit tests and as a model of the materialised state.
 
 It computes every answer from the list of all segments, in the obvious way. Tests set `fresh`, `owned` and
-`fail_writes`.
+`fail_writes`. `metadata_log.py` is for tests of several processes, with real records and real state.
 """
 
 from __future__ import annotations

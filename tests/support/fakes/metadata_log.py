@@ -1,11 +1,17 @@
 """`RemoteLogMetadataManager` for several processes over one list of records: real records and state, no brokers.
 
 `MetadataLog` is the metadata topic, with one partition and one owner at a time. Each process follows it into its own
-LMDB file. A process reads on only when `follow` is called.
+LMDB file. A process reads on only when `follow` is called. With a journal, the processes may be real ones, and a record
+survives the process that wrote it, also after SIGKILL.
+
+`in_memory_rlmm.py` is for tests of one process. It has neither records nor a state file, but faults that a test sets.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,11 +76,34 @@ class MetadataLog:
     records: list[tuple[int, int, KeyAndValue]] = field(default_factory=list)
     """The records: offset, LogAppendTime, key and value."""
     next_offset: int = 0
+    journal: Path | None = None
+    """The file that has the records too. Only the owner writes it."""
+    journal_position: int = 0
 
     def append(self, records: Sequence[KeyAndValue]) -> None:
+        self._read_journal()
         for one in records:
             self.records.append((self.next_offset, self.wall_clock_ms(), one))
             self.next_offset += 1
+        if self.journal is not None:
+            with self.journal.open("ab") as file:
+                for record in self.records[len(self.records) - len(records) :]:
+                    pickle.dump(record, file)
+                file.flush()
+                os.fsync(file.fileno())
+                self.journal_position = file.tell()
+
+    def _read_journal(self) -> None:
+        """Reads the records that another process wrote, up to one that a crash cut short."""
+        if self.journal is None or not self.journal.exists():
+            return
+        with self.journal.open("rb") as file:
+            file.seek(self.journal_position)
+            with contextlib.suppress(EOFError, pickle.UnpicklingError):
+                while True:
+                    self.records.append(pickle.load(file))
+                    self.next_offset = self.records[-1][0] + 1
+                    self.journal_position = file.tell()
 
     def confirms(self, position: MetadataPosition) -> bool:
         return position.next_offset <= self.next_offset
@@ -85,6 +114,7 @@ class MetadataLog:
         self.records = [each for each in self.records if last[each[2][0]] == each[0]]
 
     def events_from(self, offset: int) -> list[MetadataEvent]:
+        self._read_journal()
         events = []
         for at, timestamp_ms, (key, value) in self.records:
             if at >= offset:

@@ -6,13 +6,10 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from protocol.records.record_batch import verify_batches
-from tests.support.fakes.journaled_rlmm import JournaledRemoteLogMetadataManager
 from tests.support.servers.copier import CopierOptions
 from tests.support.servers.kafka import KafkaCluster
-from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
@@ -36,18 +33,25 @@ STEPS = [
 class Tiers:
     """A topic in both tiers, and the broker's segment file from before the first copy."""
 
-    def __init__(self, kafka: KafkaCluster, client: BrokerClient, partition: TopicIdPartition, folder: Path) -> None:
-        self.kafka = kafka
-        self.source = BrokerLogSource(client)
+    def __init__(
+        self,
+        kafka: KafkaCluster,
+        source: BrokerLogSource,
+        partition: TopicIdPartition,
+        options: CopierOptions,
+        reader: RemoteLogMetadataManager,
+    ) -> None:
+        """`reader` reads the metadata as another process does, which copies nothing."""
+        self.source = source
         self.partition = partition
-        self.options = CopierOptions(kafka.address(), partition.topic, str(folder))
+        self.options = options
+        self._reader = reader
         self.original = (kafka.log_folder(partition.topic, 0) / f"{0:020}.log").read_bytes()
         self.next_offset = verify_batches(self.original)[-1].next_offset
 
     async def metadata(self) -> RemoteLogMetadataManager:
-        metadata = JournaledRemoteLogMetadataManager(self.options.journal)
-        await metadata.open()
-        return metadata
+        await self._reader.ensure_fresh(self.partition, 0, TIMEOUT_MS)
+        return self._reader
 
     async def segments(self) -> list[RemoteLogSegmentMetadata]:
         return list((await self.metadata()).list_remote_log_segments(self.partition))

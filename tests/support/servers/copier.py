@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from tests.support.fakes.journaled_rlmm import JournaledRemoteLogMetadataManager
+from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
@@ -37,6 +38,8 @@ from tiers.tasks.task_services import TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
 
 OPEN_TIMEOUT_MS = 300_000
+COPIER = "copier"
+"""The name of the process that owns the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +67,6 @@ class CopierOptions:
         return Path(self.folder) / "remote"
 
     @property
-    def journal(self) -> Path:
-        return Path(self.folder) / "journal"
-
-    @property
     def state_folder(self) -> Path:
         return Path(self.folder) / "state"
 
@@ -78,9 +77,14 @@ class CopierOptions:
     def store(self) -> LocalRemoteStorageManager:
         return LocalRemoteStorageManager({"path": str(self.remote_folder), "cluster.id": "cluster"})
 
+    def following(self, name: str) -> FollowingMetadataManager:
+        """Returns a process of this name that follows the journal. Only the copier may write it."""
+        log = MetadataLog(lambda: time.time_ns() // 1_000_000, owner=COPIER, journal=Path(self.folder) / "journal")
+        return FollowingMetadataManager(log, name, Path(self.folder) / name, lambda: time.monotonic_ns() // 1_000_000)
+
     def metadata(self, client: BrokerClient) -> RemoteLogMetadataManager:
         if not self.metadata_topic:
-            return JournaledRemoteLogMetadataManager(self.journal)
+            return self.following(COPIER)
         topic = MetadataTopicSettings(self.metadata_topic, partition_count=1)
         settings = TopicBasedSettings(
             self.state_folder, prefix=self.metadata_topic, topic=topic, open_timeout_ms=OPEN_TIMEOUT_MS
