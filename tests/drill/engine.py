@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tests.drill.acknowledged_records import AcknowledgedRecords, Place
 from tests.drill.faults import Fault, FaultKind, plan
-from tests.drill.oracle import Oracle, Place
 from tests.drill.outage_probe import OutageProbe
 from tests.drill.proxy_watch import OWNER_BACK_S, ProxyWatch
 from tests.drill.readers import Reader
@@ -94,19 +94,21 @@ class Drill:
         self._say = say
         self._began_s = 0.0
         self.violations = Violations()
-        self.oracle = Oracle(rig.topics.places, self.violations)
-        self.audit = TierAudit(rig, self.oracle, self.violations)
+        self.acknowledged = AcknowledgedRecords(rig.topics.places, self.violations)
+        self.audit = TierAudit(rig, self.acknowledged, self.violations)
         self.watch = ProxyWatch(rig, self.violations, settings.owner_back_s)
         seed, rate = settings.seed, settings.records_per_s / 2
         self.writers = [
-            Writer(rig, self.oracle, topic, seed + number, records_per_s=rate, deletes=topic == rig.topics.expiring)
+            Writer(
+                rig, self.acknowledged, topic, seed + number, records_per_s=rate, deletes=topic == rig.topics.expiring
+            )
             for number, topic in enumerate(rig.topics.names)
         ]
         self.readers = [
-            Reader(rig, self.oracle, self.audit.model, self.violations, seed + 100 + number)
+            Reader(rig, self.acknowledged, self.audit.model, self.violations, seed + 100 + number)
             for number in range(settings.readers)
         ]
-        self.probe = OutageProbe(rig, self.oracle, self.violations)
+        self.probe = OutageProbe(rig, self.acknowledged, self.violations)
         self._heal = threading.Event()
         self._injected: Counter[FaultKind] = Counter()
         self._fault_errors: list[str] = []
@@ -197,7 +199,7 @@ class Drill:
         """Returns the partitions whose last certain record is in no finished segment."""
         behind = []
         for place, model in list(self.audit.model.partitions.items()):
-            certain = self.oracle[place].certain_from(0)
+            certain = self.acknowledged[place].certain_from(0)
             ends = [segment.metadata.end_offset for segment in list(model.segments.values()) if segment.is_readable]
             if certain and max(ends, default=-1) < certain[-1]:
                 behind.append(place)
@@ -206,15 +208,15 @@ class Drill:
     def _read_everything(self) -> None:
         """Reads all certain records from the log start to the end, with one reader per proxy."""
         readers = [
-            Reader(self._rig, self.oracle, self.audit.model, self.violations, self._settings.seed)
+            Reader(self._rig, self.acknowledged, self.audit.model, self.violations, self._settings.seed)
             for _ in self._rig.proxies
         ]
 
         def read(number: int) -> None:
             proxy = self._rig.proxies[number]
             for place in self._rig.topics.places:
-                start = max(self.oracle[place].asked_start, self.audit.model.partitions[place].log_start)
-                certain = self.oracle[place].certain_from(start)
+                start = max(self.acknowledged[place].asked_start, self.audit.model.partitions[place].log_start)
+                certain = self.acknowledged[place].certain_from(start)
                 if certain and not readers[number].read(proxy, place, -2, certain, _LAST_READ_S):
                     self.violations.add(READ, f"{place} through {proxy.name}: not read to its end after the drill")
 
@@ -229,8 +231,8 @@ class Drill:
             seconds=self._elapsed_s(),
             faults=self._injected,
             produced=sum(each.produced for each in self.writers),
-            certain=self.oracle.count,
-            aborted=self.oracle.aborted_count,
+            certain=self.acknowledged.count,
+            aborted=self.acknowledged.aborted_count,
             deletions=sum(each.deletions for each in self.writers),
             checked=sum(each.checked for each in self.readers),
             passes=sum(each.passes for each in self.readers),

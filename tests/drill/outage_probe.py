@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from tests.drill.oracle import Oracle
+from tests.drill.acknowledged_records import AcknowledgedRecords
 from tests.drill.rig import DrillProxy, DrillRig
 from tests.drill.violations import OUTAGE, Violations
 
@@ -27,9 +27,9 @@ _LOG_NOTHING = 0
 class OutageProbe:
     """Call `run` in its own thread. It ends after `stop`."""
 
-    def __init__(self, rig: DrillRig, oracle: Oracle, violations: Violations) -> None:
+    def __init__(self, rig: DrillRig, acknowledged: AcknowledgedRecords, violations: Violations) -> None:
         self._rig = rig
-        self._oracle = oracle
+        self._acknowledged = acknowledged
         self._violations = violations
         self._stopping = threading.Event()
         self.tries = 0
@@ -79,7 +79,7 @@ class OutageProbe:
 
     def _read_the_tail(self, proxy: DrillProxy) -> None:
         """Reads the newest certain record of each tiered partition, which is always local."""
-        for partition in self._oracle.partitions.values():
+        for partition in self._acknowledged.partitions.values():
             certain = partition.certain_from(partition.asked_start)
             if certain:
                 self._read(proxy, TopicPartition(*partition.place, certain[-1]))

@@ -14,7 +14,7 @@ import time
 from http.client import HTTPException
 
 from bench.offsets import EARLIEST, list_offsets
-from tests.drill.oracle import Place
+from tests.drill.acknowledged_records import Place
 from tests.drill.rig import METADATA_PARTITIONS, DrillProxy, DrillRig
 from tests.drill.violations import BOUNDS, LOG_START, OWNER, Violations
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
-from tests.drill.oracle import Oracle, Place
+from tests.drill.acknowledged_records import AcknowledgedRecords, Place
 from tests.drill.rig import DrillProxy, DrillRig
 from tests.drill.tier_model import TierModel
 from tests.drill.violations import DELETED, READ, Violations
@@ -36,9 +36,11 @@ _PASSING = frozenset(
 
 
 class Reader:
-    def __init__(self, rig: DrillRig, oracle: Oracle, model: TierModel, violations: Violations, seed: int) -> None:
+    def __init__(
+        self, rig: DrillRig, acknowledged: AcknowledgedRecords, model: TierModel, violations: Violations, seed: int
+    ) -> None:
         self._rig = rig
-        self._oracle = oracle
+        self._acknowledged = acknowledged
         self._model = model
         self._violations = violations
         self._chance = random.Random(seed)
@@ -69,10 +71,10 @@ class Reader:
 
     def _log_start(self, place: Place) -> int:
         """Returns the log start. Records below it may be deleted at any time."""
-        return max(self._oracle[place].asked_start, self._model.partitions[place].log_start)
+        return max(self._acknowledged[place].asked_start, self._model.partitions[place].log_start)
 
     def _read_some(self, proxy: DrillProxy, place: Place) -> None:
-        certain = self._oracle[place].certain_from(self._log_start(place))
+        certain = self._acknowledged[place].certain_from(self._log_start(place))
         if not certain:
             return
         from_start = self._chance.random() < _FROM_THE_START
@@ -81,7 +83,7 @@ class Reader:
 
     def read(self, proxy: DrillProxy, place: Place, start: int, certain: Sequence[int], timeout_s: float) -> bool:
         """Reads from `start` past the last of `certain`. Returns whether it came that far."""
-        partition = self._oracle[place]
+        partition = self._acknowledged[place]
         deleted_start = partition.deleted_start
         seen: set[int] = set()
         next_offset, target = max(0, start), certain[-1] + 1

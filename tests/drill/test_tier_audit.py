@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.drill.oracle import Oracle
+from tests.drill.acknowledged_records import AcknowledgedRecords
 from tests.drill.rig import VISIBLE_AFTER_MS, DrillTopics
 from tests.drill.tier_audit import TierAudit
 from tests.drill.violations import CHOICE, LOG_START, OBJECTS, SEGMENT, TRIM, TRIM_OWNER, Violations
@@ -33,7 +33,7 @@ def violations() -> Violations:
 def audit(violations: Violations, tmp_path: Path) -> TierAudit:
     topics = DrillTopics(PLACE[0], "expiring", 1)
     rig: Any = SimpleNamespace(gateway=SimpleNamespace(folder=tmp_path), bucket=BUCKET, topics=topics)
-    return TierAudit(rig, Oracle(topics.places, violations), violations)
+    return TierAudit(rig, AcknowledgedRecords(topics.places, violations), violations)
 
 
 def store(folder: Path, one: RemoteLogSegmentMetadata, *batches: bytes) -> None:
@@ -66,7 +66,7 @@ def test_a_trim_too_early_and_one_that_went_back_are_noticed(audit: TierAudit, v
 
 
 def test_what_a_client_deleted_needs_no_announcement(audit: TierAudit, violations: Violations) -> None:
-    audit._oracle[PLACE].ask_to_delete(10)
+    audit._acknowledged[PLACE].ask_to_delete(10)
     audit._check_trim(PLACE, 10, 0)
     assert violations.total == 0
 
@@ -121,7 +121,7 @@ def test_objects_may_go_once_their_deletion_is_on_record(audit: TierAudit, viola
     one = segment(1, 0, 9)
     finish(audit, one)
     expected = audit._must_be_there()
-    audit._oracle[PLACE].ask_to_delete(10)
+    audit._acknowledged[PLACE].ask_to_delete(10)
     audit.model.partitions[PLACE].log_start = 10
     take(audit.model, to(one, State.DELETE_SEGMENT_STARTED))
     audit._check_objects({}, expected)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.drill.oracle import Oracle
+from tests.drill.acknowledged_records import AcknowledgedRecords
 from tests.drill.tier_model import TierModel
 from tests.drill.violations import EXPIRY, STATES, Violations
 from tests.support.fakes.log_starts import user_log_start
@@ -21,7 +21,10 @@ def violations() -> Violations:
 @pytest.fixture
 def model(violations: Violations) -> TierModel:
     return TierModel(
-        Oracle([PLACE], violations), violations, retained_bytes=lambda place: 100, on_finished=lambda place, one: None
+        AcknowledgedRecords([PLACE], violations),
+        violations,
+        retained_bytes=lambda place: 100,
+        on_finished=lambda place, one: None,
     )
 
 
@@ -66,6 +69,6 @@ def test_retention_may_take_what_is_too_much_and_no_more(model: TierModel, viola
 
 
 def test_what_clients_asked_for_may_go(model: TierModel, violations: Violations) -> None:
-    model._oracle[PLACE].ask_to_delete(30)
+    model._acknowledged[PLACE].ask_to_delete(30)
     take(model, LogStartOffsetUpdate(PARTITION, "w", 0, user_log_start(30)))
     assert violations.total == 0

@@ -15,8 +15,8 @@ from uuid import UUID
 from bench.offsets import EARLIEST, list_offsets
 from protocol.errors import ProtocolError
 from protocol.records.record_batch import verify_batches
+from tests.drill.acknowledged_records import AcknowledgedRecords, Place
 from tests.drill.metadata_audit import MetadataAudit
-from tests.drill.oracle import Oracle, Place
 from tests.drill.rig import RETENTION_BYTES, SEGMENT_BYTES, VISIBLE_AFTER_MS, DrillRig
 from tests.drill.tier_model import Segment, TierModel
 from tests.drill.violations import CHOICE, LOG_START, OBJECTS, SEGMENT, TRIM, TRIM_OWNER, Violations
@@ -33,9 +33,9 @@ _PATIENCE_S = 15.0
 class TierAudit:
     """Call `run` in its own thread. After `stop` it looks at everything once more, and ends."""
 
-    def __init__(self, rig: DrillRig, oracle: Oracle, violations: Violations) -> None:
+    def __init__(self, rig: DrillRig, acknowledged: AcknowledgedRecords, violations: Violations) -> None:
         self._rig = rig
-        self._oracle = oracle
+        self._acknowledged = acknowledged
         self._violations = violations
         self._stopping = threading.Event()
         self.opened = threading.Event()
@@ -43,7 +43,7 @@ class TierAudit:
         self._local_starts: dict[Place, int] = {}
         self._folder = rig.gateway.folder / "data" / rig.bucket
         self.model = TierModel(
-            oracle,
+            acknowledged,
             violations,
             retained_bytes=self._retained_bytes,
             on_finished=self._check_segment,
@@ -134,7 +134,7 @@ class TierAudit:
         if start <= before:
             return
         self.trimmed_offsets += start - before
-        removed = max(self._oracle[place].asked_start, model.log_start)
+        removed = max(self._acknowledged[place].asked_start, model.log_start)
         if start > max(removed, model.announced_start):
             self._violations.add(TRIM_OWNER, f"{place}: trimmed to {start}, announced to {model.announced_start}")
         visible = model.covered_to(removed, polled_at_ms - VISIBLE_AFTER_MS)

@@ -1,4 +1,7 @@
-"""`TierModel`: the remote tier as the committed metadata describes it. It checks every metadata record."""
+"""`TierModel`: the remote tier as the committed metadata describes it. It checks every metadata record.
+
+It models segments and log starts, but no records: those are in `AcknowledgedRecords`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from tests.drill.oracle import Oracle, Place
+from tests.drill.acknowledged_records import AcknowledgedRecords, Place
 from tests.drill.violations import EXPIRY, STATES, Violations
 from tiers.metadata.state.replay import MetadataEvent
 from tiers.model.segment_metadata import (
@@ -61,18 +64,18 @@ class PartitionModel:
 class TierModel:
     def __init__(
         self,
-        oracle: Oracle,
+        acknowledged: AcknowledgedRecords,
         violations: Violations,
         *,
         retained_bytes: Callable[[Place], int | None],
         on_finished: Callable[[Place, Segment], None],
     ) -> None:
         """`retained_bytes` returns the bytes that retention must leave. None: retention may remove nothing."""
-        self._oracle = oracle
+        self._acknowledged = acknowledged
         self._violations = violations
         self._retained_bytes = retained_bytes
         self._on_finished = on_finished
-        self.partitions = {place: PartitionModel() for place in oracle.partitions}
+        self.partitions = {place: PartitionModel() for place in acknowledged.partitions}
         self.counts: Counter[State] = Counter()
 
     def take(self, events: Iterable[MetadataEvent]) -> None:
@@ -124,7 +127,7 @@ class TierModel:
     def _raise_log_start(self, raised: LogStartOffsetUpdate) -> None:
         place = raised.topic_id_partition.topic, raised.topic_id_partition.partition
         model, offset = self.partitions[place], raised.log_start.offset
-        if offset > max(model.log_start, self._oracle[place].asked_start):
+        if offset > max(model.log_start, self._acknowledged[place].asked_start):
             retained = self._retained_bytes(place)
             left = sum(
                 segment.metadata.segment_size_bytes

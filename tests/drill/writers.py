@@ -1,4 +1,5 @@
-"""`Writer`: a thread that produces to one topic through proxies that are up. It reports its results to the oracle.
+"""`Writer`: a thread that produces to one topic through proxies that are up. It reports its results to
+`AcknowledgedRecords`.
 
 * Partition 0 gets only idempotent records, so its offsets have no gaps. The other partitions also get transactions, and
   some of those are aborted.
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.drill.oracle import Oracle, PartitionOracle
+from tests.drill.acknowledged_records import AcknowledgedPartition, AcknowledgedRecords
 from tests.drill.records import DrillRecord, encode
 from tests.drill.rig import DrillProxy, DrillRig
 
@@ -35,7 +36,7 @@ class Writer:
     def __init__(
         self,
         rig: DrillRig,
-        oracle: Oracle,
+        acknowledged: AcknowledgedRecords,
         topic: str,
         seed: int,
         *,
@@ -43,7 +44,7 @@ class Writer:
         deletes: bool,
     ) -> None:
         self._rig = rig
-        self._oracle = oracle
+        self._acknowledged = acknowledged
         self._topic = topic
         self._chance = random.Random(seed)
         self._records_per_s = records_per_s
@@ -100,7 +101,7 @@ class Writer:
                     "log_level": _LOG_NOTHING,
                 }
             )
-        for partition in self._oracle_of(self._chance.randrange(self._rig.topics.partitions), count):
+        for partition in self._acknowledged_of(self._chance.randrange(self._rig.topics.partitions), count):
             record = partition.new_record()
             with contextlib.suppress(BufferError):  # the proxy has been gone for a long time; the record is never sent
                 producer.produce(
@@ -111,15 +112,15 @@ class Writer:
                 )
                 self.produced += 1
 
-    def _oracle_of(self, partition: int, count: int) -> Iterator[PartitionOracle]:
-        return (self._oracle[self._topic, partition] for _ in range(count))
+    def _acknowledged_of(self, partition: int, count: int) -> Iterator[AcknowledgedPartition]:
+        return (self._acknowledged[self._topic, partition] for _ in range(count))
 
     def _transaction(self, proxy: DrillProxy, count: int) -> None:
-        """Writes a transaction. If its outcome is unknown, the oracle learns nothing: the records may exist or not."""
+        """Writes a transaction. If its outcome is unknown, it reports nothing: the records may exist or not."""
         try:
             producer = self._transactional_producer(proxy)
             producer.begin_transaction()
-            partition = self._oracle[self._topic, self._chance.randrange(1, self._rig.topics.partitions)]
+            partition = self._acknowledged[self._topic, self._chance.randrange(1, self._rig.topics.partitions)]
             written: list[tuple[int, int]] = []
             records = [partition.new_record() for _ in range(count)]
             for record in records:
@@ -161,7 +162,7 @@ class Writer:
 
     def _delete(self, proxy: DrillProxy) -> None:
         """Deletes the records below a certain record that lies not far above the last deletion."""
-        partition = self._oracle[self._topic, self._chance.randrange(self._rig.topics.partitions)]
+        partition = self._acknowledged[self._topic, self._chance.randrange(self._rig.topics.partitions)]
         certain = partition.certain_from(partition.asked_start)
         if len(certain) < 2 * _DELETED_AT_ONCE:
             return
@@ -178,7 +179,7 @@ class Writer:
         self.deletions += 1
 
 
-def _noted(partition: PartitionOracle, record: DrillRecord) -> Callable[[KafkaError | None, Message], None]:
+def _noted(partition: AcknowledgedPartition, record: DrillRecord) -> Callable[[KafkaError | None, Message], None]:
     def noted(error: KafkaError | None, message: Message) -> None:
         offset = message.offset()
         if error is None and offset is not None:

@@ -21,7 +21,7 @@ from protocol.message_schema import message_name
 from tests.fuzz.local_index_targets import stored_files
 from tests.fuzz.targets import TARGETS
 from tests.support.fakes.log_starts import user_log_start
-from tests.support.fakes.message_oracle import (
+from tests.support.fakes.message_encoder import (
     UNKNOWN_TAGS,
     Schema,
     Value,

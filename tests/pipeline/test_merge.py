@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from pipeline.config import parse_pipeline_config
 from pipeline.maintenance.merge_plan import MergeLimits, merged_segment, plan_merges
+from tests.support.expected_log import ExpectedLog
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.pipeline.job_bench import FINISHED
 from tests.support.pipeline.merge_bench import DATA, LIMITS, bench_of, log_bytes, merged
-from tests.support.tiers.transactional_log import ACTS, TransactionalLog, copied, log_of
+from tests.support.tiers.transactional_log import ACTS, copied, log_of
 from tests.support.tiers.workbench import POLICY
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
@@ -46,7 +47,7 @@ def test_no_offset_is_unreadable_after_any_record_and_wherever_the_driver_ends(
         below_bytes=data.draw(st.sampled_from((300, 10_000))), target_bytes=data.draw(st.integers(200, 2000))
     )
     ends_at = data.draw(st.none() | st.integers(1, 12))
-    whole = b"".join(batch for _, batch in log.batches)
+    whole = log.bytes_of(0, log.end_offset)
 
     async def run() -> None:
         nonlocal ends_at
@@ -86,13 +87,11 @@ def test_no_offset_is_unreadable_after_any_record_and_wherever_the_driver_ends(
 
 
 @pytest.fixture
-def log() -> TransactionalLog:
+def log() -> ExpectedLog:
     return log_of(DATA * 3)
 
 
-async def test_what_is_merged_says_of_itself_what_a_copier_would(
-    root: Path, log: TransactionalLog, tmp_path: Path
-) -> None:
+async def test_what_is_merged_says_of_itself_what_a_copier_would(root: Path, log: ExpectedLog, tmp_path: Path) -> None:
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         done = await merged(bench)
         [one] = done.merged
@@ -105,7 +104,7 @@ async def test_what_is_merged_says_of_itself_what_a_copier_would(
 
 
 async def test_segments_stay_encrypted_and_are_not_merged_without_a_key_to_encrypt_with(
-    root: Path, log: TransactionalLog, tmp_path: Path
+    root: Path, log: ExpectedLog, tmp_path: Path
 ) -> None:
     key = tmp_path / "key"
     key.write_bytes(bytes(32))
@@ -118,10 +117,10 @@ async def test_segments_stay_encrypted_and_are_not_merged_without_a_key_to_encry
         [one] = (await merged(bench)).merged
         found = decode_indexes_object(await bench.storage.fetch_indexes(one), one)
         assert found.indexes.encryption is not None
-        assert await log_bytes(bench) == b"".join(batch for _, batch in log.batches[:9])
+        assert await log_bytes(bench) == b"".join(batch.data for batch in log.batches[:9])
 
 
-async def test_clamped_lone_large_newest_and_doubled_segments_are_left_alone(root: Path, log: TransactionalLog) -> None:
+async def test_clamped_lone_large_newest_and_doubled_segments_are_left_alone(root: Path, log: ExpectedLog) -> None:
     async with bench_of(root, log, [2, 4, 6, 8]) as bench:
         places = [(each.start_offset, each.end_offset) for each in bench.segments]
 
@@ -140,14 +139,14 @@ async def test_clamped_lone_large_newest_and_doubled_segments_are_left_alone(roo
         assert planned() == []
 
 
-async def test_a_clamp_leaves_what_it_cut_alone(root: Path, log: TransactionalLog) -> None:
+async def test_a_clamp_leaves_what_it_cut_alone(root: Path, log: ExpectedLog) -> None:
     async with bench_of(root, log, [2, 4, 6, 8]) as bench:
         cut = bench.segments[1].end_offset - 1
         await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(bench.partition, "", 0, 0, cut))
         assert plan_merges(bench.metadata, bench.partition, LIMITS) == []
 
 
-async def test_a_merged_segment_begins_every_epoch_once(root: Path, log: TransactionalLog) -> None:
+async def test_a_merged_segment_begins_every_epoch_once(root: Path, log: ExpectedLog) -> None:
     async with bench_of(root, log, [1, 2, 3, 4, 9]) as bench:
         [group] = plan_merges(bench.metadata, bench.partition, LIMITS)
         epochs = merged_segment(group, uuid.uuid4(), 1, 1).segment_leader_epochs

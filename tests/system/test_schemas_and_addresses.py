@@ -21,7 +21,7 @@ from protocol.message_schema import FieldSchema, load_schema, message_name, pars
 from protocol.primitives import write_string
 from protocol.schema import compile_message
 from tests.conftest import BROKER_HOST
-from tests.support.fakes.message_oracle import Value, encode, message_names
+from tests.support.fakes.message_encoder import Value, encode, message_names
 from tests.support.servers.kafka import KafkaCluster, kafka_libs
 from tests.support.servers.ports import PORTS
 from tests.support.servers.producing import create_topic

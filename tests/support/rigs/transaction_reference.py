@@ -1,4 +1,4 @@
-"""Reference of the transactions of a real log, and the check of a tier's answers against it."""
+"""The records that clients must see of a real broker's log, and the check of a tier's answers against them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
-from protocol.apis.fetch.response import AbortedTransaction, FetchResponse
+from protocol.apis.fetch.response import FetchResponse
 from protocol.records.record_batch import RecordBatch, verify_batches
 from protocol.records.record_reader import read_records
+from tests.support.expected_log import FILTERS, is_abort
 from tests.support.rigs.late_tier import fetched
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of
-from tiers.segment.control_record import end_transaction_marker
 
 READ_COMMITTED = 1
 LATEST = -1
@@ -40,46 +40,6 @@ def batches_of(response: FetchResponse) -> tuple[memoryview, list[RecordBatch]]:
     assert one.error_code == 0
     records = response.records(one)
     return records, verify_batches(records)
-
-
-def is_abort(records: memoryview, batch: RecordBatch) -> bool:
-    marker = end_transaction_marker(records, batch) if batch.is_control else None
-    return marker is not None and marker.aborts
-
-
-def visible_to_a_set(
-    records: memoryview, batches: list[RecordBatch], aborted: tuple[AbortedTransaction, ...]
-) -> Iterator[RecordBatch]:
-    """Filters as Java, kafka-python and aiokafka do: from a listed first offset to the producer's ABORT marker."""
-    waiting = sorted(aborted, key=lambda one: one.first_offset)
-    aborting: set[int] = set()
-    for batch in batches:
-        while waiting and waiting[0].first_offset <= batch.last_offset:
-            aborting.add(waiting.pop(0).producer_id)
-        if batch.is_control:
-            if is_abort(records, batch):
-                aborting.discard(batch.producer_id)
-        elif not (batch.is_transactional and batch.producer_id in aborting):
-            yield batch
-
-
-def visible_to_a_list(
-    records: memoryview, batches: list[RecordBatch], aborted: tuple[AbortedTransaction, ...]
-) -> Iterator[RecordBatch]:
-    """Filters as librdkafka and franz-go do: each ABORT marker removes its producer's first entry, in list order."""
-    waiting: dict[int, list[int]] = defaultdict(list)
-    for producer_id, first_offset in aborted:
-        waiting[producer_id].append(first_offset)
-    for batch in batches:
-        of_producer = waiting[batch.producer_id]
-        if batch.is_control:
-            if of_producer and is_abort(records, batch):
-                of_producer.pop(0)
-        elif not (batch.is_transactional and of_producer and batch.base_offset >= of_producer[0]):
-            yield batch
-
-
-FILTERS = (visible_to_a_set, visible_to_a_list)
 
 
 def values_of(records: memoryview, batches: Iterator[RecordBatch], from_offset: int) -> list[Record]:

@@ -6,9 +6,9 @@ from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 
+from tests.support.expected_log import ExpectedLog
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.metadata_log import MetadataLog
-from tests.support.fakes.tier_oracle import TierOracle
 from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key
@@ -27,7 +27,7 @@ class Life:
         (folder / "remote").mkdir(parents=True)
         self.folder = folder
         self.clock = Clock()
-        self.model = TierOracle()
+        self.model = ExpectedLog()
         self.log = InMemoryLog()
         self.metadata_log = MetadataLog(lambda: self.clock.wall_ms, owner="a")
         self.topics = OneTopic(POLICY)

@@ -1,4 +1,4 @@
-"""What may happen to the tier, a step at a time, and what must hold after each: the machine of `test_tier_model.py`.
+"""What may happen to the tier, a step at a time, and what must hold after each: the machine of `test_tier_machine.py`.
 
 Unclean elections happen only where no transaction is open: what a transaction that lost its marker means, is for the
 coordinator to say.
@@ -23,10 +23,10 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tests.support.expected_log import ExpectedLog
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.io_calls import Event, ProcessEnded
 from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
-from tests.support.fakes.tier_oracle import TierOracle
 from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import LogDivergedError, RemoteLogError
@@ -60,7 +60,7 @@ class Tier(RuleBasedStateMachine):
         self.root = Path(self.folder.name)
         (self.root / "remote").mkdir()
         self.clock = Clock()
-        self.model = TierOracle()
+        self.model = ExpectedLog()
         self.log = InMemoryLog()
         self.metadata_log = MetadataLog(lambda: self.clock.wall_ms, owner="a")
         self.topics = OneTopic(FIRST_POLICY)

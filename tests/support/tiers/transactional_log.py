@@ -1,16 +1,14 @@
-"""A random log with transactions of a few producers, and copiers of it that end their segments wherever they like."""
+"""Random logs with transactions of a few producers, and copiers that end their segments after any batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hypothesis import strategies as st
 
-from tests.support.fakes.record_batches import build_batch, control_batch, record
+from tests.support.expected_log import ExpectedLog
 from tests.support.fakes.segments import metadata_of
-from tiers.model.log_source import AbortedTransaction
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 
@@ -21,59 +19,22 @@ ACTS = st.lists(
 )
 
 
-@dataclass(frozen=True)
-class TransactionalLog:
-    """`aborted`: `(transaction, the offset of its marker)`; what is open at the end aborts after it."""
-
-    batches: tuple[tuple[int, bytes], ...]
-    aborted: tuple[tuple[AbortedTransaction, int], ...]
-
-    def reports(self, first: int, last: int) -> list[AbortedTransaction]:
-        """What the leader says with a fetch of these offsets."""
-        return [one for one, marker in self.aborted if one.first_offset <= last and marker >= first]
-
-
-def log_of(acts: Sequence[tuple[int, str]]) -> TransactionalLog:
-    """Every batch of records has two."""
-    batches: list[tuple[int, bytes]] = []
-    aborted: list[tuple[AbortedTransaction, int]] = []
-    begun: dict[int, int] = {}
-    offset = epoch = 0
+def log_of(acts: Sequence[tuple[int, str]]) -> ExpectedLog:
+    """Returns a log with two records in every batch. The log leaves out the end of a transaction that has not begun."""
+    log = ExpectedLog()
     for producer, act in acts:
+        timestamp_ms = 1_600_000_000_000 + log.end_offset
         if act == "elected":
-            epoch += 1
+            log.leader_epoch += 1
         elif act in ("data", "plain"):
-            if act == "data":
-                begun.setdefault(producer, offset)
-            records = [record(offset, 1_600_000_000_000 + offset), record(offset + 1, 1_600_000_000_000 + offset)]
-            batches.append(
-                (
-                    offset,
-                    build_batch(
-                        offset,
-                        records,
-                        leader_epoch=epoch,
-                        producer_id=producer if act == "data" else -1,
-                        producer_epoch=0,
-                        transactional=act == "data",
-                    ),
-                )
-            )
-            offset += 2
-        elif producer in begun:
-            batches.append(
-                (offset, control_batch(offset, commit=act == "commit", producer_id=producer, leader_epoch=epoch))
-            )
-            if act == "abort":
-                aborted.append((AbortedTransaction(producer, begun[producer]), offset))
-            del begun[producer]
-            offset += 1
-    aborted += [(AbortedTransaction(producer, first), offset + producer) for producer, first in begun.items()]
-    return TransactionalLog(tuple(batches), tuple(aborted))
+            log.append(2, timestamp_ms, producer if act == "data" else -1)
+        elif producer in log.open_transactions():
+            log.end_transaction(producer, timestamp_ms, commit=act == "commit")
+    return log
 
 
 def copied(
-    folder: Path, log: TransactionalLog, ends: Sequence[int], base: int = 0, chunk_bytes: int = 200
+    folder: Path, log: ExpectedLog, ends: Sequence[int], base: int = 0, chunk_bytes: int = 200
 ) -> list[BuiltSegment]:
     """Segments that end after the batches of these numbers; the first one begins with batch `base`."""
     segments: list[BuiltSegment] = []
@@ -82,7 +43,7 @@ def copied(
         batches = log.batches[first:end]
         if not batches:
             continue
-        start = batches[0][0]
+        start = batches[0].base_offset
         path = folder / f"segment-{len(list(folder.iterdir()))}"
         if segments:
             before = segments[-1]
@@ -97,8 +58,8 @@ def copied(
             )
         else:
             builder = SegmentBuilder(path, start, lambda: 0, chunk_bytes=chunk_bytes)
-        for offset, data in batches:
-            builder.append(data, log.reports(offset, offset + 1))
+        for batch in batches:
+            builder.append(batch.data, log.reports(batch.base_offset, batch.base_offset + 1))
         segments.append(builder.finish())
         first = end
     return segments

@@ -12,7 +12,7 @@ from protocol.api_keys import DECODED_APIS, ApiKey
 from protocol.errors import ProtocolError
 from protocol.header import build_response_header
 from protocol.message_schema import message_name
-from tests.support.fakes.message_oracle import Value, encode, messages, versions_of
+from tests.support.fakes.message_encoder import Value, encode, messages, versions_of
 
 VERSIONS = [
     (api_key, version) for api_key in ADDRESS_FIELDS for version in versions_of(message_name(api_key, "Response"))

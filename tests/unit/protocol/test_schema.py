@@ -15,7 +15,7 @@ from protocol.errors import LimitExceededError, ProtocolError, TruncatedError
 from protocol.message_schema import load_schema
 from protocol.primitives import Buffer
 from protocol.schema import compile_message, compile_schema
-from tests.support.fakes.message_oracle import (
+from tests.support.fakes.message_encoder import (
     Value,
     encode,
     is_flexible,

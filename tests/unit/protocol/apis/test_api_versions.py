@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protocol.api_keys import DECODED_APIS, HIDDEN_APIS, ApiKey
 from protocol.apis.api_versions import intersect_api_versions, unsupported_version_response
 from protocol.errors import ProtocolError
-from tests.support.fakes.message_oracle import Value, encode, messages, versions_of
+from tests.support.fakes.message_encoder import Value, encode, messages, versions_of
 
 NAME = "ApiVersionsResponse"
 

@@ -26,7 +26,7 @@ from protocol.header import build_request_header, build_response_header
 from protocol.message_schema import message_name
 from protocol.schema import compile_message
 from protocol.splice import splice
-from tests.support.fakes.message_oracle import Message, encoded_messages
+from tests.support.fakes.message_encoder import Message, encoded_messages
 
 ALTERING = (ApiKey.CREATE_TOPICS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
 SHOWING = (*ALTERING, ApiKey.DESCRIBE_CONFIGS)

@@ -18,7 +18,7 @@ from protocol.apis.fetch.request import (
 )
 from protocol.errors import ProtocolError
 from protocol.schema import compile_message
-from tests.support.fakes.message_oracle import Message, encoded_messages
+from tests.support.fakes.message_encoder import Message, encoded_messages
 
 FETCH = 1
 VERSIONS = st.integers(4, 18)

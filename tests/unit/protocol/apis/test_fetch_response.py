@@ -15,7 +15,7 @@ from protocol.apis.fetch.response import FetchResponse, out_of_range, parse_fetc
 from protocol.errors import ProtocolError
 from protocol.schema import compile_message
 from protocol.splice import Splice
-from tests.support.fakes.message_oracle import RECORDS, Message, encoded_messages
+from tests.support.fakes.message_encoder import RECORDS, Message, encoded_messages
 
 FETCH = 1
 TOPIC_ID = UUID(int=7)

@@ -13,7 +13,7 @@ from protocol.apis.fetch.response import AbortedTransaction, EpochEndOffset, par
 from protocol.apis.fetch.scan import plain_topics
 from protocol.apis.topic_reference import TopicReference
 from protocol.primitives import Buffer
-from tests.support.fakes.message_oracle import RECORDS, Message, encoded_messages
+from tests.support.fakes.message_encoder import RECORDS, Message, encoded_messages
 
 VERSIONS = range(4, 19)
 

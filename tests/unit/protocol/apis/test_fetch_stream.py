@@ -20,7 +20,7 @@ from protocol.apis.fetch.stream import (
 from protocol.apis.topic_reference import TopicReference
 from protocol.errors import ProtocolError
 from protocol.schema import compile_message
-from tests.support.fakes.message_oracle import RECORDS, Message, encoded_messages
+from tests.support.fakes.message_encoder import RECORDS, Message, encoded_messages
 from tests.support.fakes.streaming import chunked, completes_at_the_last_byte, damaged, stream
 
 FETCH = 1

@@ -29,7 +29,7 @@ from protocol.apis.offset_for_leader_epoch import (
     patch_offset_for_leader_epoch_response,
 )
 from protocol.errors import ProtocolError
-from tests.support.fakes.message_oracle import Message, encoded_messages
+from tests.support.fakes.message_encoder import Message, encoded_messages
 
 int16s = st.integers(-(2**15), 2**15 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)

@@ -10,7 +10,7 @@ from protocol.api_keys import ApiKey
 from protocol.apis.produce import peek_acks
 from protocol.errors import ProtocolError
 from protocol.header import build_request_header
-from tests.support.fakes.message_oracle import encode, messages, versions_of
+from tests.support.fakes.message_encoder import encode, messages, versions_of
 
 
 @pytest.mark.parametrize("version", versions_of("ProduceRequest"))

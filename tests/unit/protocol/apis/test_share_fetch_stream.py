@@ -11,7 +11,7 @@ from protocol.apis.fetch.share_stream import FILLER_TAGS, MAX_GROUP_BYTES, Strea
 from protocol.errors import LimitExceededError, ProtocolError
 from protocol.primitives import read_tag, read_tag_count
 from protocol.schema import compile_message
-from tests.support.fakes.message_oracle import RECORDS, Message, encoded_messages
+from tests.support.fakes.message_encoder import RECORDS, Message, encoded_messages
 from tests.support.fakes.streaming import chunked, completes_at_the_last_byte, damaged, stream
 
 HEADERS = [b"\x00\x00\x00\x2a\x00", b"\x00\x00\x00\x2a\x01\x07\x03abc"]

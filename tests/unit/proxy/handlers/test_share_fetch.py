@@ -14,7 +14,7 @@ from proxy.handlers.fetch.pass_through import HOLD_BYTES
 from proxy.process.app import pass_through_handlers
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
-from tests.support.fakes.message_oracle import UNKNOWN_TAGS, Value, encode
+from tests.support.fakes.message_encoder import UNKNOWN_TAGS, Value, encode
 from tests.support.proxy.proxy_harness import proxy_before
 
 BROKER_HOST = "broker.internal"

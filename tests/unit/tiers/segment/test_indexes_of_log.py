@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.expected_log import ExpectedLog
 from tests.support.fakes.segments import metadata_of
-from tests.support.tiers.transactional_log import ACTS, TransactionalLog, copied, indexes_of, log_of
+from tests.support.tiers.transactional_log import ACTS, copied, indexes_of, log_of
 from tiers.errors import CorruptSegmentError
 from tiers.segment.indexes.indexes_object import IndexesObject
 from tiers.segment.indexes_of_log import LogIndexer
@@ -50,7 +51,7 @@ def test_between_its_neighbours_a_segments_indexes_are_those_that_were_lost(
 OPEN_AT_THE_END = [(1, "data"), (1, "plain"), (1, "plain"), (1, "abort")]
 
 
-def two(tmp_path: Path, log: TransactionalLog) -> list[BuiltSegment]:
+def two(tmp_path: Path, log: ExpectedLog) -> list[BuiltSegment]:
     (tmp_path / "copied").mkdir()
     return copied(tmp_path / "copied", log, [2, 4])
 
@@ -73,7 +74,7 @@ def test_without_the_segment_before_no_more_is_claimed_than_the_log_tells(tmp_pa
 def test_the_log_of_another_segment_is_refused(tmp_path: Path) -> None:
     first, second = two(tmp_path, log_of(OPEN_AT_THE_END))
     indexer = LogIndexer(tmp_path / "again", metadata_of(first), None, indexes_of(second))
-    indexer.append(first.log_segment.read_bytes()[: len(log_of(OPEN_AT_THE_END).batches[0][1])])
+    indexer.append(first.log_segment.read_bytes()[: len(log_of(OPEN_AT_THE_END).batches[0].data)])
     with pytest.raises(CorruptSegmentError, match="the log is not the segment's"):
         indexer.finish()
     indexer.discard()

@@ -45,7 +45,7 @@ def test_the_merged_segment_is_what_a_copier_makes_that_gets_all_of_it_at_once(
         first = data.draw(st.integers(0, len(parts) - 1))
         last = data.draw(st.integers(first, len(parts) - 1))
         numbers = [each.start_offset for each in parts]
-        starts = [offset for offset, _ in log.batches]
+        starts = [batch.base_offset for batch in log.batches]
         cuts = [starts.index(each) for each in numbers[1:]] + [count]
         whole = copied(Path(name), log, [*cuts[:first], *cuts[last:]], base)[first]
         found = merged(Path(name), parts[first : last + 1])

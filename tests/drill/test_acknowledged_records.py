@@ -1,10 +1,10 @@
-"""The cases that the drill's oracle reports as violations, and those that it must accept."""
+"""The cases that the drill's acknowledged reports as violations, and those that it must accept."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.drill.oracle import Oracle, PartitionOracle
+from tests.drill.acknowledged_records import AcknowledgedPartition, AcknowledgedRecords
 from tests.drill.records import encode
 from tests.drill.violations import ABORTED, BYTES, READ, Violations
 
@@ -17,11 +17,11 @@ def violations() -> Violations:
 
 
 @pytest.fixture
-def partition(violations: Violations) -> PartitionOracle:
-    return Oracle([PLACE], violations)[PLACE]
+def partition(violations: Violations) -> AcknowledgedPartition:
+    return AcknowledgedRecords([PLACE], violations)[PLACE]
 
 
-def test_what_was_acknowledged_and_is_read_is_right(partition: PartitionOracle, violations: Violations) -> None:
+def test_what_was_acknowledged_and_is_read_is_right(partition: AcknowledgedPartition, violations: Violations) -> None:
     records = [partition.new_record() for _ in range(3)]
     partition.acknowledged((record.sequence, 10 + record.sequence) for record in records)
     seen = {10 + record.sequence for record in records}
@@ -31,14 +31,16 @@ def test_what_was_acknowledged_and_is_read_is_right(partition: PartitionOracle, 
     assert violations.total == 0
 
 
-def test_a_record_that_nobody_answered_for_may_be_there(partition: PartitionOracle, violations: Violations) -> None:
+def test_a_record_that_nobody_answered_for_may_be_there(
+    partition: AcknowledgedPartition, violations: Violations
+) -> None:
     partition.check(7, encode(partition.new_record(), 100), "a proxy")
     partition.check_complete(partition.certain_from(0), {7}, 0, 8, "a proxy")
     assert violations.total == 0
 
 
 def test_a_missing_record_is_noticed_unless_the_log_starts_after_it(
-    partition: PartitionOracle, violations: Violations
+    partition: AcknowledgedPartition, violations: Violations
 ) -> None:
     partition.acknowledged([(partition.new_record().sequence, 5)])
     partition.check_complete([5], set(), 6, 9, "a proxy")
@@ -48,21 +50,21 @@ def test_a_missing_record_is_noticed_unless_the_log_starts_after_it(
     assert violations.count == {READ: 1}
 
 
-def test_another_record_at_an_offset_is_noticed(partition: PartitionOracle, violations: Violations) -> None:
+def test_another_record_at_an_offset_is_noticed(partition: AcknowledgedPartition, violations: Violations) -> None:
     one, other = partition.new_record(), partition.new_record()
     partition.acknowledged([(one.sequence, 5)])
     partition.check(5, encode(other, 100), "a proxy")
     assert violations.count == {READ: 1}
 
 
-def test_a_record_that_is_there_twice_is_noticed(partition: PartitionOracle, violations: Violations) -> None:
+def test_a_record_that_is_there_twice_is_noticed(partition: AcknowledgedPartition, violations: Violations) -> None:
     one = partition.new_record()
     partition.acknowledged([(one.sequence, 5)])
     partition.check(6, encode(one, 100), "a proxy")
     assert violations.count == {READ: 1}
 
 
-def test_an_aborted_record_is_noticed(partition: PartitionOracle, violations: Violations) -> None:
+def test_an_aborted_record_is_noticed(partition: AcknowledgedPartition, violations: Violations) -> None:
     one = partition.new_record()
     partition.aborted([one.sequence])
     partition.check(5, encode(one, 100), "a proxy")
@@ -70,14 +72,14 @@ def test_an_aborted_record_is_noticed(partition: PartitionOracle, violations: Vi
 
 
 @pytest.mark.parametrize("at", [0, 20, 99])
-def test_a_changed_byte_is_noticed(partition: PartitionOracle, violations: Violations, at: int) -> None:
+def test_a_changed_byte_is_noticed(partition: AcknowledgedPartition, violations: Violations, at: int) -> None:
     value = bytearray(encode(partition.new_record(), 100))
     value[at] ^= 1
     assert partition.check(5, bytes(value), "a proxy") is None
     assert violations.count == {BYTES: 1}
 
 
-def test_a_record_of_another_partition_is_noticed(partition: PartitionOracle, violations: Violations) -> None:
-    other = Oracle([("orders", 2)], violations)["orders", 2]
+def test_a_record_of_another_partition_is_noticed(partition: AcknowledgedPartition, violations: Violations) -> None:
+    other = AcknowledgedRecords([("orders", 2)], violations)["orders", 2]
     assert partition.check(5, encode(other.new_record(), 100), "a proxy") is None
     assert violations.count == {BYTES: 1}

@@ -1,26 +1,38 @@
-"""A simple model of one tiered partition: its batches, their transactions, and the records that clients see.
+"""A partition's log that a test writes itself: its batches, their transactions, and the records that clients must see.
 
-`read_all` is a strict client. It reads from the remote tier from an offset on, as a read_committed consumer does, and
-compares bytes and visible records with the model.
+`read_all` is a strict client. It reads from the remote tier from an offset on, as read_committed consumers do, and
+compares bytes and visible records with the log. `tests/drill/acknowledged_records.py` is for logs that others write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
 
 import pytest
 
-from protocol.records.record_batch import iterate_batches
+from protocol.records.record_batch import RecordBatch, iterate_batches
 from tests.support.fakes.in_memory_log import Aborted
 from tests.support.fakes.record_batches import build_batch, control_batch, record
 from tests.support.fakes.tier_process import PARTITION
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError
 from tiers.model.log_source import AbortedTransaction
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest, monotonic_ms
+from tiers.segment.control_record import end_transaction_marker
 
 READ_TIMEOUT_MS = 30_000
 """A timeout on the real clock. Only a read of missing data takes this long."""
+
+
+class FirstOffset(Protocol):
+    """An entry of a list of aborted transactions."""
+
+    @property
+    def producer_id(self) -> int: ...
+
+    @property
+    def first_offset(self) -> int: ...
 
 
 class Batch(NamedTuple):
@@ -34,7 +46,7 @@ class Batch(NamedTuple):
     data: bytes
 
 
-class TierOracle:
+class ExpectedLog:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self.leader_epoch = 0
@@ -87,6 +99,16 @@ class TierOracle:
     def aborted(self) -> list[Aborted]:
         return _transactions(self.batches)[1]
 
+    def reports(self, first_offset: int, last_offset: int) -> list[AbortedTransaction]:
+        """Returns the list of the leader with a fetch of these offsets (inclusive). Open transactions abort later."""
+        still_open, aborted = _transactions(self.batches)
+        later = (Aborted(producer, first, self.end_offset + producer) for producer, first in still_open.items())
+        return [
+            AbortedTransaction(one.producer_id, one.first_offset)
+            for one in (*aborted, *later)
+            if one.first_offset <= last_offset and one.marker_offset >= first_offset
+        ]
+
     def bytes_of(self, first_offset: int, end_offset: int) -> bytes:
         """Returns the batches from that of `first_offset` to that of the last offset below `end_offset`."""
         if first_offset >= end_offset:
@@ -123,17 +145,20 @@ class TierOracle:
     async def read_all(self, reader: RemoteLogReader, start: int, end: int, *, max_bytes: int = 700) -> None:
         """Reads every offset of [start, end) from the remote tier, which has all of them."""
         offset, served = start, b""
-        visible: list[int] = []
+        visible: list[list[int]] = [[] for _ in FILTERS]
         while offset < end:
             read = await _read(reader, offset, max_bytes)
             answer = b"".join(bytes(view) for view in read.records)
             assert read.aborted_transactions is not None
-            visible += [each for each in _committed(answer, read.aborted_transactions) if offset <= each < end]
-            offset = max(batch.next_offset for batch in iterate_batches(answer))
+            batches = list(iterate_batches(answer))
+            for seen, shown in zip(visible, FILTERS, strict=True):
+                for batch in shown(answer, batches, read.aborted_transactions):
+                    seen += range(max(offset, batch.base_offset), min(end, batch.next_offset))
+            offset = max(batch.next_offset for batch in batches)
             served += answer
         expected = self.bytes_of(start, end)
         assert served[: len(expected)] == expected, f"the remote tier returned other bytes for [{start}, {end})"
-        assert visible == self.visible(start, end)
+        assert visible == [self.visible(start, end)] * len(FILTERS)
 
     async def find_nothing_outside(self, reader: RemoteLogReader, start: int | None, remote_end: int | None) -> None:
         """Checks that the remote tier has no offset below `start` and none above `remote_end` (inclusive)."""
@@ -173,16 +198,42 @@ def _transactions(batches: Iterable[Batch]) -> tuple[dict[int, int], list[Aborte
     return still_open, aborted
 
 
-def _committed(answer: bytes, aborted: Iterable[AbortedTransaction]) -> list[int]:
-    """Returns the records of one answer that Kafka's consumer does not filter out (docs/semantics.md 7)."""
+def is_abort(records: bytes | memoryview, batch: RecordBatch) -> bool:
+    marker = end_transaction_marker(memoryview(records), batch) if batch.is_control else None
+    return marker is not None and marker.aborts
+
+
+def visible_to_a_set(
+    records: bytes | memoryview, batches: Iterable[RecordBatch], aborted: Iterable[FirstOffset]
+) -> Iterator[RecordBatch]:
+    """Filters as Java, kafka-python and aiokafka do: from a listed first offset to the producer's ABORT marker."""
     waiting = sorted(aborted, key=lambda one: one.first_offset)
-    skipped: set[int] = set()
-    visible = []
-    for batch in iterate_batches(answer):
+    aborting: set[int] = set()
+    for batch in batches:
         while waiting and waiting[0].first_offset <= batch.last_offset:
-            skipped.add(waiting.pop(0).producer_id)
+            aborting.add(waiting.pop(0).producer_id)
         if batch.is_control:
-            skipped.discard(batch.producer_id)
-        elif not (batch.is_transactional and batch.producer_id in skipped):
-            visible += list(range(batch.base_offset, batch.last_offset + 1))
-    return visible
+            if is_abort(records, batch):
+                aborting.discard(batch.producer_id)
+        elif not (batch.is_transactional and batch.producer_id in aborting):
+            yield batch
+
+
+def visible_to_a_list(
+    records: bytes | memoryview, batches: Iterable[RecordBatch], aborted: Iterable[FirstOffset]
+) -> Iterator[RecordBatch]:
+    """Filters as librdkafka and franz-go do: each ABORT marker removes its producer's first entry, in list order."""
+    waiting: dict[int, list[int]] = defaultdict(list)
+    for one in aborted:
+        waiting[one.producer_id].append(one.first_offset)
+    for batch in batches:
+        of_producer = waiting[batch.producer_id]
+        if batch.is_control:
+            if of_producer and is_abort(records, batch):
+                of_producer.pop(0)
+        elif not (batch.is_transactional and of_producer and batch.base_offset >= of_producer[0]):
+            yield batch
+
+
+FILTERS = (visible_to_a_set, visible_to_a_list)
+"""How read_committed consumers hide the records of aborted transactions (docs/semantics.md 7)."""

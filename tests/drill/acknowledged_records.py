@@ -1,4 +1,7 @@
-"""`Oracle` knows which records the cluster has acknowledged: which ones every reader must see, and which none may see.
+"""`AcknowledgedRecords`: the records of the drill's producers that every reader must see, and those that none may see.
+
+The drill does not know the whole log, since a producer may get no answer. `tests/support/expected_log.py` is for logs
+that a test writes itself.
 
 * A record is certain with its offset when it was acknowledged. A record of a transaction is certain when the commit was
   acknowledged. A record without an answer may exist or not.
@@ -18,7 +21,7 @@ Place = tuple[str, int]
 """A topic and a partition."""
 
 
-class PartitionOracle:
+class AcknowledgedPartition:
     def __init__(self, place: Place, violations: Violations) -> None:
         self.place = place
         self._violations = violations
@@ -105,11 +108,11 @@ class PartitionOracle:
             )
 
 
-class Oracle:
+class AcknowledgedRecords:
     def __init__(self, places: Iterable[Place], violations: Violations) -> None:
-        self.partitions = {place: PartitionOracle(place, violations) for place in places}
+        self.partitions = {place: AcknowledgedPartition(place, violations) for place in places}
 
-    def __getitem__(self, place: Place) -> PartitionOracle:
+    def __getitem__(self, place: Place) -> AcknowledgedPartition:
         return self.partitions[place]
 
     @property
