@@ -24,6 +24,7 @@ from tests.support.servers.jars import ServerUnavailable
 from tests.support.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
 from tests.support.servers.object_stores import Azurite, FakeGcs
 from tests.support.servers.own_server import OwnServer
+from tests.support.servers.producing import TopicWith
 from tests.support.servers.secure_kafka import add_users, secure_kafka
 from tests.support.servers.speaking import said_since
 from tests.support.servers.tidegate import TidegateProcess
@@ -272,6 +273,13 @@ def topic_name(request: pytest.FixtureRequest) -> str:
     """Returns a topic name that no other test uses."""
     test = re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name)[:80]
     return f"{test}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def topic_with(request: pytest.FixtureRequest, topic_name: str) -> TopicWith:
+    """Creates the topic of `topic_name` on the test's cluster with these records. Returns their values."""
+    (cluster,) = {"kafka_of_three", "kafka", "secured"}.intersection(request.fixturenames)
+    return TopicWith(request.getfixturevalue(cluster).bootstrap_servers, topic_name)
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,7 @@ from tests.support.rigs.killed_copier import LIMIT_S, STEPS, TIMEOUT_MS, Tiers, 
 from tests.support.servers.copier import CopierOptions
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import (
-    create_topic,
-    produce,
+    TopicWith,
     produce_transaction,
     random_values,
     topic_id_partition,
@@ -56,10 +55,9 @@ async def made_tiers(kafka: KafkaCluster, client: BrokerClient, topic: str, fold
 
 
 async def test_the_remote_tier_holds_the_brokers_own_segment_file_byte_for_byte(
-    kafka: KafkaCluster, client: BrokerClient, topic_name: str, tmp_path: Path
+    kafka: KafkaCluster, client: BrokerClient, topic_name: str, topic_with: TopicWith, tmp_path: Path
 ) -> None:
-    create_topic(kafka.bootstrap_servers, topic_name)
-    produce(kafka.bootstrap_servers, topic_name, random_values(200))
+    topic_with(200)
     produce_transaction(kafka.bootstrap_servers, topic_name, random_values(20), transactional_id="a", commit=False)
     produce_transaction(kafka.bootstrap_servers, topic_name, random_values(20), transactional_id="b", commit=True)
     async with made_tiers(kafka, client, topic_name, tmp_path) as tiers:
@@ -71,10 +69,15 @@ async def test_the_remote_tier_holds_the_brokers_own_segment_file_byte_for_byte(
 
 @pytest.mark.parametrize(("step", "at"), STEPS)
 async def test_a_copier_killed_after_any_step_loses_nothing(
-    kafka: KafkaCluster, client: BrokerClient, topic_name: str, tmp_path: Path, step: str, at: int
+    kafka: KafkaCluster,
+    client: BrokerClient,
+    topic_name: str,
+    topic_with: TopicWith,
+    tmp_path: Path,
+    step: str,
+    at: int,
 ) -> None:
-    create_topic(kafka.bootstrap_servers, topic_name)
-    produce(kafka.bootstrap_servers, topic_name, random_values(120))
+    topic_with(120)
     async with made_tiers(kafka, client, topic_name, tmp_path) as tiers:
         async with copier(replace(tiers.options, kill_after=step, kill_at=at)) as process:
             assert await asyncio.wait_for(process.wait(), LIMIT_S) == -signal.SIGKILL

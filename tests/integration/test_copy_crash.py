@@ -17,7 +17,7 @@ import pytest
 from tests.support.rigs.killed_copier import LIMIT_S, STEPS, TIMEOUT_MS, Tiers, copier, settle
 from tests.support.servers.copier import CopierOptions
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
+from tests.support.servers.producing import filled_topic, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -53,8 +53,7 @@ class ClusterTiers(Tiers):
 @asynccontextmanager
 async def cluster_tiers(kafka: KafkaCluster, topic: str, folder: Path) -> AsyncIterator[ClusterTiers]:
     await asyncio.to_thread(folder.mkdir)
-    await asyncio.to_thread(create_topic, kafka.bootstrap_servers, topic)
-    await asyncio.to_thread(produce, kafka.bootstrap_servers, topic, random_values(120))
+    await asyncio.to_thread(filled_topic, kafka.bootstrap_servers, topic, 120)
     async with AsyncExitStack() as stack:
         client = BrokerClient([kafka.address()], client_id="test")
         stack.push_async_callback(client.close)

@@ -66,7 +66,7 @@ from tests.support.rigs.security_rig import (
 from tests.support.servers.certificates import Authority
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.ports import free_ports
-from tests.support.servers.producing import create_topic, delete_topic, produce
+from tests.support.servers.producing import TopicWith, create_topic, delete_topic
 from tests.support.servers.secure_kafka import MECHANISMS, PROXY, USERS, allow, allow_all, deny
 from tests.support.servers.tidegate import TidegateProcess
 from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
@@ -462,11 +462,10 @@ def test_a_broker_that_is_down_is_waited_for(secured: KafkaCluster, tmp_path: Pa
 
 @pytest.mark.full
 def test_credentials_that_end_later_are_an_alarm_and_asked_again(
-    secured: KafkaCluster, tmp_path: Path, topic_name: str
+    secured: KafkaCluster, tmp_path: Path, topic_name: str, topic_with: TopicWith
 ) -> None:
     """The proxy's own token becomes invalid: clients continue, and the proxy recovers when the token is valid again."""
-    create_topic(secured.bootstrap_servers, topic_name)
-    produce(secured.bootstrap_servers, topic_name, [b"hello"])
+    topic_with([b"hello"])
     allow(secured, "alice", topic_name, READ)
     home = tmp_path / f"later-{topic_name[-8:]}"
     with proxy_before(secured, home, "SASL_PLAINTEXT", sasl("OAUTHBEARER", tmp_path)) as proxy:

@@ -20,7 +20,7 @@ from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import DELETE_RECORDS_COMMAND, KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of
-from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.producing import create_topic, filled_topic, produce, random_values
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = pytest.mark.integration
@@ -126,8 +126,7 @@ async def test_every_deletion_is_answered_as_by_a_broker_with_the_whole_log(
     """Compares with an untiered topic: deletions inside a segment, backwards, across both tiers, and of all records."""
     values = random_values(COUNT)
     for name in (topic, topic_name):
-        create_topic(tiers.kafka.bootstrap_servers, name)
-        await asyncio.to_thread(produce, tiers.kafka.bootstrap_servers, name, values)
+        await asyncio.to_thread(filled_topic, tiers.kafka.bootstrap_servers, name, values)
     seam = await tiers.settled(topic)
 
     def compare() -> None:
@@ -146,10 +145,8 @@ async def test_every_deletion_is_answered_as_by_a_broker_with_the_whole_log(
 
 async def test_deletions_of_several_partitions_in_one_request(tiers: TwoTiers, topic: str) -> None:
     """One partition is tiered, one is local, and one does not exist. Each has its own answer."""
-    create_topic(tiers.kafka.bootstrap_servers, topic, partitions=2)
-    await asyncio.to_thread(produce, tiers.kafka.bootstrap_servers, topic, random_values(COUNT))
+    await tiers.filled(topic, random_values(COUNT), partitions=2)
     await asyncio.to_thread(produce, tiers.kafka.bootstrap_servers, topic, [b"v"] * 3, partition=1)
-    await tiers.settled(topic)
 
     def ask() -> list[tuple[int, int, int]]:
         with Peer(tiers.address) as peer:
@@ -160,10 +157,8 @@ async def test_deletions_of_several_partitions_in_one_request(tiers: TwoTiers, t
 
 
 async def test_the_stock_tool_deletes_over_the_seam(tiers: TwoTiers, topic: str, tmp_path: Path) -> None:
-    create_topic(tiers.kafka.bootstrap_servers, topic)
     values = random_values(COUNT)
-    await asyncio.to_thread(produce, tiers.kafka.bootstrap_servers, topic, values)
-    await tiers.settled(topic)
+    await tiers.filled(topic, values)
     for offset, start in ((41, 41), (HIGH_WATERMARK, COUNT)):
         file = tmp_path / "deletion.json"
         file.write_text(json.dumps({"partitions": [{"topic": topic, "partition": 0, "offset": offset}], "version": 1}))

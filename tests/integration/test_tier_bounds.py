@@ -14,7 +14,11 @@ from tests.support.rigs import tier_command
 from tests.support.rigs.metadata_managers import bear_standstills
 from tests.support.rigs.tier_command import Answer
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
+from tests.support.servers.producing import (
+    TopicWith,
+    delete_topic,
+    topic_id_partition,
+)
 from tests.support.tiers.segment_metadata import copied, segment
 from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient
@@ -45,7 +49,7 @@ class Operator:
 
 
 async def test_the_bounds_of_both_tiers(
-    kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaCluster, topic_name: str, topic_with: TopicWith, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bear_standstills(monkeypatch)
     metadata_topic = f"metadata-of-{topic_name}"
@@ -55,8 +59,7 @@ async def test_the_bounds_of_both_tiers(
     assert err.startswith(f"tidegate: the cluster has no topic {metadata_topic}: nothing was tiered yet; if something")
     assert err.count("\n") == 1
 
-    await asyncio.to_thread(create_topic, kafka.bootstrap_servers, topic_name)
-    await asyncio.to_thread(produce, kafka.bootstrap_servers, topic_name, random_values(100))
+    await asyncio.to_thread(topic_with, 100)
     client = BrokerClient([kafka.address()], client_id="test")
     topic = MetadataTopicSettings(metadata_topic, partition_count=2)
     settings = TopicBasedSettings(tmp_path / "state", prefix=topic_name, topic=topic, write_timeout_ms=TIMEOUT_MS)

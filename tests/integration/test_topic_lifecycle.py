@@ -71,8 +71,7 @@ async def test_what_a_deleted_topic_had_in_the_store_is_collected(
     kafka: KafkaCluster, tmp_path: Path, topic: str
 ) -> None:
     async with two_tiers(kafka, tmp_path, PATTERN, topic_deletion_delay_ms=300) as tiers:
-        create_topic(kafka.bootstrap_servers, topic)
-        await filled(tiers, topic)
+        assert await tiers.filled(topic, random_values(200)) > 0
         partition = await tiers.partition(topic)
         assert tiers.rlmm.is_tiered(partition.topic_id)
         assert any((tmp_path / "remote").rglob("*.log"))
@@ -87,8 +86,8 @@ async def test_a_topic_made_again_serves_nothing_of_the_old_one(
     kafka: KafkaCluster, tmp_path: Path, topic: str
 ) -> None:
     async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
-        create_topic(kafka.bootstrap_servers, topic)
-        old = await filled(tiers, topic)
+        old = random_values(200)
+        assert await tiers.filled(topic, old) > 0
         for read_old in (read_by_name, read_by_id):
             assert await asyncio.to_thread(read_old, tiers.bootstrap, topic, len(old)) == old
         old_partition = await tiers.partition(topic)
@@ -110,8 +109,7 @@ async def test_a_topic_made_again_is_asked_about_at_once(kafka: KafkaCluster, tm
     """The requests use the name, while the proxy still has the old topic's id in its cache."""
     settings = FetchSettings(topic_id_max_age_ms=600_000)
     async with two_tiers(kafka, tmp_path, PATTERN, settings, metadata_max_age="600s") as tiers:
-        create_topic(kafka.bootstrap_servers, topic)
-        await filled(tiers, topic)
+        assert await tiers.filled(topic, random_values(200)) > 0
         old = await tiers.partition(topic)
 
         def ask(timestamp: int) -> int:
@@ -180,8 +178,8 @@ async def test_new_partitions_of_a_topic_are_tiered_as_the_old_ones(
     kafka: KafkaCluster, tmp_path: Path, topic: str
 ) -> None:
     async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
-        create_topic(kafka.bootstrap_servers, topic)
-        first = await filled(tiers, topic)
+        first = random_values(200)
+        assert await tiers.filled(topic, first) > 0
         await asyncio.to_thread(add_partitions, tiers.bootstrap, topic, 2)
         second = await filled(tiers, topic, partition=1)
         for number, values in enumerate((first, second)):

@@ -15,7 +15,7 @@ from tests.support.clients.client import READ_UNCOMMITTED, ClientRecord, OffsetO
 from tests.support.rigs.strict_consumer import consumer_at, read
 from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.producing import produce, random_values
 
 pytestmark = pytest.mark.integration
 
@@ -41,10 +41,8 @@ def offsets_and_values(records: Sequence[ClientRecord]) -> list[tuple[int, bytes
 
 
 async def test_every_record_comes_once_across_the_seam(tiers: TwoTiers, topic: str) -> None:
-    create_topic(tiers.kafka.bootstrap_servers, topic)
     values = random_values(400)
-    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
-    local_start = await tiers.settled(topic)
+    local_start = await tiers.filled(topic, values)
     later = random_values(20)
     await asyncio.to_thread(produce, tiers.bootstrap, topic, later)
     assert 0 < local_start < len(values)
@@ -55,18 +53,14 @@ async def test_every_record_comes_once_across_the_seam(tiers: TwoTiers, topic: s
 
 
 async def test_the_broker_alone_has_lost_what_the_proxy_serves(tiers: TwoTiers, topic: str) -> None:
-    create_topic(tiers.kafka.bootstrap_servers, topic)
-    await asyncio.to_thread(produce, tiers.bootstrap, topic, random_values(200))
-    await tiers.settled(topic)
+    await tiers.filled(topic, random_values(200))
     client = CLIENTS["kafka-python"]
     with pytest.raises(OffsetOutOfRange):
         await asyncio.to_thread(client.read, tiers.kafka.bootstrap_servers, topic, 0, 1, READ_UNCOMMITTED)
 
 
 async def test_offsets_by_name_and_by_timestamp(tiers: TwoTiers, topic: str) -> None:
-    create_topic(tiers.kafka.bootstrap_servers, topic)
-    await asyncio.to_thread(produce, tiers.bootstrap, topic, random_values(200))
-    await tiers.settled(topic)
+    await tiers.filled(topic, random_values(200))
     client = CLIENTS["kafka-python"]
     records = await asyncio.to_thread(client.read, tiers.bootstrap, topic, 0, 51, READ_UNCOMMITTED)
     asked = records[50].timestamp
@@ -75,10 +69,8 @@ async def test_offsets_by_name_and_by_timestamp(tiers: TwoTiers, topic: str) -> 
 
 
 async def test_deleted_records_do_not_reappear(tiers: TwoTiers, topic: str) -> None:
-    create_topic(tiers.kafka.bootstrap_servers, topic)
     values = random_values(200)
-    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
-    await tiers.settled(topic)
+    await tiers.filled(topic, values)
 
     def delete() -> int:
         admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": tiers.bootstrap})
@@ -96,10 +88,8 @@ async def test_deleted_records_do_not_reappear(tiers: TwoTiers, topic: str) -> N
 
 async def test_a_busy_local_partition_and_a_remote_one_in_one_fetch(tiers: TwoTiers, topic: str) -> None:
     """No partition starves, although a producer writes to the local one all the time."""
-    create_topic(tiers.kafka.bootstrap_servers, topic, partitions=2)
     values = random_values(400)
-    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
-    await tiers.settled(topic)
+    await tiers.filled(topic, values, partitions=2)
     stop = asyncio.Event()
 
     async def keep_writing() -> int:
@@ -141,11 +131,9 @@ async def test_a_remote_tier_that_goes_away_and_comes_back_costs_time_only(tiers
     """Each client has its own topic, so no data is cached yet."""
     topics = {name: f"{topic}-{name}" for name in CLIENTS}
     values = random_values(400)
-    for each in topics.values():
-        create_topic(tiers.kafka.bootstrap_servers, each)
-        await asyncio.to_thread(produce, tiers.bootstrap, each, values)
-    for each in topics.values():
-        await tiers.settled(each)
+    async with asyncio.TaskGroup() as group:
+        for each in topics.values():
+            group.create_task(tiers.filled(each, values))
 
     async def interrupt() -> None:
         await tiers.storage.asked.wait()
@@ -167,10 +155,8 @@ async def test_a_leader_that_moves_during_a_backfill_is_followed(
     kafka_of_three: KafkaCluster, tmp_path: Path, topic: str
 ) -> None:
     async with two_tiers(kafka_of_three, tmp_path, PATTERN) as tiers:
-        create_topic(kafka_of_three.bootstrap_servers, topic, replicas=3)
         values = random_values(500)
-        await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
-        assert await tiers.settled(topic) > 100
+        assert await tiers.filled(topic, values, replicas=3) > 100
         partition = await tiers.partition(topic)
         leader = (await tiers.client.leader_of(partition)).node_id
 

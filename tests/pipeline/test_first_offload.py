@@ -13,15 +13,14 @@ from pipeline.offload.job import plan_offload
 from tests.support.pipeline.offload_rig import offload_rig
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import TIMEOUT_S, create_topic, produce, random_values
+from tests.support.servers.producing import TIMEOUT_S, TopicWith
 from tiers.access.open_tier import RemoteTierError
 
 
 def test_a_first_load_makes_the_metadata_topic_unless_the_store_has_segments(
-    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
+    kafka_of_three: KafkaCluster, topic_name: str, topic_with: TopicWith, tmp_path: Path
 ) -> None:
-    create_topic(kafka_of_three.bootstrap_servers, topic_name)
-    produce(kafka_of_three.bootstrap_servers, topic_name, random_values(100))
+    topic_with(100)
     rig = offload_rig(kafka_of_three, tmp_path, topic_name)
     first = replace(rig, text=rig.text.replace("__metadata-", "__first-"))
     (planned,) = plan_offload(first.config, OffloadOptions(max_age_ms=0))

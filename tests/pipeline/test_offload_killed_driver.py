@@ -14,7 +14,7 @@ from tests.support.pipeline import killed_driver
 from tests.support.pipeline.killed_driver import PLACES
 from tests.support.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, offload_rig
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.producing import filled_topic
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 
@@ -45,8 +45,7 @@ def test_a_driver_killed_before_within_or_behind_its_commits_leaves_nothing_with
 def rig_of(kafka: KafkaCluster, folder: Path, topic: str) -> OffloadRig:
     """One partition of four tiles."""
     folder.mkdir()
-    create_topic(kafka.bootstrap_servers, topic)
-    produce(kafka.bootstrap_servers, topic, random_values(200))
+    filled_topic(kafka.bootstrap_servers, topic, 200)
     rig = offload_rig(kafka, folder, topic)
     rig = replace(rig, text=rig.text.replace("*", ""))
     (folder / "config.toml").write_text(rig.text)

@@ -26,6 +26,7 @@ from tests.support.rigs.strict_consumer import consumer_at, read
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import (
     TIMEOUT_S,
+    TopicWith,
     create_topic,
     delete_topic,
     produce,
@@ -94,9 +95,10 @@ def test_a_small_young_end_is_left_and_a_run_ends_at_its_limit(rig: OffloadRig) 
     assert looked.log_bytes.startswith(looked.remote_bytes)
 
 
-async def test_brokers_tell_what_their_logs_take(kafka_of_three: KafkaCluster, topic_name: str) -> None:
-    create_topic(kafka_of_three.bootstrap_servers, topic_name)
-    produce(kafka_of_three.bootstrap_servers, topic_name, random_values(100))
+async def test_brokers_tell_what_their_logs_take(
+    kafka_of_three: KafkaCluster, topic_name: str, topic_with: TopicWith
+) -> None:
+    topic_with(100)
     client = BrokerClient([kafka_of_three.address()], client_id="test")
     try:
         leader = await client.leader_of(await topic_id_partition(client, topic_name))

@@ -11,7 +11,7 @@ import pytest
 from tests.support.pipeline.offload_rig import check_all_is_remote_once, offload_rig
 from tests.support.servers.faulty_s3 import Answer, FaultyS3
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.producing import TopicWith
 from tests.support.servers.versitygw import VersityGateway
 
 BUCKET = "offload-in-trouble"
@@ -28,10 +28,9 @@ WAVES = [
 
 @pytest.mark.integration
 def test_a_store_in_trouble_leaves_nothing_and_in_the_end_everything_is_there_once(
-    kafka_of_three: KafkaCluster, s3: VersityGateway, topic_name: str, tmp_path: Path
+    kafka_of_three: KafkaCluster, s3: VersityGateway, topic_name: str, topic_with: TopicWith, tmp_path: Path
 ) -> None:
-    create_topic(kafka_of_three.bootstrap_servers, topic_name)
-    produce(kafka_of_three.bootstrap_servers, topic_name, random_values(200))
+    topic_with(200)
     asyncio.run(s3.create_bucket(BUCKET))
     with FaultyS3(s3.endpoint_url) as faulty:
         settings = {**s3.settings(BUCKET), "endpoint.url": faulty.url, "timeout.ms": "20000"}

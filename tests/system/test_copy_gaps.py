@@ -16,7 +16,14 @@ from prometheus_client import CollectorRegistry
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
+from tests.support.servers.producing import (
+    TopicWith,
+    create_topic,
+    delete_topic,
+    produce,
+    random_values,
+    topic_id_partition,
+)
 from tests.support.tiers.workbench import POLICY, FakeShareGroups
 from tiers.broker.client import BrokerClient
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
@@ -211,7 +218,7 @@ async def test_a_broker_that_forgot_a_deletion_in_a_crash_is_told_again(
 
 
 async def test_a_topic_made_again_under_its_name_between_plan_and_trim_is_left_alone(
-    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+    kafka: KafkaCluster, topic_name: str, topic_with: TopicWith, tmp_path: Path
 ) -> None:
     bootstrap = kafka.bootstrap_servers
 
@@ -227,8 +234,7 @@ async def test_a_topic_made_again_under_its_name_between_plan_and_trim_is_left_a
             break
         produce(bootstrap, topic_name, random_values(900))
 
-    await asyncio.to_thread(create_topic, bootstrap, topic_name)
-    await asyncio.to_thread(produce, bootstrap, topic_name, random_values(900))
+    await asyncio.to_thread(topic_with, 900)
     async with tasks_on(kafka, topic_name, tmp_path, make_again) as tasks:
         await tasks.copy()
         with pytest.raises(BrokerError):

@@ -14,6 +14,7 @@ from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import (
     create_topic,
     delete_topic,
+    filled_topic,
     produce,
     produce_transaction,
     random_values,
@@ -46,8 +47,7 @@ async def filled(
     kafka: KafkaCluster, client: BrokerClient, topic: str, count: int
 ) -> tuple[BrokerLogSource, TopicIdPartition, int]:
     """Creates a topic with `count` records. Returns its source, its partition and its leader epoch."""
-    create_topic(kafka.bootstrap_servers, topic)
-    produce(kafka.bootstrap_servers, topic, random_values(count))
+    filled_topic(kafka.bootstrap_servers, topic, count)
     partition = await topic_id_partition(client, topic)
     source = BrokerLogSource(client)
     return source, partition, (await source.bounds(partition, TIMEOUT_MS)).leader_epoch

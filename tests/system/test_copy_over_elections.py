@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
+from tests.support.servers.producing import TopicWith, produce, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
@@ -91,11 +91,10 @@ async def copying(kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path)
 
 
 async def test_a_leader_that_is_killed_costs_no_record(
-    kafka_of_three: KafkaCluster, copying: Copying, topic_name: str
+    kafka_of_three: KafkaCluster, copying: Copying, topic_name: str, topic_with: TopicWith
 ) -> None:
     bootstrap = kafka_of_three.bootstrap_servers
-    await asyncio.to_thread(create_topic, bootstrap, topic_name, replicas=3)
-    await asyncio.to_thread(produce, bootstrap, topic_name, random_values(200))
+    await asyncio.to_thread(topic_with, 200, replicas=3)
     partition = await topic_id_partition(copying.client, topic_name)
     leader = (await copying.client.leader_of(partition)).node_id
     await copying.until_remote(partition, 199)

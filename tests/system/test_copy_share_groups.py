@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.clients.share_member import ShareMember, start_at_earliest
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic, delete_topic, produce, topic_id_partition
+from tests.support.servers.producing import TopicWith, delete_topic, produce, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.errors import BrokerError
@@ -35,11 +35,10 @@ async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
 
 
 async def test_the_lowest_start_offset_of_any_share_group_is_found(
-    kafka: KafkaCluster, client: BrokerClient, topic_name: str
+    kafka: KafkaCluster, client: BrokerClient, topic_name: str, topic_with: TopicWith
 ) -> None:
     bootstrap = kafka.bootstrap_servers
-    create_topic(bootstrap, topic_name, partitions=2)
-    produce(bootstrap, topic_name, [b"%d" % n for n in range(50)])
+    topic_with([b"%d" % n for n in range(50)], partitions=2)
     ahead, behind = f"{topic_name}-ahead", f"{topic_name}-behind"
     partition = await topic_id_partition(client, topic_name)
     groups = ClusterShareGroups(client)

@@ -12,7 +12,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
+from tests.support.servers.producing import (
+    TopicWith,
+    delete_topic,
+    topic_id_partition,
+)
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
@@ -107,10 +111,9 @@ async def process(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Async
 
 
 async def test_copy_trim_and_delete_with_metadata_in_the_cluster(
-    kafka: KafkaCluster, process: Process, topic_name: str
+    kafka: KafkaCluster, process: Process, topic_name: str, topic_with: TopicWith
 ) -> None:
-    create_topic(kafka.bootstrap_servers, topic_name)
-    produce(kafka.bootstrap_servers, topic_name, random_values(100))
+    topic_with(100)
     partition = await topic_id_partition(process.client, topic_name)
 
     async def all_is_remote() -> bool:
@@ -146,10 +149,9 @@ async def test_copy_trim_and_delete_with_metadata_in_the_cluster(
 
 
 async def test_the_users_retention_holds_over_both_tiers(
-    kafka: KafkaCluster, process: Process, topic_name: str
+    kafka: KafkaCluster, process: Process, topic_name: str, topic_with: TopicWith
 ) -> None:
-    create_topic(kafka.bootstrap_servers, topic_name, config={"retention.bytes": "50000"})
-    produce(kafka.bootstrap_servers, topic_name, random_values(100))
+    topic_with(100, config={"retention.bytes": "50000"})
     partition = await topic_id_partition(process.client, topic_name)
 
     async def the_head_is_gone() -> bool:

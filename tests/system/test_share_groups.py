@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,13 +47,6 @@ def column(table: str, name: str, topic: str) -> list[str]:
     return [line[header.index(name)] for line in lines if topic in line]
 
 
-async def filled(tiers: TwoTiers, topic: str, values: Sequence[bytes]) -> int:
-    """Creates a topic whose head is remote. Returns its local log start."""
-    await asyncio.to_thread(create_topic, tiers.kafka.bootstrap_servers, topic)
-    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
-    return await tiers.settled(topic)
-
-
 async def trimmed_to(tiers: TwoTiers, topic: str, offset: int) -> None:
     async with asyncio.timeout(300):
         while True:
@@ -68,7 +61,7 @@ async def test_a_share_group_sees_the_local_tier_and_trims_wait_for_it(
     of_group = ("--group", topic)
     await asyncio.to_thread(start_at_earliest, tiers.bootstrap, topic)
     values = random_values(150)
-    local_start = await filled(tiers, topic, values)
+    local_start = await tiers.filled(topic, values)
     assert 0 < local_start < 150
 
     await asyncio.to_thread(member.join, tiers.bootstrap, topic, topic)
@@ -85,7 +78,7 @@ async def test_a_share_group_sees_the_local_tier_and_trims_wait_for_it(
     more = random_values(100)
     await asyncio.to_thread(produce, tiers.bootstrap, topic, more)
     await trimmed_to(tiers, topic, 150)
-    assert await filled(tiers, f"{topic}-other", random_values(150)) > 0, "other topics must be trimmed"
+    assert await tiers.filled(f"{topic}-other", random_values(150)) > 0, "other topics must be trimmed"
     assert await tiers.local_log_start(topic) == 150, "the trim must stop at the group's start offset"
     described = await run(tools, tiers, "kafka-share-groups", *of_group, "--describe", "--offsets")
     assert column(described, "START-OFFSET", topic) == ["150"]

@@ -25,7 +25,7 @@ from protocol.primitives import write_array_length, write_string
 from protocol.records.record_batch import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD, verify_batches
 from protocol.records.record_reader import first_record_at_or_after, read_records
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic, produce, produce_transaction
+from tests.support.servers.producing import TopicWith, create_topic, produce, produce_transaction
 
 pytestmark = pytest.mark.integration
 
@@ -207,9 +207,8 @@ def test_records_and_look_ups_of_every_codec(kafka: KafkaCluster, peer: Peer, to
             assert (answer.timestamp, answer.offset) == (found or (-1, -1))
 
 
-def test_list_offsets_at_every_version(kafka: KafkaCluster, peer: Peer, topic_name: str) -> None:
-    create_topic(kafka.bootstrap_servers, topic_name)
-    produce(kafka.bootstrap_servers, topic_name, [b"v"] * 20)
+def test_list_offsets_at_every_version(kafka: KafkaCluster, peer: Peer, topic_name: str, topic_with: TopicWith) -> None:
+    topic_with([b"v"] * 20)
     for version in range(1, 12):
         latest = list_offsets(peer, version, topic_name, 0, -1)
         assert (latest.topic, latest.error_code, latest.offset) == (topic_name, 0, 20)
@@ -228,9 +227,8 @@ def list_offsets(peer: Peer, version: int, topic: str, partition: int, timestamp
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_delete_records(kafka: KafkaCluster, peer: Peer, topic_name: str, version: int) -> None:
-    create_topic(kafka.bootstrap_servers, topic_name)
-    produce(kafka.bootstrap_servers, topic_name, [b"v"] * 20)
+def test_delete_records(kafka: KafkaCluster, peer: Peer, topic_name: str, topic_with: TopicWith, version: int) -> None:
+    topic_with([b"v"] * 20)
     compact = version == 2
     tags = b"\x00" if compact else b""
     body = write_array_length(1, compact) + write_string(topic_name, compact) + write_array_length(1, compact)

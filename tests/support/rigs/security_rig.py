@@ -17,7 +17,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from tests.support.rigs.strict_consumer import until_trimmed
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.producing import filled_topic
 from tests.support.servers.secure_kafka import PROXY, USERS, token, write_token
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.broker.client import BrokerClient
@@ -173,9 +173,7 @@ class HalfTrimmed(NamedTuple):
 
 
 def half_trimmed(cluster: KafkaCluster, topic: str, count: int = RECORDS) -> HalfTrimmed:
-    values = random_values(count)
-    create_topic(cluster.bootstrap_servers, topic)
-    produce(cluster.bootstrap_servers, topic, values)
+    values = filled_topic(cluster.bootstrap_servers, topic, count)
     return HalfTrimmed(topic, values, until_trimmed(cluster, topic, count // 2))
 
 

@@ -6,7 +6,7 @@ All parts are those of production, except the metadata, which stays in memory. B
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from tests.support.fakes.faulty_storage import FaultyStorage
 from tests.support.fakes.in_memory_rlmm import IN_MEMORY_TOPIC_ID, InMemoryRemoteLogMetadataManager
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.ports import consecutive_free_ports
-from tests.support.servers.producing import delete_topics, topic_id_partition
+from tests.support.servers.producing import create_topic, delete_topics, produce, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
@@ -77,6 +77,12 @@ class TwoTiers:
 
     async def local_log_start(self, topic: str, index: int = 0) -> int:
         return (await self.source.bounds(await self.partition(topic, index), TIMEOUT_MS)).log_start_offset
+
+    async def filled(self, topic: str, values: Sequence[bytes], *, partitions: int = 1, replicas: int = 1) -> int:
+        """Creates a topic, fills its first partition through the proxy, and waits as `settled` does."""
+        create_topic(self.kafka.bootstrap_servers, topic, partitions=partitions, replicas=replicas)
+        await asyncio.to_thread(produce, self.bootstrap, topic, values)
+        return await self.settled(topic)
 
     async def settled(self, topic: str, index: int = 0, *, is_decided: bool = True) -> int:
         """Waits until all records are copied and all but the newest segment are trimmed. Returns the local log start.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import wait
+from dataclasses import dataclass
 from uuid import UUID
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -124,6 +125,42 @@ def produce(
     )
     _send(producer, topic, values, partition)
     _flush(producer, topic)
+
+
+def filled_topic(
+    bootstrap: str,
+    topic: str,
+    records: int | Sequence[bytes],
+    *,
+    partitions: int = 1,
+    replicas: int = 1,
+    config: Mapping[str, str] | None = None,
+) -> list[bytes]:
+    """Creates a topic, and fills its first partition with these values or this number of random ones. Returns them."""
+    values = random_values(records) if isinstance(records, int) else list(records)
+    create_topic(bootstrap, topic, partitions=partitions, replicas=replicas, config=config)
+    produce(bootstrap, topic, values)
+    return values
+
+
+@dataclass(frozen=True)
+class TopicWith:
+    """Fills one topic of one cluster."""
+
+    bootstrap: str
+    topic: str
+
+    def __call__(
+        self,
+        records: int | Sequence[bytes],
+        *,
+        partitions: int = 1,
+        replicas: int = 1,
+        config: Mapping[str, str] | None = None,
+    ) -> list[bytes]:
+        return filled_topic(
+            self.bootstrap, self.topic, records, partitions=partitions, replicas=replicas, config=config
+        )
 
 
 def produce_transaction(
