@@ -9,7 +9,7 @@ import signal
 import tempfile
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.clients.kafka_tools import KafkaTools
 from tests.support.rigs.security_rig import assert_nothing_secret_was_said, proxy_before, sasl, section
+from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
 from tests.support.servers.certificates import Authority
 from tests.support.servers.hdfs import SUPERUSER, HdfsCluster
 from tests.support.servers.jars import ServerUnavailable
@@ -29,6 +30,7 @@ from tests.support.servers.secure_kafka import add_users, secure_kafka
 from tests.support.servers.speaking import said_since
 from tests.support.servers.tidegate import TidegateProcess
 from tests.support.servers.versitygw import VersityGateway
+from tiers.broker.client import BrokerClient
 
 # No test asserts timing, so hypothesis has no deadline and no health check for slow machines.
 settings.register_profile("tidegate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -280,6 +282,29 @@ def topic_with(request: pytest.FixtureRequest, topic_name: str) -> TopicWith:
     """Creates the topic of `topic_name` on the test's cluster with these records. Returns their values."""
     (cluster,) = {"kafka_of_three", "kafka", "secured"}.intersection(request.fixturenames)
     return TopicWith(request.getfixturevalue(cluster).bootstrap_servers, topic_name)
+
+
+@pytest.fixture
+async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
+    """A proxy in the test's process. It tiers the test's `topic`."""
+    async with two_tiers(kafka, tmp_path, PATTERN) as made:
+        yield made
+
+
+@pytest.fixture
+def topic(topic_name: str) -> str:
+    """Returns the name of a topic that `tiers` tiers, and that no other test uses."""
+    return f"tiered-{topic_name}"
+
+
+@pytest.fixture
+async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
+    client = BrokerClient([kafka.address()], client_id="test")
+    await client.open()
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 @pytest.fixture(scope="session")

@@ -26,14 +26,6 @@ from tiers.log.broker_log import BrokerLogSource
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
-    client = BrokerClient([kafka.address()], client_id="test")
-    await client.open()
-    yield client
-    await client.close()
-
-
 @asynccontextmanager
 async def made_tiers(kafka: KafkaCluster, client: BrokerClient, topic: str, folder: Path) -> AsyncIterator[Tiers]:
     """Makes a topic. Waits for the transaction markers, which brokers write after the commit has returned."""

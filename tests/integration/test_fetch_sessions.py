@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -15,26 +15,14 @@ from protocol.apis.fetch.response import FetchResponse
 from protocol.errors import ErrorCode
 from tests.support.fakes.broker.fetch_frames import Ask
 from tests.support.rigs.raw_client import Forwarded, RawClient, raw_client
-from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
 from tests.support.servers.kafka import CONSOLE_CONSUMER, SHORT_LIVED, SHRINKS_SOON, KafkaCluster
 from tests.support.servers.producing import create_topic, delete_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 
 VERSION = 17
-PATTERN = "tiered-*"
 WAIT_MS = 300
-
-
-@pytest.fixture
-async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
-    async with two_tiers(kafka, tmp_path, PATTERN) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(topic_name: str) -> str:
-    return f"tiered-{topic_name}"
 
 
 @pytest.fixture

@@ -50,7 +50,6 @@ from tests.support.rigs.security_rig import (
     TIMEOUT_S,
     WRITE,
     HalfTrimmed,
-    eventually,
     for_kafka_python,
     for_librdkafka,
     half_trimmed,
@@ -63,6 +62,7 @@ from tests.support.rigs.security_rig import (
     send,
     total,
 )
+from tests.support.rigs.waiting import until
 from tests.support.servers.certificates import Authority
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.ports import free_ports
@@ -449,7 +449,7 @@ def test_a_broker_that_is_down_is_waited_for(secured: KafkaCluster, tmp_path: Pa
         arguments = [sys.executable, "-m", "proxy", "serve", "--config", str(proxy.config)]
         process = subprocess.Popen(arguments, stdout=output, stderr=subprocess.STDOUT)
         try:
-            eventually(lambda: "the cluster's metadata cannot be read" in proxy.output.read_text())
+            until(lambda: "the cluster's metadata cannot be read" in proxy.output.read_text())
             code, out, _ = run("check", proxy.config)
             assert code == 1
             assert f"no broker answers at 127.0.0.1:{port}" in out
@@ -472,7 +472,7 @@ def test_credentials_that_end_later_are_an_alarm_and_asked_again(
         good = (tmp_path / "token").read_text()
         (tmp_path / "token").write_text("no.token.at-all")
         # The session of a connection ends after a few seconds, and the next session needs the token.
-        eventually(lambda: "the brokers reject the proxy" in proxy.output.read_text())
+        until(lambda: "the brokers reject the proxy" in proxy.output.read_text())
         assert not proxy.is_ready()
         alice = for_kafka_python("alice", "PLAIN")
         assert read_by_kafka_python(proxy.bootstrap_servers, topic_name, 1, alice) == [(0, b"hello")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from protocol.records.record_batch import verify_batches
 from protocol.records.record_reader import read_records
 from tests.support.rigs.differential_answers import settled
 from tests.support.rigs.strict_consumer import until_trimmed
-from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.rigs.two_tiers_rig import TwoTiers
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import DELETE_RECORDS_COMMAND, KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of
@@ -25,7 +25,6 @@ from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = pytest.mark.integration
 
-PATTERN = "tiered-*"
 HIGH_WATERMARK = -1
 EARLIEST = -2
 COUNT = 200
@@ -107,17 +106,6 @@ class Log(Peer):
 def check_begins_at(address: tuple[str, int], topic: str, start: int, values: Sequence[bytes]) -> None:
     with Log(address, topic) as log:
         log.check_begins_at(start, values)
-
-
-@pytest.fixture
-def topic(topic_name: str) -> str:
-    return f"tiered-{topic_name}"
-
-
-@pytest.fixture
-async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
-    async with two_tiers(kafka, tmp_path, PATTERN) as made:
-        yield made
 
 
 async def test_every_deletion_is_answered_as_by_a_broker_with_the_whole_log(

@@ -17,7 +17,7 @@ from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeader
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import verify_batches
 from tests.support.rigs import late_tier
-from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of
 from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
@@ -25,7 +25,6 @@ from tiers.broker.client import BrokerClient, Leader
 
 pytestmark = pytest.mark.integration
 
-PATTERN = "tiered-*"
 VERSIONS = range(2, 5)
 RECORDS_PER_EPOCH = 50
 WRITTEN = (True, True, False, True, True)
@@ -75,11 +74,6 @@ async def history(kafka: KafkaCluster, topic: str) -> Leader:
         return leader
     finally:
         await client.close()
-
-
-@pytest.fixture
-def topic(topic_name: str) -> str:
-    return f"tiered-{topic_name}"
 
 
 def end_offsets(address: tuple[str, int], topic: str, leader_epoch: int) -> list[tuple[int, int, int]]:

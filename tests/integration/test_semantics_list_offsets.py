@@ -6,7 +6,7 @@ The test first asks the broker, at every version and with both isolation levels.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +14,13 @@ from confluent_kafka import Producer
 
 from protocol.errors import ErrorCode
 from tests.support.rigs.late_tier import Answer, listed
-from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer
 from tests.support.servers.producing import create_topic, produce, random_values, transactional_producer
 
 pytestmark = pytest.mark.integration
 
-PATTERN = "tiered-*"
 TIMEOUT_S = 300.0
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 VERSIONS = range(1, 12)
@@ -72,17 +71,6 @@ def ask_everything(
                     answers = listed(peer, version, topic, asked, isolation_level=isolation_level)
                     found[version, isolation_level, timestamp] = answers
     return found
-
-
-@pytest.fixture
-def topic(topic_name: str) -> str:
-    return f"tiered-{topic_name}"
-
-
-@pytest.fixture
-async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
-    async with two_tiers(kafka, tmp_path, PATTERN) as made:
-        yield made
 
 
 async def test_every_version_by_timestamp_and_by_name(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:

@@ -21,14 +21,12 @@ from tests.support.clients.all_clients import CLIENTS
 from tests.support.clients.client import Client
 from tests.support.rigs.transaction_reference import Reference, ask_broker, check_every_start, reference_of, whole_log
 from tests.support.rigs.transaction_writer import Writer
-from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import topic_id_of
 from tests.support.servers.producing import create_topic
 
 pytestmark = pytest.mark.integration
-
-PATTERN = "tiered-*"
 
 
 def decided_history(writer: Writer) -> None:
@@ -61,11 +59,6 @@ async def shared_by_two_tiers(kafka: KafkaCluster, folder: Path, topic: str) -> 
     async with two_tiers(kafka, folder, PATTERN) as tiers:
         await tiers.settled(topic)
         yield tiers
-
-
-@pytest.fixture
-def topic(topic_name: str) -> str:
-    return f"tiered-{topic_name}"
 
 
 async def test_every_answer_hides_what_the_broker_hid(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:

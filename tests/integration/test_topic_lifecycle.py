@@ -18,7 +18,7 @@ from tests.support.clients.librdkafka import Librdkafka
 from tests.support.rigs import tier_command
 from tests.support.rigs.late_tier import listed
 from tests.support.rigs.strict_consumer import consumer_at, read
-from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of
@@ -30,13 +30,7 @@ from tiers.storage.object_key import parse_segment_key
 pytestmark = pytest.mark.integration
 
 TIMEOUT_S = 300.0
-PATTERN = "tiered-*"
 EARLIEST, LATEST_TIERED = -2, -5
-
-
-@pytest.fixture
-def topic(topic_name: str) -> str:
-    return f"tiered-{topic_name}"
 
 
 async def filled(tiers: TwoTiers, topic: str, partition: int = 0) -> list[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import confluent_kafka
@@ -13,27 +13,15 @@ import pytest
 from tests.support.clients.all_clients import CLIENTS
 from tests.support.clients.client import READ_UNCOMMITTED, ClientRecord, OffsetOutOfRange
 from tests.support.rigs.strict_consumer import consumer_at, read
-from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import produce, random_values
 
 pytestmark = pytest.mark.integration
 
 TIMEOUT_S = 300.0
-PATTERN = "tiered-*"
 RECORD = tuple[int, bytes]
 """An offset and a value."""
-
-
-@pytest.fixture
-async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
-    async with two_tiers(kafka, tmp_path, PATTERN) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(topic_name: str) -> str:
-    return f"tiered-{topic_name}"
 
 
 def offsets_and_values(records: Sequence[ClientRecord]) -> list[tuple[int, bytes | None]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,24 +11,11 @@ from protocol.apis.fetch.request import FetchRequest, parse_fetch_request
 from protocol.header import parse_request_header
 from proxy.handlers.base import FetchSettings
 from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState
-from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
 from tests.support.servers.kafka import CONSOLE_CONSUMER, KafkaCluster
 from tests.support.servers.producing import create_topic, produce
 
 pytestmark = pytest.mark.integration
-
-PATTERN = "tiered-*"
-
-
-@pytest.fixture
-async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
-    async with two_tiers(kafka, tmp_path, PATTERN) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(topic_name: str) -> str:
-    return f"tiered-{topic_name}"
 
 
 @pytest.mark.parametrize("hold_bytes", [256 * 1024, 5_000])

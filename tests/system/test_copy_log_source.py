@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from uuid import UUID
 
 import pytest
@@ -33,14 +32,6 @@ TIMEOUT_MS = 300_000
 
 def still_ours() -> None:
     """The check of an owner that never loses its ownership."""
-
-
-@pytest.fixture
-async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
-    client = BrokerClient([kafka.address()], client_id="test")
-    await client.open()
-    yield client
-    await client.close()
 
 
 async def filled(

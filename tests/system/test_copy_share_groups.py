@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
 from uuid import uuid4
@@ -22,16 +21,6 @@ pytestmark = pytest.mark.integration
 
 TIMEOUT_MS = 60_000
 WAIT_S = 300
-
-
-@pytest.fixture
-async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
-    made = BrokerClient([kafka.address()], client_id="test")
-    await made.open()
-    try:
-        yield made
-    finally:
-        await made.close()
 
 
 async def test_the_lowest_start_offset_of_any_share_group_is_found(

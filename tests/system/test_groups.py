@@ -6,9 +6,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import confluent_kafka
 import kafka as kafka_python
@@ -16,8 +15,8 @@ import pytest
 from kafka.errors import OffsetOutOfRangeError
 
 from tests.support.rigs.record_deletion import delete_records
-from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
-from tests.support.servers.kafka import CONSUMER_GROUP_COMMAND, KafkaCluster
+from tests.support.rigs.two_tiers_rig import TwoTiers
+from tests.support.servers.kafka import CONSUMER_GROUP_COMMAND
 from tests.support.servers.producing import create_topic, produce, random_values, transactional_producer
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
@@ -28,17 +27,6 @@ TIMEOUT_S = 300.0
 PROTOCOLS = ["classic", "consumer"]
 RECORD = tuple[str, int, int, bytes]
 """A record: topic, partition, offset and value."""
-
-
-@pytest.fixture
-async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
-    async with two_tiers(kafka, tmp_path, "tiered-*") as made:
-        yield made
-
-
-@pytest.fixture
-def topic(topic_name: str) -> str:
-    return f"tiered-{topic_name}"
 
 
 async def fill(tiers: TwoTiers, topic: str, partitions: int, count: int) -> set[RECORD]:

@@ -22,12 +22,12 @@ from tests.support.rigs.security_rig import (
     TIMEOUT_S,
     HalfTrimmed,
     assert_nothing_secret_was_said,
-    eventually,
     half_trimmed,
     proxy_before,
     read_by_kafka_python,
     section,
 )
+from tests.support.rigs.waiting import until
 from tests.support.servers.certificates import Authority
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.secure_kafka import allow, allow_all
@@ -119,7 +119,7 @@ def test_both_tiers_by_mutual_tls_through_any_worker(mutual: Mutual, authority: 
             stranger.list_topics(timeout=5)
         return "the client sent no certificate" in mutual.proxy.output.read_text()
 
-    eventually(is_turned_down)
+    until(is_turned_down)
     stranger.close()
     assert "every client has the rights of this certificate" in mutual.proxy.output.read_text()
 
@@ -136,12 +136,12 @@ def test_a_new_certificate_for_clients_reaches_every_worker(
         asyncio.run(knock(*mutual.proxy.address))
         return workers_that_said(mutual.proxy, "changed certificates are in use") == names
 
-    eventually(is_everywhere)
+    until(is_everywhere)
     # Every worker shows the new certificate to new clients.
     assert before not in {issuer_of(mutual.proxy, client) for _ in range(20)}
     assert mutual.read(successor.ca, client, count=1) == [(0, mutual.topic.values[0])]
     mutual.replace(mutual.served, authority.identity("served"))
-    eventually(lambda: not served_by_stranger(mutual, client, successor))
+    until(lambda: not served_by_stranger(mutual, client, successor))
 
 
 def served_by_stranger(mutual: Mutual, client: Path, stranger: Authority) -> bool:
@@ -164,9 +164,9 @@ def test_the_proxys_own_certificate_and_authority_change_under_way(
     start = mutual.topic.local_log_start
     assert mutual.read(authority.ca, client, start, 1) == [(start, mutual.topic.values[start])]
     mutual.replace(mutual.shown, authority.identity(SECOND))
-    eventually(lambda: not reads_again(mutual, authority.ca, client))
+    until(lambda: not reads_again(mutual, authority.ca, client))
     mutual.replace(mutual.shown, authority.identity(FIRST))
-    eventually(lambda: reads_again(mutual, authority.ca, client))
+    until(lambda: reads_again(mutual, authority.ca, client))
 
     mutual.replace(mutual.trusted, Authority(tmp_path / "stranger").ca)
 
@@ -174,9 +174,9 @@ def test_the_proxys_own_certificate_and_authority_change_under_way(
         asyncio.run(first_byte(mutual.proxy, authority, client))
         return workers_that_said(mutual.proxy, "its certificate is not accepted") != set()
 
-    eventually(is_turned_down)
+    until(is_turned_down)
     mutual.replace(mutual.trusted, authority.ca)
-    eventually(lambda: reads_again(mutual, authority.ca, client))
+    until(lambda: reads_again(mutual, authority.ca, client))
 
 
 def reads_again(mutual: Mutual, ca: Path, client: Path) -> bool:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from tests.support.clients.kafka_tools import KafkaTools
 from tests.support.clients.share_member import ShareMember, start_at_earliest
-from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
-from tests.support.servers.kafka import KafkaCluster
+from tests.support.rigs.two_tiers_rig import TwoTiers
 from tests.support.servers.producing import create_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
@@ -21,17 +19,6 @@ pytestmark = pytest.mark.integration
 def member() -> Iterator[ShareMember]:
     with ShareMember() as member:
         yield member
-
-
-@pytest.fixture
-async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
-    async with two_tiers(kafka, tmp_path, "tiered-*") as made:
-        yield made
-
-
-@pytest.fixture
-def topic(topic_name: str) -> str:
-    return f"tiered-{topic_name}"
 
 
 async def run(tools: KafkaTools, tiers: TwoTiers, script: str, *args: str) -> str:

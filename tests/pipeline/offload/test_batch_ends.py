@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.offload.batch_ends import DamagedLogError, end_of_batch, first_damaged
 from protocol.records.record_batch import iterate_batches
-from tests.support.fakes.damaged_log import DamagedLog
+from tests.support.fakes.in_memory_log import DamagedLog
 from tests.support.fakes.record_batches import batch_of
 from tiers.model.ids import TopicIdPartition
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.offload.task import Stop, StopError
-from tests.support.fakes.damaged_log import DamagedLog
-from tests.support.fakes.in_memory_log import Aborted
+from tests.support.fakes.in_memory_log import Aborted, DamagedLog
 from tests.support.fakes.record_batches import build_batch, control_batch, record
 from tests.support.pipeline.one_offload import Offload
 from tests.support.tiers.workbench import Workbench

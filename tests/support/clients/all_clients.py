@@ -6,12 +6,10 @@ from collections.abc import Mapping
 
 from tests.support.clients.aio import AioKafka
 from tests.support.clients.client import CONSUMER, Client, Positioned, Reader
-from tests.support.clients.franz_go import FranzGo
 from tests.support.clients.java_client import JavaClient
-from tests.support.clients.kafka_go import KafkaGo
-from tests.support.clients.kafka_js import KafkaJs
 from tests.support.clients.kafka_python import KafkaPython
 from tests.support.clients.librdkafka import Librdkafka
+from tests.support.clients.programs import FranzGo, KafkaGo, KafkaJs
 from tests.support.servers.kafka import KAFKA_VERSION
 
 CLIENTS: Mapping[str, Client] = {

@@ -129,3 +129,15 @@ class InMemoryLog:
     def _fail(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+
+class DamagedLog(InMemoryLog):
+    """A log of which a broker cannot read one batch."""
+
+    damaged_offset = -1
+
+    async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
+        read = await super().read(partition, offset, max_bytes, timeout_ms)
+        if any(batch.base_offset == self.damaged_offset for batch in iterate_batches(read.records)):
+            raise BrokerError("CRC", ErrorCode.CORRUPT_MESSAGE)
+        return read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from confluent_kafka.admin._acl import AclOperation
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from tests.support.rigs.strict_consumer import until_trimmed
+from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import filled_topic
 from tests.support.servers.secure_kafka import PROXY, USERS, token, write_token
@@ -151,16 +152,9 @@ def total(proxy: TidegateProcess, pattern: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-def eventually(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(CHECK_S)
-
-
 def reads_for_clients(proxy: TidegateProcess) -> float:
     """Returns the number of reads from the store, when nothing is left to copy. Copies are read back too."""
-    eventually(lambda: total(proxy, COPY_LAG) == 0)
+    until(lambda: total(proxy, COPY_LAG) == 0)
     return total(proxy, STORE_READS)
 
 

@@ -50,6 +50,9 @@ from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
 TIMEOUT_MS = 60_000
 
+PATTERN = "tiered-*"
+"""The topics that tests tier in this rig."""
+
 
 @dataclass(frozen=True)
 class TwoTiers:

@@ -93,9 +93,6 @@ class HdfsCluster:
     def start_data_node(self) -> None:
         self._start(DATA_NODE)
 
-    def kill_name_node(self) -> None:
-        self._kill(NAME_NODE)
-
     def kill_data_node(self) -> None:
         self._kill(DATA_NODE)
 

@@ -66,7 +66,6 @@ TOPIC_COMMAND = "org.apache.kafka.tools.TopicCommand"
 CONFIG_COMMAND = "kafka.admin.ConfigCommand"
 CONSUMER_GROUP_COMMAND = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 DELETE_RECORDS_COMMAND = "org.apache.kafka.tools.DeleteRecordsCommand"
-GET_OFFSET_SHELL = "org.apache.kafka.tools.GetOffsetShell"
 CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ConsumerPerformance"
 PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
 
@@ -304,12 +303,6 @@ class KafkaCluster:
         if check and done.returncode != 0:
             raise RuntimeError(f"{main} ended with {done.returncode}: {done.stderr[-2000:]}{done.stdout[-2000:]}")
         return done
-
-    def start_tool(self, main: str, *args: str) -> subprocess.Popen[str]:
-        """Starts a Java tool. The caller reads its output and ends it."""
-        command = [*java_command(main, heap_mib=256, log_level="WARN"), *args]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
     def _lay_out(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-kafka-"))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.support.fakes.record_batches import batch_of, build_batch, record
-from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention, workbench
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
 from tiers.errors import LogDivergedError, OwnershipLostError
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_metadata import LeaderEpochEntry
@@ -19,12 +17,6 @@ from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
 from tiers.tasks.lineage import find_common_end
 
 AT_ONCE = replace(POLICY, segment_ms=0)
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Workbench]:
-    async with workbench(tmp_path) as made:
-        yield made
 
 
 def produce(bench: Workbench, count: int) -> None:
