@@ -1,4 +1,8 @@
-"""Unmodified clients read a topic with a trimmed head without a gap, a duplicate or a reset."""
+"""Unmodified clients read a topic with a trimmed head without a gap, a duplicate or a reset.
+
+The Java client does so with and without fetch sessions. franz-go uses no session on a connection after an answer with
+session id 0.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,17 @@ import confluent_kafka
 import kafka as kafka_python
 import pytest
 
+from protocol.apis.fetch.request import FetchRequest, parse_fetch_request
+from protocol.header import parse_request_header
+from proxy.handlers.base import FetchSettings
+from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState
 from tests.support.clients.all_clients import CLIENTS
 from tests.support.clients.client import READ_UNCOMMITTED, ClientRecord, OffsetOutOfRange
 from tests.support.rigs.strict_consumer import consumer_at, read
 from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
-from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import produce, random_values
+from tests.support.servers.franz import binary, read_with_franz
+from tests.support.servers.kafka import CONSOLE_CONSUMER, KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 
@@ -162,3 +171,104 @@ async def test_a_leader_that_moves_during_a_backfill_is_followed(
             await asyncio.to_thread(kafka_of_three.start_broker, leader)
         assert found == list(enumerate(values))
         assert moved_to.node_id != leader
+
+
+COUNT = 10_000
+"""The number of records in each topic."""
+
+
+async def test_a_half_trimmed_topic_beside_a_local_one_comes_exactly_once(
+    kafka: KafkaCluster, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary()  # fails before any server starts if the program is missing
+    tiered, local = f"tiered-{topic_name}", f"local-{topic_name}"
+    values = {topic: [f"{topic}:{n}:{'x' * 40}".encode() for n in range(COUNT)] for topic in (tiered, local)}
+    epochs: list[int] = []
+    """The session epochs, in the order of the requests."""
+    async with two_tiers(kafka, tmp_path, "tiered-*") as tiers:
+        for topic in (tiered, local):
+            create_topic(kafka.bootstrap_servers, topic)
+        first, rest = values[tiered][: COUNT // 2], values[tiered][COUNT // 2 :]
+        await asyncio.to_thread(produce, tiers.bootstrap, tiered, first, records_per_batch=100)
+        await tiers.settled(tiered)
+        await asyncio.to_thread(produce, tiers.bootstrap, local, values[local], records_per_batch=100)
+        on_request = tiers.fetch.on_request
+
+        def recorded(exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+            frame, version = exchange.request.frame, exchange.request.api_version
+            epochs.append(parse_fetch_request(frame, parse_request_header(frame).body_position, version).session_epoch)
+            return on_request(exchange)
+
+        monkeypatch.setattr(tiers.fetch, "on_request", recorded)
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(asyncio.to_thread(read_with_franz, tiers.bootstrap, [tiered, local], 2 * COUNT))
+            await asyncio.to_thread(produce, tiers.bootstrap, tiered, rest, records_per_batch=100)
+        assert tiers.storage.gets
+    for topic in (tiered, local):
+        found = [(record.offset, record.value) for record in reading.result() if record.topic == topic]
+        assert found == list(enumerate(values[topic]))
+    assert epochs[0] == 0  # it asks for a session, and never again after a refusal
+    assert set(epochs[epochs.index(-1) :]) == {-1}
+
+
+@pytest.mark.parametrize("hold_bytes", [256 * 1024, 5_000])
+async def test_the_java_client_reads_a_trimmed_partition_beside_a_local_one(
+    kafka: KafkaCluster, tmp_path: Path, topic: str, hold_bytes: int
+) -> None:
+    """The client uses sessions. With the smaller limit, answers stream, and remote partitions come a request later."""
+    async with two_tiers(kafka, tmp_path, PATTERN, FetchSettings(hold_bytes=hold_bytes)) as tiers:
+        beside = f"beside-{topic}"
+        for name in (topic, beside):
+            create_topic(kafka.bootstrap_servers, name)
+        values = [f"{n}-".ljust(1000, "x").encode() for n in range(300)]
+        others = [f"other-{n}-".ljust(1000, "y").encode() for n in range(300)]
+        await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
+        await asyncio.to_thread(produce, tiers.bootstrap, beside, others)
+        await tiers.settled(topic)
+        consumed = await asyncio.to_thread(
+            kafka.run_tool,
+            CONSOLE_CONSUMER,
+            *("--bootstrap-server", tiers.bootstrap, "--include", f"{topic}|{beside}", "--from-beginning"),
+            *("--max-messages", "600", "--timeout-ms", "120000"),
+            *("--command-property", "max.partition.fetch.bytes=20000"),
+        )
+        lines = consumed.stdout.split("\n")[:600]
+        assert [line for line in lines if line.endswith("x")] == [value.decode() for value in values]
+        assert [line for line in lines if line.endswith("y")] == [value.decode() for value in others]
+
+
+async def test_fetch_sessions_of_local_topics_reach_the_broker_untouched(tiers: TwoTiers, topic_name: str) -> None:
+    """The topic's name does not match a tiered one."""
+    create_topic(tiers.kafka.bootstrap_servers, topic_name)
+    await asyncio.to_thread(produce, tiers.bootstrap, topic_name, [b"%d" % n for n in range(5)])
+    forwarded: list[FetchRequest] = []
+    in_session = asyncio.Event()
+    on_request = tiers.fetch.on_request
+
+    def record(exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        before = exchange.request.frame
+        action, state = on_request(exchange)
+        assert isinstance(action, Forward)
+        assert action.frame == before
+        header = parse_request_header(before)
+        forwarded.append(parse_fetch_request(before, header.body_position, header.api_version))
+        if forwarded[-1].session_epoch > 2:
+            in_session.set()
+        return action, state
+
+    tiers.fetch.on_request = record  # type: ignore[method-assign]  # replaced by a recorder for this test
+    consuming = asyncio.to_thread(
+        tiers.kafka.run_tool,
+        CONSOLE_CONSUMER,
+        *("--bootstrap-server", tiers.bootstrap, "--topic", topic_name, "--from-beginning"),
+        *("--max-messages", "10", "--timeout-ms", "120000"),
+    )
+    async with asyncio.TaskGroup() as group:
+        consumer = group.create_task(consuming)
+        async with asyncio.timeout(300):
+            await in_session.wait()
+        await asyncio.to_thread(produce, tiers.bootstrap, topic_name, [b"%d" % n for n in range(5, 10)])
+    assert consumer.result().stdout.split() == [str(n) for n in range(10)]
+    incremental = [request for request in forwarded if request.session_epoch > 0]
+    assert len({request.session_id for request in incremental}) == 1
+    assert all(request.session_id for request in incremental)

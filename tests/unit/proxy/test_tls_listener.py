@@ -1,17 +1,28 @@
-"""The listener itself; what its clients see is in `test_tls.py` and `test_tls_limits.py`."""
+"""The TLS listener, and what strangers may cost: handshakes that never end, are none, or come by the thousand.
+
+`test_tls.py` tests what its clients see.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import ssl
 from collections.abc import Coroutine
 from pathlib import Path
+
+import pytest
 
 from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admissions
 from proxy.wire.server import bind
 from proxy.wire.tls_listener import TlsListener
-from tests.support.proxy.tls_sides import for_clients
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import OPAQUE, connected, request
+from tests.support.proxy.proxy_harness import Proxy, proxy_before
+from tests.support.proxy.tls_sides import client_side, connected_by_tls, for_clients
 from tests.support.servers.certificates import Authority
 from tests.support.servers.ports import free_ports
 from tests.support.servers.stream_server import StreamServer
@@ -41,3 +52,114 @@ async def test_a_listener_may_be_closed_again(tmp_path: Path) -> None:
         await accepted.wait()
         writer.close()
         await writer.wait_closed()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+def client_hello(authority: Authority) -> bytes:
+    outgoing = ssl.MemoryBIO()
+    handshake = client_side(authority).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        handshake.do_handshake()
+    return outgoing.read()
+
+
+async def is_served(proxy: Proxy, broker: FakeBroker, authority: Authority) -> bool:
+    async with connected_by_tls(proxy.port, client_side(authority)) as wire:
+        await wire.send(request(OPAQUE, 4, 1))
+        return await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
+
+
+async def test_what_is_no_handshake_gives_its_place_back(authority: Authority) -> None:
+    hello = client_hello(authority)
+    limits = ConnectionLimits(max_connections=1)
+    async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
+        for said in (
+            os.urandom(4_000),
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\x16\x03\x01\xff\xff" + os.urandom(2_000),
+            hello[:5] + b"\x01\xff\xff\xff" + hello[9:],
+            hello[:-20] + os.urandom(20),
+        ):
+            async with connected(proxy.port) as stranger:
+                await stranger.send_raw(said)
+                stranger.half_close()
+                await stranger.ended()
+        for said in (b"", hello[:3], hello[:100], hello):
+            async with connected(proxy.port) as stranger:
+                await stranger.send_raw(said)
+                stranger.half_close()
+                await stranger.ended()
+        assert broker.connections_made == 0
+        assert await is_served(proxy, broker, authority)
+        assert proxy.metrics.rejected_connections == 0
+
+
+async def test_half_a_handshake_has_a_deadline(authority: Authority) -> None:
+    limits = ConnectionLimits(handshake_timeout_ms=500, max_connections=2)
+    hello = client_hello(authority)
+    async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
+        for _ in range(2):  # in the places that were given back
+            async with connected(proxy.port) as one, connected(proxy.port) as other:
+                with contextlib.suppress(ConnectionError):  # a busy machine may be late with this already
+                    await one.send_raw(hello[:100])
+                    await other.send_raw(hello)
+                await one.ended()
+                await other.ended()
+        assert proxy.metrics.closed == {"tls_handshake": 4}
+        assert proxy.metrics.rejected_connections == 0
+
+
+async def test_thousands_of_attempts_hold_no_more_than_the_limit(authority: Authority) -> None:
+    limits = ConnectionLimits(max_connections=20, handshake_timeout_ms=300_000)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(20):
+            await stack.enter_async_context(connected(proxy.port))
+
+        async def attempt() -> bytes:
+            async with connected(proxy.port) as stranger:
+                return await stranger.ended()
+
+        for _ in range(50):
+            assert await asyncio.gather(*(attempt() for _ in range(40))) == [b""] * 40
+        assert proxy.metrics.rejected_connections == 2_000
+        await stack.aclose()
+        async with asyncio.timeout(60):
+            while proxy.metrics.closed["tls_handshake"] < 20:  # noqa: ASYNC110  # a counter tells nobody
+                await asyncio.sleep(0.01)
+        assert await is_served(proxy, broker, authority)
+
+
+async def test_a_request_above_the_limit_ends_a_tls_connection_too(authority: Authority) -> None:
+    limits = ConnectionLimits(max_request_bytes=1_000)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy,
+        connected_by_tls(proxy.port, client_side(authority)) as wire,
+    ):
+        await wire.send(request(OPAQUE, 4, 1, bytes(1_000)))
+        assert await wire.ended() == b""
+        assert broker.connections_made == 0
+
+
+async def test_a_request_before_authentication_has_a_limit_of_its_own() -> None:
+    limits = ConnectionLimits(max_unauthenticated_request_bytes=1_000)
+    large = request(OPAQUE, 4, 2, bytes(1_000))
+    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as wire:
+        await wire.send(large)
+        assert await wire.ended() == b""
+    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as wire:
+        await wire.send(request(36, 2, 1))
+        upstream = await broker.accepted()
+        assert await upstream.receive() == request(36, 2, 1)
+        await upstream.send(b"\x00\x00\x00\x01")
+        await wire.receive()
+        await wire.send(large)
+        assert await upstream.receive() == large

@@ -1,6 +1,8 @@
-"""The metadata topic loses its end: the proxy treats no record as removed, and all records come back.
+"""The metadata topic loses its end or everything: the proxy treats no record as removed, and all records come back.
 
-A power failure does this, if the disk has less of the metadata's log than of the topic's log."""
+A power failure does this, if the disk has less of the metadata's log than of the topic's log. A proxy without a state
+concludes nothing from an empty metadata topic.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.errors import ErrorCode
 from tests.support.rigs.loss_rig import (
     Site,
     Watch,
@@ -218,3 +221,33 @@ def test_a_proxy_that_read_the_lost_end_notices_the_loss_in_a_grown_log(
 
     rebuild(site, None)
     check_all_is_well(site, values)
+
+
+FEW = 600
+"""The number of records when all metadata is lost."""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_consumers_wait_where_metadata_was_lost(topic_name: str, tmp_path: Path, workers: int) -> None:
+    with KafkaCluster(settings=SHRINKS_SOON, java_options=SHORT_LIVED) as broker:
+        site, values = Site(broker, tmp_path, topic_name, workers=workers), random_values(FEW)
+        create_topic(broker.bootstrap_servers, topic_name)
+        with site.proxy() as proxy:
+            produce(proxy.bootstrap_servers, topic_name, values)
+            until(lambda: site.is_remote_up_to(FEW - 1))
+            until_trimmed(broker, topic_name, FEW // 2)
+        broker.stop_broker(1)
+        shutil.rmtree(broker.log_folder(site.metadata_topic, 0))
+        shutil.rmtree(site.state)
+        broker.start_broker(1)
+
+        log_start = site.local_log_start()
+        with site.alarmed_proxy() as proxy:
+            watch = Watch(site, proxy, [0, log_start - 1, log_start, FEW - 1])
+            watch.until(lambda: alarms(proxy, topic_name, "metadata-lost") > 0)
+            leader = leader_behind(proxy)
+            assert site.earliest(leader) is None
+            assert site.fetch_error(leader, 0) == ErrorCode.REPLICA_NOT_AVAILABLE
+            local = records_from(proxy.bootstrap_servers, topic_name, log_start, FEW - log_start)
+            assert local == numbered(values)[log_start:]
+            watch.check()
