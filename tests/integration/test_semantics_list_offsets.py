@@ -17,7 +17,7 @@ from tests.support.rigs.late_tier import Answer, listed
 from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer
-from tests.support.servers.producing import create_topic, produce, random_values, transactional_producer
+from tests.support.servers.producing import create_topic, filled_topic, produce, random_values, transactional_producer
 
 pytestmark = pytest.mark.integration
 
@@ -150,8 +150,7 @@ def ask_of_one(
 
 async def test_an_open_transaction_bounds_committed_look_ups(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
     """The newest timestamps are above the last stable offset. That hides them only from read_committed."""
-    create_topic(kafka.bootstrap_servers, topic)
-    await asyncio.to_thread(produce, kafka.bootstrap_servers, topic, random_values(120))
+    await asyncio.to_thread(filled_topic, kafka.bootstrap_servers, topic, 120)
     producer = transactional_producer(kafka.bootstrap_servers, topic)
     producer.begin_transaction()
     for value in random_values(20):
