@@ -16,11 +16,11 @@ from tiers.config.tier_config import TierConfig, load_config_file, parse_config_
 class PipelineConfig(TierConfig):
     """The shared settings. Sections that only a proxy reads are accepted without validation."""
 
-    listener: object = Field(None, repr=False, exclude=True)
-    admin: object = Field(None, repr=False, exclude=True)
-    log: object = Field(None, repr=False, exclude=True)
-    limits: object = Field(None, repr=False, exclude=True)
-    workers: object = Field(None, repr=False, exclude=True)
+    listener: object = Field(default=None, repr=False, exclude=True)
+    admin: object = Field(default=None, repr=False, exclude=True)
+    log: object = Field(default=None, repr=False, exclude=True)
+    limits: object = Field(default=None, repr=False, exclude=True)
+    workers: object = Field(default=None, repr=False, exclude=True)
 
 
 def load_pipeline_config(path: Path) -> PipelineConfig:

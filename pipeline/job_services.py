@@ -19,7 +19,6 @@ from pipeline.spark.task_runner import Cancellable, TaskRunner
 from tiers.access.console import say
 from tiers.access.open_tier import OpenTier
 from tiers.broker.share_groups import ClusterShareGroups
-from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
@@ -28,7 +27,7 @@ from tiers.tasks.failed_deletions import FailedDeletions
 from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.partition_manifest import PartitionManifestTask
-from tiers.tasks.task_services import TaskServices
+from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -71,10 +70,7 @@ def job_services(tier: OpenTier, spool_folder: Path) -> Iterator[TaskServices]:
     timeout_ms = tier.config.upstream.request_timeout_ms
     settings = RemoteLogManagerSettings(
         spool_dir=spool_folder,
-        visible_after_ms=remote_log.visible_after_ms,
-        topic_deletion_delay_ms=remote_log.topic_deletion_delay_ms,
-        topic_deletion_unproved_delay_ms=remote_log.topic_deletion_unproved_delay_ms,
-        custom_metadata_max_bytes=remote_log.custom_metadata_max_bytes,
+        remote_log=remote_log,
         request_timeout_ms=timeout_ms,
         expire_max_bytes_per_run=sys.maxsize,
     )

@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from proxy.limits_config import LimitsConfig
-from tiers.config.settings import Section
+from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
 from tiers.config.tier_config import TierConfig, load_config_file, parse_config_text
 from tiers.config.upstream_config import CertificateConfig
 
@@ -48,11 +47,13 @@ class ListenerTlsConfig(CertificateConfig):
     subsections = frozenset({"certificates"})
 
     client_ca: Path | None = Field(
-        None, alias="client.ca", description="The file with the authorities that sign the certificates of clients."
+        default=None,
+        validation_alias="client.ca",
+        description="The file with the authorities that sign the certificates of clients.",
     )
     client_auth: Literal["none", "requested", "required"] = Field(
-        "none",
-        alias="client.auth",
+        default="none",
+        validation_alias="client.auth",
         description=(
             "Whether clients must present a certificate. With `requested`, a client may present none, but the proxy "
             "rejects an invalid one."
@@ -79,27 +80,30 @@ class ListenerConfig(Section):
 
     subsections = frozenset({"tls"})
 
-    host: str = Field("0.0.0.0", min_length=1, description="The address to bind.")
+    host: str = Field(default="0.0.0.0", min_length=1, description="The address to bind.")
     advertised_host: str = Field(
-        "localhost", alias="advertised.host", min_length=1, description="The host name that the proxy tells clients."
+        default="localhost",
+        validation_alias="advertised.host",
+        min_length=1,
+        description="The host name that the proxy tells clients.",
     )
     bootstrap_port: int = Field(
-        9092,
-        alias="bootstrap.port",
+        default=9092,
+        validation_alias="bootstrap.port",
         gt=0,
         lt=65_536,
         description="The port for the `bootstrap.servers` setting of clients.",
     )
     base_port: int = Field(
-        9100,
-        alias="base.port",
+        default=9100,
+        validation_alias="base.port",
         gt=0,
         lt=65_536,
         description="The first port for brokers: clients reach broker N at this port + N.",
     )
     reuse_port: bool = Field(
-        False,
-        alias="reuse.port",
+        default=False,
+        validation_alias="reuse.port",
         description="Whether to bind with SO_REUSEPORT, so that several processes share the ports. Workers always do.",
     )
     tls: ListenerTlsConfig | None = None
@@ -110,16 +114,121 @@ class AdminConfig(Section):
     is ready when each process is ready, and every time series has the label `process`.
     """
 
-    host: str = Field("127.0.0.1", min_length=1, description="The address to bind.")
-    port: int = Field(9190, ge=0, lt=65_536, description="The port. 0 turns the admin port off.")
+    host: str = Field(default="127.0.0.1", min_length=1, description="The address to bind.")
+    port: int = Field(default=9190, ge=0, lt=65_536, description="The port. 0 turns the admin port off.")
 
 
 class LogConfig(Section):
     """The log of the process, on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="The lowest level to write.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The lowest level to write."
+    )
     format: Literal["text", "json"] = Field(
-        "text", description="The format of the lines: text for people, or one JSON object per line."
+        default="text", description="The format of the lines: text for people, or one JSON object per line."
+    )
+
+
+class LimitsConfig(Section):
+    """The limits of each client and of all clients together."""
+
+    max_connections: int = Field(
+        default=10_000,
+        validation_alias="max.connections",
+        ge=0,
+        description="The number of client connections. 0 means no limit.",
+    )
+    max_connections_per_address: int = Field(
+        default=0,
+        validation_alias="max.connections.per.address",
+        ge=0,
+        description="The number of client connections from one IP address. 0 means no limit.",
+    )
+    handshake_timeout_ms: DurationMs = Field(
+        default=10_000,
+        validation_alias="handshake.timeout.ms",
+        gt=0,
+        description="How long a TLS handshake with a client may take.",
+    )
+    max_request_bytes: SizeBytes = Field(
+        default=100 * MIB,
+        validation_alias="socket.request.max.bytes",
+        gt=0,
+        description="The maximum size of a request, as on a broker.",
+    )
+    max_unauthenticated_request_bytes: SizeBytes = Field(
+        default=MIB // 2,
+        validation_alias="sasl.server.max.receive.size",
+        gt=0,
+        description=(
+            "The maximum size of a request before the client has authenticated. It applies if there is an "
+            "`[upstream.sasl]`."
+        ),
+    )
+    max_held_request_bytes: SizeBytes = Field(
+        default=16 * MIB,
+        validation_alias="held.request.max.bytes",
+        gt=0,
+        description="The maximum size of a request of an API that the proxy decodes.",
+    )
+    max_held_response_bytes: SizeBytes = Field(
+        default=128 * MIB,
+        validation_alias="held.response.max.bytes",
+        gt=0,
+        description="The maximum size of a response that the proxy decodes as a whole.",
+    )
+    max_held_remote_bytes: SizeBytes = Field(
+        default=64 * MIB,
+        validation_alias="held.remote.responses.max.bytes",
+        gt=0,
+        description=(
+            "The memory for all responses with remote records together, until the clients have received them."
+        ),
+    )
+    remote_fetch_max_bytes_per_second: SizeBytes | None = Field(
+        default=None,
+        validation_alias="remote.fetch.max.bytes.per.second",
+        gt=0,
+        description=(
+            "The quota for the reads from the remote tier by the clients with one client id. It is divided evenly "
+            "among workers."
+        ),
+    )
+    max_in_flight: int = Field(
+        default=256,
+        validation_alias="max.in.flight.requests",
+        gt=0,
+        description="The number of unanswered requests per connection.",
+    )
+    connect_timeout_ms: DurationMs = Field(
+        default=5_000,
+        validation_alias="connect.timeout.ms",
+        gt=0,
+        description="The deadline of one attempt to connect to a broker.",
+    )
+    connect_deadline_ms: DurationMs = Field(
+        default=20_000,
+        validation_alias="connect.deadline.ms",
+        gt=0,
+        description="The deadline of all attempts to connect to a broker, while the client waits.",
+    )
+    idle_timeout_ms: DurationMs = Field(
+        default=0,
+        validation_alias="connections.max.idle.ms",
+        ge=0,
+        description="The time after which the proxy closes an idle connection. With 0, only the brokers close them.",
+    )
+    half_close_timeout_ms: DurationMs = Field(
+        default=5_000,
+        validation_alias="half.close.timeout.ms",
+        gt=0,
+        description="How long the proxy still answers a client that has stopped sending.",
+    )
+    drain_timeout_ms: DurationMs = Field(
+        default=30_000,
+        validation_alias="drain.timeout.ms",
+        gt=0,
+        description="How long the proxy waits for requests in progress when it stops.",
     )
 
 
@@ -136,12 +245,12 @@ class TidegateConfig(TierConfig):
         "limits": LimitsConfig,
     }
 
-    listener: ListenerConfig = Field(default_factory=ListenerConfig.defaults)
-    admin: AdminConfig = Field(default_factory=AdminConfig.defaults)
-    log: LogConfig = Field(default_factory=LogConfig.defaults)
-    limits: LimitsConfig = Field(default_factory=LimitsConfig.defaults)
+    listener: ListenerConfig = ListenerConfig()
+    admin: AdminConfig = AdminConfig()
+    log: LogConfig = LogConfig()
+    limits: LimitsConfig = LimitsConfig()
     workers: int = Field(
-        0,
+        default=0,
         ge=0,
         le=1024,
         description=(

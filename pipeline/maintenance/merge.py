@@ -115,7 +115,7 @@ async def merge_groups(
     kept = [(part, unnamed[part.topic_id_partition]) for part in replaced if part.topic_id_partition in unnamed]
     replaced = [part for part in replaced if part.topic_id_partition not in unnamed]
     if replaced:
-        await sleep(max(grace_ms, services.settings.visible_after_ms) / 1000)
+        await sleep(max(grace_ms, services.settings.remote_log.visible_after_ms) / 1000)
         done.purge = await purge(services, config, runner, replaced)
     done.purge.failed += kept
     return done

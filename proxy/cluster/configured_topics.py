@@ -14,8 +14,7 @@ from uuid import UUID
 
 from cachetools import LRUCache
 
-from tiers.config.remote_log_settings import TopicRule
-from tiers.config.topic_policy import TopicPolicy, managed_rule, policy_of
+from tiers.config.topic_policy import TopicConfig, TopicPolicy, managed_rule, policy_of
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
@@ -41,7 +40,7 @@ class PolicyConfigs(Protocol):
 class ConfiguredTopics:
     def __init__(
         self,
-        rules: Sequence[TopicRule],
+        rules: Sequence[TopicConfig],
         metadata: RemoteLogMetadataReader,
         topics: TopicNames,
         configs: PolicyConfigs,
@@ -55,7 +54,7 @@ class ConfiguredTopics:
         self._configs = configs
         self._clock_ms = clock_ms
         self._max_age_ms = max_age_ms
-        self._answers: LRUCache[UUID, tuple[int, TopicRule, bool]] = LRUCache(_MAX_TOPICS)
+        self._answers: LRUCache[UUID, tuple[int, TopicConfig, bool]] = LRUCache(_MAX_TOPICS)
 
     def may_be_tiered(self, topic_id: UUID) -> bool:
         """Whether `is_tiered` may return True. Does not wait. True too while the topic's name is unknown here."""
@@ -85,7 +84,7 @@ class ConfiguredTopics:
         self._answers[topic_id] = now_ms, rule, is_managed
         return is_managed
 
-    def _rule(self, topic_id: UUID, name: str) -> TopicRule | None:
+    def _rule(self, topic_id: UUID, name: str) -> TopicConfig | None:
         try:
             return managed_rule(name, self._rules, self._metadata.topic_tier_config(topic_id))
         except ValueError as error:

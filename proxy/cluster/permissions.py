@@ -19,7 +19,6 @@ from protocol.errors import ErrorCode
 from proxy.config import TidegateConfig
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
-from tiers.config.topic_policy import topic_rule
 from tiers.errors import BrokerError
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
@@ -79,7 +78,7 @@ async def missing_permissions(
     essential += await _may_coordinate(
         client, key, _TRANSACTION, f"WRITE on transactional ids that begin with {key}", timeout_ms
     )
-    rules = [topic_rule(topic) for topic in config.topics]
+    rules = config.topics
     others = await _may_keep(client, FAILED_DELETIONS_TOPIC, rights, timeout_ms)
     others += [
         line

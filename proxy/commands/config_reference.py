@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from proxy.config import TidegateConfig
 from tiers.config.settings import DurationMs, SizeBytes
-from tiers.config.tier_config import own_fields
+from tiers.config.tier_config import key_of, own_fields
 from tiers.config.topic_settings import (
     COPY_DISABLE,
     DELETE_ON_DISABLE,
@@ -96,7 +96,7 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
         if name == "settings":
             yield f"| *others* | | {field.description} |"
         else:
-            yield _row(field.alias or field.serialization_alias or name, field)
+            yield _row(key_of(name, field), field)
 
 
 def _row(key: str, field: FieldInfo) -> str:

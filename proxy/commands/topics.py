@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.cluster.broker_configs import BrokerConfigs, BrokerValue
@@ -11,8 +11,7 @@ from proxy.commands.tools import run_command
 from proxy.config import load_config
 from tiers.access.console import AsJson, ConfigFile, progress_count, show_json, show_table, time_text
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, open_tier
-from tiers.config.remote_log_settings import TopicRule
-from tiers.config.topic_policy import matching_rule, topic_rule
+from tiers.config.topic_policy import TopicConfig, matching_rule
 from tiers.config.topic_settings import TierValue, tier_values
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -87,7 +86,7 @@ def _settings_text(settings: Mapping[str, Setting]) -> str:
 
 
 async def tiered_topics(tier: OpenTier) -> list[TieredTopic]:
-    rules = [topic_rule(topic) for topic in tier.config.topics]
+    rules = tier.config.topics
     by_topic: dict[TopicIdPartition, list[TopicIdPartition]] = {}
     for partition in tier.metadata.partitions():
         by_topic.setdefault(TopicIdPartition(partition.topic_id, 0, partition.topic), []).append(partition)
@@ -106,7 +105,7 @@ def _line(
     tier: OpenTier,
     topic: TopicIdPartition,
     partitions: list[TopicIdPartition],
-    rules: list[TopicRule],
+    rules: Sequence[TopicConfig],
     brokers: Mapping[str, Mapping[str, BrokerValue]],
 ) -> TieredTopic:
     known = tier.cluster.topics_by_id.get(topic.topic_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
@@ -14,7 +14,9 @@ from protocol.header import parse_request_header
 from proxy.cluster.configured_topics import ConfiguredTopics, NothingConfigured
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
+from proxy.config import LimitsConfig
 from proxy.wire.exchange import Request
+from tiers.config.settings import RemoteLogConfig
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
@@ -62,16 +64,14 @@ class Topology(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
+    """The settings of the handlers: those of the file, and those that only code sets."""
+
+    remote_log: RemoteLogConfig = field(default_factory=RemoteLogConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     hold_bytes: int = 256 * KIB
     """The largest response that is held and fully patched. Larger responses are streamed."""
     fetch_max_bytes: int = 55 * MIB
     """The most bytes that one request gets, whatever its own MaxBytes. The default is a broker's fetch.max.bytes."""
-    hold_budget_bytes: int = 64 * MIB
-    """The memory for all held responses to requests with remote partitions together."""
-    remote_fetch_max_wait_ms: int = 5_000
-    """remote.fetch.max.wait.ms: how long a request for only remote partitions may wait, if its MaxWait is shorter."""
-    visibility_ms: int = 10_000
-    """T_vis (docs/design.md, safety rule 1)."""
     metadata_timeout_ms: int = 2_000
     bounds_timeout_ms: int = 2_000
     bounds_max_age_ms: int = 1_000
@@ -80,12 +80,10 @@ class FetchSettings:
     """The length of one slice of the second long poll.
 
     A response that becomes complete during a slice waits at most until the slice ends."""
-    list_offsets_timeout_ms: int = 15_000
-    """remote.list.offsets.request.timeout.ms, capped below the clients' request timeouts."""
 
     @property
     def metadata_max_age_ms(self) -> int:
-        return self.visibility_ms // 2
+        return self.remote_log.visible_after_ms // 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class ListOffsetsHandler:
         response = parse_list_offsets_response(payload, body_position, request.version)
         asked = {(one.topic, one.partition): one for one in request.partitions}
         settings = self._tools.settings
-        timeout_ms = settings.list_offsets_timeout_ms
+        timeout_ms = settings.remote_log.list_offsets_timeout_ms
         if request.timeout_ms > 0:
             timeout_ms = min(timeout_ms, request.timeout_ms)
         deadline_ms = exchange.request.received_at_ms + timeout_ms

@@ -29,7 +29,7 @@ from protocol.errors import ErrorCode
 from proxy.cluster.broker_configs import BrokerValue
 from proxy.handlers.base import FetchSettings, Topology
 from proxy.handlers.metadata_topic_guard import REFUSAL
-from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_policy import TopicConfig
 from tiers.config.topic_settings import (
     BROKER_DEFAULTS,
     REMOTE_STORAGE_ENABLE,
@@ -113,7 +113,7 @@ class TopicTierConfigs:
         brokers: TopicConfigs,
         metadata: TierConfigMetadata,
         settings: FetchSettings,
-        rules: Sequence[TopicRule],
+        rules: Sequence[TopicConfig],
         own_topics: Collection[str],
     ) -> None:
         """`own_topics` are the remote log's own topics, which clients must not change."""
@@ -124,7 +124,7 @@ class TopicTierConfigs:
         self._rules = tuple(rules)
         self._own_topics = own_topics
 
-    def rule(self, topic: str) -> TopicRule | None:
+    def rule(self, topic: str) -> TopicConfig | None:
         """Returns the first rule of the settings file that matches the topic."""
         if topic.startswith("__"):
             return None
@@ -268,7 +268,7 @@ class _Pending:
 
     resource: ConfigResource
     topic_id: UUID | None
-    rule: TopicRule | None
+    rule: TopicConfig | None
     changes: Mapping[str, str | None]
     own: Mapping[str, str]
     replaces: bool

@@ -28,7 +28,6 @@ from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
 from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.fetch.pass_through import PassThroughFetchHandler, ShareFetchHandler
 from proxy.handlers.produce import ProduceHandler
-from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from proxy.process.admin_http import admin_http
 from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
@@ -103,18 +102,18 @@ class Proxy:
             refresh_interval_ms=config.upstream.metadata_max_age_ms,
         )
         self.handlers = pass_through_handlers(self.topology.advertised_address)
-        limits: ConnectionLimits = config.limits.of_connections(brokers_ask_for_sasl=config.upstream.sasl is not None)
         prefix_handlers: Mapping[int, ProduceHandler] = {
             ApiKey.PRODUCE: ProduceHandler(self.topology.advertised_address)
         }
         self.server = ProxyServer(
             Router(self.handlers, prefix_handlers),
-            limits,
+            config.limits,
             self.metrics,
             drain_answers=DRAIN_ANSWERS,
             reuse_port=config.listener.reuse_port,
             tls=listener_tls(config.listener.tls),
             upstream_tls=self.client.tls,
+            brokers_ask_for_sasl=config.upstream.sasl is not None,
         )
         self._config = config
         self._registry = registry

@@ -19,17 +19,14 @@ from proxy.config import TidegateConfig
 from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
-from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.storage_registry import create_storage
-from tiers.config.topic_policy import topic_rule
 from tiers.errors import RemoteLogError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
-from tiers.quota import QuotaWindow, RateQuota
+from tiers.quota import RateQuota
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.failed_deletions import FailedDeletions
@@ -37,7 +34,7 @@ from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_disable import RemoteDisableTask
 from tiers.tasks.remote_log_manager import RemoteLogManager
-from tiers.tasks.task_services import TaskServices
+from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
 from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
@@ -77,15 +74,11 @@ async def open_metadata(
     storage: InstrumentedRemoteStorageManager,
 ) -> TopicBasedRemoteLogMetadataManager:
     """Opens the remote log metadata; the stack closes it. Raises `RemoteTierError`."""
-    remote_log = config.remote_log
-    topic = MetadataTopicSettings(
-        remote_log.metadata_topic, remote_log.metadata_topic_partitions, remote_log.metadata_topic_replication_factor
-    )
     metadata = TopicBasedRemoteLogMetadataManager(
         client,
         TopicBasedSettings(
             metadata_folder(config),
-            topic=topic,
+            topic=config.remote_log.metadata_topic_settings,
             refusal_to_create=lambda: _segments_without_metadata(config, client, storage),
         ),
     )
@@ -112,7 +105,7 @@ async def run_remote_log_manager(
     """Runs the RLM tasks until the stack closes. They have their own task group, so a failure ends nothing else."""
     registry.register(RemoteLogMetadataMetrics(metadata))
     services = _task_services(config, client, storage, metadata, registry)
-    rules = [topic_rule(topic) for topic in config.topics]
+    rules = config.topics
     manager = RemoteLogManager(
         services,
         TieredTopics(client, rules, services.metrics, metadata.topic_tier_config),
@@ -165,14 +158,7 @@ def _task_services(
     remote_log = config.remote_log
     settings = RemoteLogManagerSettings(
         spool_dir=config.state.path / "spool",
-        process_interval_ms=remote_log.task_interval_ms,
-        retry_interval_ms=remote_log.task_retry_backoff_ms,
-        topics_interval_ms=min(10_000, remote_log.task_interval_ms),
-        copier_tasks=remote_log.copier_threads,
-        visible_after_ms=remote_log.visible_after_ms,
-        topic_deletion_delay_ms=remote_log.topic_deletion_delay_ms,
-        topic_deletion_unproved_delay_ms=remote_log.topic_deletion_unproved_delay_ms,
-        custom_metadata_max_bytes=remote_log.custom_metadata_max_bytes,
+        remote_log=remote_log,
         request_timeout_ms=config.upstream.request_timeout_ms,
     )
     return TaskServices(
@@ -200,5 +186,4 @@ def _task_services(
 def _copy_quota(remote_log: RemoteLogConfig) -> RateQuota | None:
     if remote_log.copy_max_bytes_per_second is None:
         return None
-    window = QuotaWindow(remote_log.copy_quota_window_num, remote_log.copy_quota_window_size_seconds * 1000)
-    return RateQuota(remote_log.copy_max_bytes_per_second, window, monotonic_ms)
+    return RateQuota(remote_log.copy_max_bytes_per_second, remote_log.copy_quota_window, monotonic_ms)

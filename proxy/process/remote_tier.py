@@ -39,14 +39,13 @@ from proxy.process.remote_log import metadata_folder, open_metadata, open_storag
 from proxy.wire.exchange import Handler
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import BrokerClient, monotonic_ms
-from tiers.config.topic_policy import topic_rule
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
-from tiers.quota import QuotaWindow, RemoteFetchQuotas
+from tiers.quota import RemoteFetchQuotas
 from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
-from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes, LocalIndexSettings
+from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes
 from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
 from tiers.segment.segment_encryption import KeyRing
@@ -98,7 +97,7 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
             )
             stack.push_async_callback(shared.close)
             await shared.open()
-            max_age_ms = _fetch_settings(config).metadata_max_age_ms
+            max_age_ms = FetchSettings(config.remote_log, config.limits).metadata_max_age_ms
             yield RemoteTier(await _handlers(stack, proxy, storage, shared, worker), lambda: _stale(shared, max_age_ms))
 
 
@@ -119,14 +118,14 @@ async def _handlers(
     metadata: Metadata,
     worker: str | None,
 ) -> Mapping[int, Handler]:
-    settings = _fetch_settings(proxy.config)
+    settings = FetchSettings(proxy.config.remote_log, proxy.config.limits)
     key_ring = open_key_ring(proxy.config)
     decode = partial(decode_index, ciphers=key_ring)
     reader = await stack.enter_async_context(
         RemoteLogReader(
             metadata,
             storage,
-            _reader_settings(proxy.config),
+            RemoteLogReaderSettings(proxy.config.remote_log),
             decode_indexes=decode,
             local_indexes=_local_indexes(proxy.config, worker, key_ring),
             disk_chunks=_disk_chunks(proxy.config, worker),
@@ -134,7 +133,7 @@ async def _handlers(
         )
     )
     log_source, broker_configs = BrokerLogSource(proxy.client), BrokerConfigs(proxy.client)
-    rules = [topic_rule(topic) for topic in proxy.config.topics]
+    rules = proxy.config.topics
     tools = HandlerTools(
         topology=proxy.topology,
         tiered=TieredPartitions(metadata, settings.metadata_max_age_ms),
@@ -175,23 +174,10 @@ def _fetch_quotas(config: TidegateConfig) -> RemoteFetchQuotas:
     remote_log = config.remote_log
     return RemoteFetchQuotas(
         monotonic_ms,
-        window=QuotaWindow(remote_log.fetch_quota_window_num, remote_log.fetch_quota_window_size_seconds * 1000),
+        window=remote_log.fetch_quota_window,
         bytes_per_second=remote_log.fetch_max_bytes_per_second,
         per_client=config.limits.remote_fetch_max_bytes_per_second,
         per_topic=[(topic.pattern, topic.fetch_max_bytes_per_second) for topic in config.topics],
-    )
-
-
-def _reader_settings(config: TidegateConfig) -> RemoteLogReaderSettings:
-    remote_log = config.remote_log
-    return RemoteLogReaderSettings(
-        threads=remote_log.reader_threads,
-        max_pending_tasks=remote_log.reader_max_pending_tasks,
-        max_bytes_in_flight=remote_log.reader_max_bytes_in_flight,
-        chunk_cache_bytes=remote_log.chunk_cache_bytes,
-        index_cache_bytes=remote_log.index_cache_bytes,
-        read_ahead_budget_bytes=remote_log.read_ahead_bytes,
-        hedge_max_percent=remote_log.reader_hedge_max_percent,
     )
 
 
@@ -200,13 +186,8 @@ def _local_indexes(config: TidegateConfig, worker: str | None, key_ring: KeyRing
     remote_log = config.remote_log
     if not remote_log.index_file_cache_bytes:
         return None
-    settings = LocalIndexSettings(
-        folder=config.state.path / ("index" if worker is None else f"index-{worker}"),
-        max_bytes=remote_log.index_file_cache_bytes,
-        roll_bytes=remote_log.index_file_roll_bytes,
-        roll_ms=remote_log.index_file_roll_ms,
-    )
-    return LocalIndexes(LocalIndexCache(settings, monotonic_ms, key_ring))
+    folder = config.state.path / ("index" if worker is None else f"index-{worker}")
+    return LocalIndexes(LocalIndexCache(folder, remote_log, monotonic_ms, key_ring))
 
 
 def _disk_chunks(config: TidegateConfig, worker: str | None) -> DiskChunkCache | None:
@@ -214,13 +195,3 @@ def _disk_chunks(config: TidegateConfig, worker: str | None) -> DiskChunkCache |
     if not max_bytes:
         return None
     return DiskChunkCache(DiskChunkCacheSettings(chunk_folder(config, worker), max_bytes), monotonic_ms)
-
-
-def _fetch_settings(config: TidegateConfig) -> FetchSettings:
-    remote_log = config.remote_log
-    return FetchSettings(
-        hold_budget_bytes=config.limits.max_held_remote_bytes,
-        remote_fetch_max_wait_ms=remote_log.fetch_max_wait_ms,
-        visibility_ms=remote_log.visible_after_ms,
-        list_offsets_timeout_ms=remote_log.list_offsets_timeout_ms,
-    )

@@ -371,7 +371,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._is_closing = True
         self._close_cause = cause
         if self._transport is not None:
-            self._start_timer(self._context.limits.close_timeout_ms, cause)
+            self._start_timer(self._context.close_timeout_ms, cause)
             self._outlet.close()
         if self._upstream is not None:
             self._upstream.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from proxy.limits_config import ConnectionLimits
+from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admissions
 from proxy.wire.exchange import Buffers, Handler, PrefixHandler
@@ -15,6 +15,8 @@ from proxy.wire.flow_control import BufferPool
 from tiers.broker.tls import TlsContext
 
 Address = tuple[str, int]
+
+CLOSE_TIMEOUT_MS = 10_000
 
 
 class Endpoint(Protocol):
@@ -69,7 +71,7 @@ DrainAnswer = Callable[[int, int], Buffers]
 @dataclass(slots=True)
 class ConnectionContext:
     router: Router
-    limits: ConnectionLimits
+    limits: LimitsConfig
     metrics: ProxyMetrics
     spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
     """Starts a task in the server's task group."""
@@ -79,6 +81,10 @@ class ConnectionContext:
     """By API key: builds the answer to a request that still waits when the proxy drains."""
     upstream_tls: TlsContext | None = None
     """None: the proxy speaks plain text with the brokers."""
+    brokers_ask_for_sasl: bool = False
+    """Whether a client must authenticate before it may send a large request."""
+    close_timeout_ms: int = CLOSE_TIMEOUT_MS
+    """How long a closing connection may take to send its last bytes."""
     buffers: BufferPool = field(default_factory=BufferPool)
     upstreams: ConnectionRegistry[Abortable] = field(default_factory=ConnectionRegistry)
     """The connections to brokers. One outlives its client while it has requests left to send."""

@@ -104,7 +104,7 @@ class RequestReader:
 
     def _begin(self, part: FramePart) -> None:
         limit = self._context.limits.max_unauthenticated_request_bytes
-        if limit is not None and part.size > limit and not self.is_authenticated:
+        if self._context.brokers_ask_for_sasl and part.size > limit and not self.is_authenticated:
             raise FrameSizeError(f"a request of {part.size} bytes before authentication; the limit is {limit}")
         if self.raw_tokens:
             self._begin_raw_token(part)

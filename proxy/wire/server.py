@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.limits_config import ConnectionLimits
+from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Admissions
 from proxy.wire.connection import ClientConnection
-from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, DrainAnswer, Router
+from proxy.wire.context import CLOSE_TIMEOUT_MS, Address, ConnectionContext, ConnectionRegistry, DrainAnswer, Router
 from proxy.wire.tls_listener import TlsListener
 from tiers.broker.tls import TlsContext
 
@@ -67,7 +67,7 @@ class ProxyServer:
     def __init__(
         self,
         router: Router,
-        limits: ConnectionLimits,
+        limits: LimitsConfig,
         metrics: ProxyMetrics,
         *,
         drain_answers: Mapping[int, DrainAnswer] | None = None,
@@ -75,6 +75,8 @@ class ProxyServer:
         reuse_port: bool = False,
         tls: TlsContext | None = None,
         upstream_tls: TlsContext | None = None,
+        brokers_ask_for_sasl: bool = False,
+        close_timeout_ms: int = CLOSE_TIMEOUT_MS,
     ) -> None:
         """`tls` is for clients, `upstream_tls` for brokers. None means plain text."""
         self._limits = limits
@@ -85,6 +87,8 @@ class ProxyServer:
         self._reuse_port = reuse_port
         self._tls = tls
         self._upstream_tls = upstream_tls
+        self._brokers_ask_for_sasl = brokers_ask_for_sasl
+        self._close_timeout_ms = close_timeout_ms
         self._connections = ConnectionRegistry[ClientConnection]()
         self._servers: dict[Address, asyncio.Server | TlsListener] = {}
         self._tasks = asyncio.TaskGroup()
@@ -101,7 +105,9 @@ class ProxyServer:
             self._clock_ms,
             Admissions(self._limits.max_connections, self._limits.max_connections_per_address),
             self._early_answers,
-            self._upstream_tls,
+            upstream_tls=self._upstream_tls,
+            brokers_ask_for_sasl=self._brokers_ask_for_sasl,
+            close_timeout_ms=self._close_timeout_ms,
         )
         if self._limits.idle_timeout_ms:
             self._idle_sweep = self.spawn(self._close_idle())

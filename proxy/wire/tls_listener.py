@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine
 
-from proxy.limits_config import ConnectionLimits
+from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Admissions, address_of
 from tiers.broker.tls import TlsContext, explain, is_plain_text
@@ -31,7 +31,7 @@ class TlsListener:
         tls: TlsContext,
         make_protocol: Callable[[Admission], asyncio.BaseProtocol],
         admissions: Admissions,
-        limits: ConnectionLimits,
+        limits: LimitsConfig,
         metrics: ProxyMetrics,
         spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
     ) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from protocol.errors import FrameSizeError, ProtocolError, TruncatedError
-from protocol.frame import LENGTH_BYTES, RESPONSE_HEAD_BYTES, FramePart, FrameTracker
+from protocol.frame import LENGTH_BYTES, MAX_INT32, RESPONSE_HEAD_BYTES, FramePart, FrameTracker
 from protocol.primitives import INT32, Buffer
 from proxy.wire.context import ConnectionContext, Endpoint
 from proxy.wire.exchange import Buffers
@@ -78,7 +78,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._client = client
         self._transport: asyncio.Transport | None = None
         self._outlet = Outlet(context.buffers)
-        self._tracker = FrameTracker(RESPONSE_HEAD_BYTES, context.limits.max_response_bytes)
+        self._tracker = FrameTracker(RESPONSE_HEAD_BYTES, MAX_INT32)
         self._stash: list[FramePart] = []
         self._slot: Slot | None = None
         self._held: bytearray | None = None
@@ -138,7 +138,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if self._transport is None or self._transport.is_closing():
             return
         self._timer = asyncio.get_running_loop().call_later(
-            self._context.limits.close_timeout_ms / 1000, self._transport.abort
+            self._context.close_timeout_ms / 1000, self._transport.abort
         )
         self._outlet.close()
 

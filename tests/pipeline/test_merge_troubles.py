@@ -112,7 +112,9 @@ async def test_an_ownership_that_is_not_confirmed_for_a_moment_is_waited_for(
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         owned = iter([False])
         monkeypatch.setattr(bench.metadata, "owns", lambda partition: next(owned, True))
-        services = replace(bench.services, settings=replace(bench.services.settings, visible_after_ms=0))
+        settings = bench.services.settings
+        remote_log = settings.remote_log.model_copy(update={"visible_after_ms": 0})
+        services = replace(bench.services, settings=replace(settings, remote_log=remote_log))
 
         async def no_time() -> None: ...
 

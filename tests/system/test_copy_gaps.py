@@ -26,7 +26,7 @@ from tests.support.servers.producing import (
 )
 from tests.support.tiers.workbench import POLICY, FakeShareGroups
 from tiers.broker.client import BrokerClient
-from tiers.config.remote_log_settings import RemoteLogManagerSettings
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import BrokerError, RetriableRemoteStorageError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
@@ -40,7 +40,7 @@ from tiers.tasks.log_gap_task import LogGapTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.segment_deletion import collect_leftovers
-from tiers.tasks.task_services import TaskServices
+from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.trim_task import TrimTask
 
 pytestmark = pytest.mark.integration
@@ -126,7 +126,10 @@ async def tasks_on(
         await store.open()
         stack.push_async_callback(store.close)
         settings = RemoteLogManagerSettings(
-            spool_dir=folder / "spool", visible_after_ms=0, fetch_bytes=100_000, gap_alarm_ms=1_000
+            spool_dir=folder / "spool",
+            fetch_bytes=100_000,
+            gap_alarm_ms=1_000,
+            remote_log=RemoteLogConfig(visible_after_ms=1),
         )
         registry = CollectorRegistry()
         services = TaskServices(

@@ -16,14 +16,15 @@ from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import TopicWith, produce, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
-from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
+from tiers.config.settings import RemoteLogConfig
+from tiers.config.topic_policy import TopicConfig
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
-from tiers.tasks.task_services import TaskServices
+from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
 
 pytestmark = pytest.mark.integration
@@ -63,11 +64,8 @@ async def copying(kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path)
         stack.push_async_callback(store.close)
         settings = RemoteLogManagerSettings(
             spool_dir=tmp_path / "spool",
-            process_interval_ms=50,
-            retry_interval_ms=20,
-            topics_interval_ms=200,
-            visible_after_ms=0,
             fetch_bytes=20_000,
+            remote_log=RemoteLogConfig(task_interval_ms=50, task_retry_backoff_ms=20, visible_after_ms=1),
         )
         metrics = RemoteLogManagerMetrics(CollectorRegistry())
         services = TaskServices(
@@ -80,7 +78,7 @@ async def copying(kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path)
             spool=Spool(settings.spool_dir, settings.spool_max_bytes, 2),
             cluster_id="cluster",
         )
-        rule = TopicRule(topic_name, segment_bytes=50_000, segment_ms=500)
+        rule = TopicConfig(pattern=topic_name, segment_bytes=50_000, segment_ms=500)
         manager = RemoteLogManager(services, TieredTopics(client, [rule], metrics))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(manager.run())

@@ -19,7 +19,8 @@ from tests.support.servers.producing import (
 )
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
-from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
+from tiers.config.settings import RemoteLogConfig
+from tiers.config.topic_policy import TopicConfig
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
@@ -28,7 +29,7 @@ from tiers.storage.local import LocalRemoteStorageManager
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
-from tiers.tasks.task_services import TaskServices
+from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
 from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
@@ -81,11 +82,9 @@ async def process(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Async
         stack.push_async_callback(metadata.close)
         settings = RemoteLogManagerSettings(
             spool_dir=tmp_path / "spool",
-            process_interval_ms=100,
-            retry_interval_ms=20,
-            topics_interval_ms=200,
-            visible_after_ms=300,
-            topic_deletion_delay_ms=500,
+            remote_log=RemoteLogConfig(
+                task_interval_ms=100, task_retry_backoff_ms=20, visible_after_ms=300, topic_deletion_delay_ms=500
+            ),
         )
         source, metrics = BrokerLogSource(client), RemoteLogManagerMetrics(CollectorRegistry())
         services = TaskServices(
@@ -98,7 +97,7 @@ async def process(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Async
             spool=Spool(settings.spool_dir, settings.spool_max_bytes, 2),
             cluster_id="cluster",
         )
-        rule = TopicRule(topic_name, local_retention_bytes=0, segment_bytes=30_000, segment_ms=300)
+        rule = TopicConfig(pattern=topic_name, local_retention_bytes=0, segment_bytes=30_000, segment_ms=300)
         manager = RemoteLogManager(
             services,
             TieredTopics(client, [rule], metrics),

@@ -18,7 +18,7 @@ from tiers.config.tier_config import ConfigError, TierConfig
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.topic.follower import MetadataFollower
-from tiers.metadata.topic.metadata_topic import MetadataTopic, MetadataTopicSettings
+from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -99,13 +99,9 @@ async def metadata_to_now(
 
     No other manager may use `folder`. With `claims`, the manager joins the group that owns the metadata partitions, and
     claims these partitions."""
-    remote_log = config.remote_log
-    metadata_topic = MetadataTopicSettings(
-        remote_log.metadata_topic, remote_log.metadata_topic_partitions, remote_log.metadata_topic_replication_factor
-    )
     settings = TopicBasedSettings(
         folder,
-        topic=metadata_topic,
+        topic=config.remote_log.metadata_topic_settings,
         is_member=claims is not None,
         claims=claims,
         open_timeout_ms=TIMEOUT_MS,

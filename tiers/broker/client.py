@@ -32,6 +32,7 @@ from tiers.model.ids import TopicIdPartition
 
 DEFAULT_LANE = ""
 DEFAULT_METADATA_MAX_AGE_MS = 30_000
+DEFAULT_REQUEST_TIMEOUT_MS = 30_000
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 1000
 METADATA_WITH_TOPIC_IDS = 10
@@ -75,7 +76,7 @@ class BrokerClient:
         client_id: str,
         tls: TlsContext | None = None,
         credentials: SaslCredentials | None = None,
-        request_timeout_ms: int = 30_000,
+        request_timeout_ms: int = DEFAULT_REQUEST_TIMEOUT_MS,
         clock_ms: Callable[[], int] = monotonic_ms,
         jitter: Callable[[], float] = random.random,
     ) -> None:

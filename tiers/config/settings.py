@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
+from tiers.metadata.topic.metadata_topic import DEFAULT_PARTITION_COUNT, DEFAULT_TOPIC_NAME, MetadataTopicSettings
+from tiers.quota import DEFAULT_WINDOW_NUM, DEFAULT_WINDOW_SIZE_MS, QuotaWindow
 from tiers.segment.segment_encryption import KeyRing, read_key_file
 
 MIB = 1024 * 1024
@@ -50,11 +52,14 @@ SizeBytes = Annotated[int, BeforeValidator(_size)]
 
 
 class Section(BaseModel):
-    """One section of the file. Keys may contain dots.
+    """One section of the file, and the settings of the components that it configures.
 
-    TOML parses `a.b = 1` as nested tables, which this class flattens again."""
+    The file names a setting by its key, which may contain dots, and code names it by its field. TOML parses `a.b = 1`
+    as nested tables, which this class flattens again."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, hide_input_in_errors=True
+    )
 
     subsections: ClassVar[frozenset[str]] = frozenset()
     """The fields that are sections. They are not flattened, because the presence of an empty section matters."""
@@ -66,10 +71,6 @@ class Section(BaseModel):
             return values
         whole = {key: value for key, value in values.items() if key in cls.subsections}
         return {**flatten({key: value for key, value in values.items() if key not in whole}), **whole}
-
-    @classmethod
-    def defaults(cls) -> Self:
-        return cls.model_validate({})
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -87,8 +88,7 @@ class RemoteLogConfig(Section):
     """These keys are at the top of the file. Most of them are Kafka's own."""
 
     enabled: bool = Field(
-        True,
-        alias="remote.log.storage.system.enable",
+        default=True,
         validation_alias=AliasChoices("remote.log.storage.system.enable", "remote.log.storage.enable"),
         description=(
             "The master switch. If it is false, all requests pass through, and the proxy neither copies to the remote "
@@ -96,46 +96,44 @@ class RemoteLogConfig(Section):
         ),
     )
     task_interval_ms: DurationMs = Field(
-        30_000,
-        alias="remote.log.manager.task.interval.ms",
+        default=30_000,
         validation_alias=AliasChoices("remote.log.manager.task.interval.ms", "rlm_process_interval_ms"),
         gt=0,
         description="How often the owner runs the copy, trim and expiration tasks of each partition.",
     )
     task_retry_backoff_ms: DurationMs = Field(
-        1_000,
-        alias="remote.log.manager.task.retry.backoff.ms",
+        default=1_000,
         validation_alias=AliasChoices("remote.log.manager.task.retry.backoff.ms", "rlm_retry_interval_ms"),
         gt=0,
         description="How long the owner waits before it retries a failed task.",
     )
     copier_threads: int = Field(
-        10,
-        alias="remote.log.manager.copier.thread.pool.size",
+        default=10,
+        validation_alias="remote.log.manager.copier.thread.pool.size",
         gt=0,
         description="The number of partitions that are copied at the same time.",
     )
     copy_max_bytes_per_second: SizeBytes | None = Field(
-        None,
-        alias="remote.log.manager.copy.max.bytes.per.second",
+        default=None,
+        validation_alias="remote.log.manager.copy.max.bytes.per.second",
         gt=0,
         description="The copy quota of this process (KIP-956). By default there is no limit.",
     )
     copy_quota_window_num: int = Field(
-        11,
-        alias="remote.log.manager.copy.quota.window.num",
+        default=DEFAULT_WINDOW_NUM,
+        validation_alias="remote.log.manager.copy.quota.window.num",
         gt=0,
         description="The number of samples in the window of the copy quota.",
     )
     copy_quota_window_size_seconds: int = Field(
-        1,
-        alias="remote.log.manager.copy.quota.window.size.seconds",
+        default=DEFAULT_WINDOW_SIZE_MS // 1_000,
+        validation_alias="remote.log.manager.copy.quota.window.size.seconds",
         gt=0,
         description="The length of each sample of the copy quota.",
     )
     fetch_max_bytes_per_second: SizeBytes | None = Field(
-        None,
-        alias="remote.log.manager.fetch.max.bytes.per.second",
+        default=None,
+        validation_alias="remote.log.manager.fetch.max.bytes.per.second",
         gt=0,
         description=(
             "The quota for all reads of clients from the remote tier (KIP-956). While it is exceeded, the proxy "
@@ -143,20 +141,20 @@ class RemoteLogConfig(Section):
         ),
     )
     fetch_quota_window_num: int = Field(
-        11,
-        alias="remote.log.manager.fetch.quota.window.num",
+        default=DEFAULT_WINDOW_NUM,
+        validation_alias="remote.log.manager.fetch.quota.window.num",
         gt=0,
         description="The number of samples in the window of the fetch quotas.",
     )
     fetch_quota_window_size_seconds: int = Field(
-        1,
-        alias="remote.log.manager.fetch.quota.window.size.seconds",
+        default=DEFAULT_WINDOW_SIZE_MS // 1_000,
+        validation_alias="remote.log.manager.fetch.quota.window.size.seconds",
         gt=0,
         description="The length of each sample of the fetch quotas.",
     )
     delete_attempts: int = Field(
-        5,
-        alias="remote.log.delete.publish.after.attempts",
+        default=5,
+        validation_alias="remote.log.delete.publish.after.attempts",
         gt=0,
         description=(
             "The number of failed attempts to delete a segment after which the owner publishes it to "
@@ -164,8 +162,8 @@ class RemoteLogConfig(Section):
         ),
     )
     topic_deletion_delay_ms: DurationMs = Field(
-        300_000,
-        alias="remote.log.topic.deletion.delay.ms",
+        default=300_000,
+        validation_alias="remote.log.topic.deletion.delay.ms",
         gt=0,
         description=(
             "How long all brokers must report a topic as unknown before the owner deletes its segments. The deletion "
@@ -174,8 +172,8 @@ class RemoteLogConfig(Section):
         ),
     )
     topic_deletion_unproved_delay_ms: DurationMs = Field(
-        7 * 86_400_000,
-        alias="remote.log.topic.deletion.unproved.delay.ms",
+        default=7 * 86_400_000,
+        validation_alias="remote.log.topic.deletion.unproved.delay.ms",
         gt=0,
         description=(
             "The same for a topic whose deletion is not proved. If several topics are missing since about the same "
@@ -184,44 +182,44 @@ class RemoteLogConfig(Section):
         ),
     )
     reader_threads: int = Field(
-        10,
-        alias="remote.log.reader.threads",
+        default=10,
+        validation_alias="remote.log.reader.threads",
         gt=0,
         description="The number of concurrent downloads from the remote tier.",
     )
     reader_max_pending_tasks: int = Field(
-        100,
-        alias="remote.log.reader.max.pending.tasks",
+        default=100,
+        validation_alias="remote.log.reader.max.pending.tasks",
         gt=0,
         description="The number of downloads that may wait until one of them can start.",
     )
     fetch_max_wait_ms: DurationMs = Field(
-        5_000,
-        alias="remote.fetch.max.wait.ms",
+        default=5_000,
+        validation_alias="remote.fetch.max.wait.ms",
         gt=0,
         description="How long a fetch of only remote partitions may wait for data, if its own max wait is shorter.",
     )
     list_offsets_timeout_ms: DurationMs = Field(
-        15_000,
-        alias="remote.list.offsets.request.timeout.ms",
+        default=15_000,
+        validation_alias="remote.list.offsets.request.timeout.ms",
         gt=0,
         description="The deadline of a look-up by timestamp in the remote tier.",
     )
     custom_metadata_max_bytes: SizeBytes = Field(
-        128,
-        alias="remote.log.metadata.custom.metadata.max.bytes",
+        default=128,
+        validation_alias="remote.log.metadata.custom.metadata.max.bytes",
         gt=0,
         description="The maximum size of the custom metadata that a storage manager keeps with a segment (KIP-917).",
     )
     index_cache_bytes: SizeBytes = Field(
-        64 * MIB,
-        alias="remote.log.index.cache.total.size.bytes",
+        default=64 * MIB,
+        validation_alias="remote.log.index.cache.total.size.bytes",
         gt=0,
         description="The size of the cache of segment indexes in memory.",
     )
     index_file_cache_bytes: SizeBytes = Field(
-        1024 * MIB,
-        alias="remote.log.index.file.cache.total.size.bytes",
+        default=1024 * MIB,
+        validation_alias="remote.log.index.file.cache.total.size.bytes",
         ge=0,
         description=(
             "The size of the cache of segment indexes in files under `state.path`. The cache survives a restart. 0 "
@@ -229,27 +227,27 @@ class RemoteLogConfig(Section):
         ),
     )
     index_file_roll_bytes: SizeBytes = Field(
-        MIB,
-        alias="remote.log.index.file.roll.bytes",
+        default=MIB,
+        validation_alias="remote.log.index.file.roll.bytes",
         gt=0,
         lt=1 << 30,
         description="The size at which a partition's remoteLogIndex file is rolled.",
     )
     index_file_roll_ms: DurationMs = Field(
-        3_600_000,
-        alias="remote.log.index.file.roll.ms",
+        default=3_600_000,
+        validation_alias="remote.log.index.file.roll.ms",
         gt=0,
         description="The age at which a partition's remoteLogIndex file is rolled.",
     )
     chunk_cache_bytes: SizeBytes = Field(
-        256 * MIB,
-        alias="remote.log.chunk.cache.total.size.bytes",
+        default=256 * MIB,
+        validation_alias="remote.log.chunk.cache.total.size.bytes",
         gt=0,
         description="The size of the cache of record data in memory.",
     )
     chunk_file_cache_bytes: SizeBytes = Field(
-        0,
-        alias="remote.log.chunk.file.cache.total.size.bytes",
+        default=0,
+        validation_alias="remote.log.chunk.file.cache.total.size.bytes",
         ge=0,
         description=(
             "The size of the cache of record data in files under `state.path`. The data of encrypted segments stays "
@@ -258,8 +256,8 @@ class RemoteLogConfig(Section):
         ),
     )
     reader_hedge_max_percent: int = Field(
-        5,
-        alias="remote.log.reader.hedge.max.percent",
+        default=5,
+        validation_alias="remote.log.reader.hedge.max.percent",
         ge=0,
         le=50,
         description=(
@@ -268,32 +266,32 @@ class RemoteLogConfig(Section):
         ),
     )
     reader_max_bytes_in_flight: SizeBytes = Field(
-        128 * MIB,
-        alias="remote.log.reader.max.bytes.in.flight",
+        default=128 * MIB,
+        validation_alias="remote.log.reader.max.bytes.in.flight",
         gt=0,
         description="The total size of all running downloads.",
     )
     read_ahead_bytes: SizeBytes = Field(
-        128 * MIB,
-        alias="remote.log.reader.read.ahead.max.bytes",
+        default=128 * MIB,
+        validation_alias="remote.log.reader.read.ahead.max.bytes",
         gt=0,
         description="The total size of the data that is downloaded before clients ask for it.",
     )
     metadata_topic: str = Field(
-        "__remote_log_metadata",
-        alias="remote.log.metadata.topic.name",
+        default=DEFAULT_TOPIC_NAME,
+        validation_alias="remote.log.metadata.topic.name",
         min_length=1,
         description="The topic that holds the metadata of every segment.",
     )
     metadata_topic_partitions: int = Field(
-        50,
-        alias="remote.log.metadata.topic.num.partitions",
+        default=DEFAULT_PARTITION_COUNT,
+        validation_alias="remote.log.metadata.topic.num.partitions",
         gt=0,
         description="The number of partitions with which the proxy creates the metadata topic.",
     )
     metadata_topic_replication_factor: int | None = Field(
-        None,
-        alias="remote.log.metadata.topic.replication.factor",
+        default=None,
+        validation_alias="remote.log.metadata.topic.replication.factor",
         gt=0,
         description=(
             "The replication factor with which the proxy creates the metadata topic; by default 3, or the number of "
@@ -301,53 +299,25 @@ class RemoteLogConfig(Section):
         ),
     )
     visible_after_ms: DurationMs = Field(
-        10_000,
-        alias="remote.log.visible.after.ms",
+        default=10_000,
+        validation_alias="remote.log.visible.after.ms",
         gt=0,
         description="How long a copied segment must be visible before the owner may trim the broker's copy (T_vis).",
     )
 
+    @property
+    def copy_quota_window(self) -> QuotaWindow:
+        return QuotaWindow(self.copy_quota_window_num, self.copy_quota_window_size_seconds * 1000)
 
-class TopicConfig(Section):
-    """The tiered topics. There may be any number of `[[topics]]`; the first that matches a topic decides."""
+    @property
+    def fetch_quota_window(self) -> QuotaWindow:
+        return QuotaWindow(self.fetch_quota_window_num, self.fetch_quota_window_size_seconds * 1000)
 
-    pattern: str = Field(
-        validation_alias=AliasChoices("name", "pattern"),
-        serialization_alias="name",
-        min_length=1,
-        description="The topic's name, or a shell pattern such as `orders-*`, for which the key may be `pattern`.",
-    )
-    remote_storage_enable: bool = Field(True, alias="remote.storage.enable", description="Whether to tier the topic.")
-    local_retention_ms: DurationMs = Field(
-        -2,
-        alias="local.retention.ms",
-        ge=-2,
-        description="How long the broker keeps copied records. -2 stands for retention.ms.",
-    )
-    local_retention_bytes: SizeBytes = Field(
-        -2,
-        alias="local.retention.bytes",
-        ge=-2,
-        description="How many bytes of copied records the broker keeps per partition. -2 stands for retention.bytes.",
-    )
-    segment_bytes: SizeBytes = Field(
-        64 * MIB, alias="segment.bytes", gt=0, lt=1 << 31, description="The size of a remote segment."
-    )
-    segment_ms: DurationMs = Field(
-        3_600_000, alias="segment.ms", gt=0, description="The age at which a segment is copied even if it is not full."
-    )
-    fetch_max_bytes_per_second: SizeBytes | None = Field(
-        None,
-        alias="remote.fetch.max.bytes.per.second",
-        gt=0,
-        description=(
-            "The quota for all reads of clients from the remote tier of each such topic. It is divided evenly among "
-            "workers."
-        ),
-    )
-    copy_disable: bool = Field(
-        False, alias="remote.log.copy.disable", description="Stops copying; copied records stay readable (KIP-950)."
-    )
+    @property
+    def metadata_topic_settings(self) -> MetadataTopicSettings:
+        return MetadataTopicSettings(
+            self.metadata_topic, self.metadata_topic_partitions, self.metadata_topic_replication_factor
+        )
 
 
 class _StoreSettings(BaseModel):
@@ -380,15 +350,18 @@ class StorageLocationConfig(_StoreSettings):
         min_length=1, description="The name of the location. It is recorded with every segment, so never change it."
     )
     weight: int = Field(
-        1,
+        default=1,
         ge=0,
         description="The location's share of new segments. With 0 it takes none; its segments stay until they expire.",
     )
     topics: str = Field(
-        "*", min_length=1, description="A shell pattern: the location only takes new segments of topics that match."
+        default="*",
+        min_length=1,
+        description="A shell pattern: the location only takes new segments of topics that match.",
     )
     implementation: str = Field(
-        "", description="Another implementation than that of `[storage]`, whose settings then do not apply here."
+        default="",
+        description="Another implementation than that of `[storage]`, whose settings then do not apply here.",
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from tiers.config.settings import (
@@ -21,8 +21,8 @@ from tiers.config.settings import (
     Section,
     StorageConfig,
     StorageLocationConfig,
-    TopicConfig,
 )
+from tiers.config.topic_policy import TopicConfig
 from tiers.config.upstream_config import UpstreamConfig, UpstreamSaslConfig, UpstreamTlsConfig
 
 
@@ -37,7 +37,7 @@ class StateConfig(Section):
     may be the last copy. See 'The metadata topic is lost' in docs/operations.md."""
 
     path: Path = Field(
-        Path("tidegate-state"),
+        default=Path("tidegate-state"),
         description="The folder of this proxy's files. No other proxy may use it. The proxy creates a missing folder.",
     )
 
@@ -61,11 +61,11 @@ class TierConfig(BaseModel):
     """The models by section; "" is the top of the file."""
 
     upstream: UpstreamConfig
-    state: StateConfig = Field(default_factory=StateConfig.defaults)
+    state: StateConfig = StateConfig()
     storage: StorageConfig | None = None
     encryption: EncryptionConfig = EncryptionConfig()
     topics: tuple[TopicConfig, ...] = ()
-    remote_log: RemoteLogConfig = Field(default_factory=RemoteLogConfig.defaults)
+    remote_log: RemoteLogConfig = RemoteLogConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -92,7 +92,7 @@ class TierConfig(BaseModel):
     @classmethod
     def keys_of(cls, section: str) -> list[str]:
         fields = own_fields(cls.section_models[section])
-        names = [field.alias or field.serialization_alias or name for name, field in fields.items()]
+        names = [key_of(name, field) for name, field in fields.items()]
         return names if section else [*names, *cls.keys_at_top()]
 
     @classmethod
@@ -108,6 +108,12 @@ def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Returns the fields of the model that are no sections."""
     inner = getattr(model, "subsections", ())
     return {name: field for name, field in model.model_fields.items() if name not in inner}
+
+
+def key_of(name: str, field: FieldInfo) -> str:
+    """Returns the key in the file for a field; of several keys the first."""
+    alias = field.validation_alias
+    return str(alias.choices[0] if isinstance(alias, AliasChoices) else alias or name)
 
 
 def load_config_file(path: Path, model: type[C]) -> C:
@@ -126,7 +132,7 @@ def parse_config_text(text: str, model: type[C], name: str) -> C:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: not TOML: {error}") from None
     try:
-        return model.model_validate(values)
+        return model.model_validate(values, by_alias=True, by_name=False)
     except ValidationError as error:
         raise ConfigError("\n".join(f"{name}: {line}" for line in _explain(error, model))) from None
 

@@ -1,4 +1,4 @@
-"""`TopicPolicy`: the settings of one tiered topic, from the proxy's rules and the broker's configuration.
+"""The tiered topics of the file, and `TopicPolicy`: one topic's settings from the file's rules and the broker.
 
 * The first rule that matches decides. Tier settings of the topic itself (docs/semantics.md 9.4) override it key by key.
 * `retention.*` are the broker's and mean the total over both tiers. `local.retention.*` are Tidegate's.
@@ -8,14 +8,76 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from uuid import UUID
 
-from tiers.config.remote_log_settings import SAME_AS_TOTAL, UNLIMITED, TopicRule
-from tiers.config.settings import TopicConfig
+from pydantic import AliasChoices, Field
+
+from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
 from tiers.model.ids import TopicIdPartition
 
 BROKER_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes", "remote.storage.enable")
+
+
+SAME_AS_TOTAL = -2
+"""The value of `local.retention.*` for a topic to which only the broker's own retention applies."""
+UNLIMITED = -1
+
+
+class TopicConfig(Section):
+    """The tiered topics. There may be any number of `[[topics]]`; the first that matches a topic decides."""
+
+    pattern: str = Field(
+        validation_alias=AliasChoices("name", "pattern"),
+        min_length=1,
+        description="The topic's name, or a shell pattern such as `orders-*`, for which the key may be `pattern`.",
+    )
+    remote_storage_enable: bool = Field(
+        default=True, validation_alias="remote.storage.enable", description="Whether to tier the topic."
+    )
+    local_retention_ms: DurationMs = Field(
+        default=SAME_AS_TOTAL,
+        validation_alias="local.retention.ms",
+        ge=SAME_AS_TOTAL,
+        description="How long the broker keeps copied records. -2 stands for retention.ms.",
+    )
+    local_retention_bytes: SizeBytes = Field(
+        default=SAME_AS_TOTAL,
+        validation_alias="local.retention.bytes",
+        ge=SAME_AS_TOTAL,
+        description="How many bytes of copied records the broker keeps per partition. -2 stands for retention.bytes.",
+    )
+    segment_bytes: SizeBytes = Field(
+        default=64 * MIB,
+        validation_alias="segment.bytes",
+        gt=0,
+        lt=1 << 31,
+        description="The size of a remote segment.",
+    )
+    segment_ms: DurationMs = Field(
+        default=3_600_000,
+        validation_alias="segment.ms",
+        gt=0,
+        description="The age at which a segment is copied even if it is not full.",
+    )
+    fetch_max_bytes_per_second: SizeBytes | None = Field(
+        default=None,
+        validation_alias="remote.fetch.max.bytes.per.second",
+        gt=0,
+        description=(
+            "The quota for all reads of clients from the remote tier of each such topic. It is divided evenly among "
+            "workers."
+        ),
+    )
+    copy_disable: bool = Field(
+        default=False,
+        validation_alias="remote.log.copy.disable",
+        description="Stops copying; copied records stay readable (KIP-950).",
+    )
+
+    def matches(self, topic: str) -> bool:
+        return fnmatchcase(topic, self.pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,40 +107,29 @@ class Refusal:
     reason: str
 
 
-def topic_rule(topic: TopicConfig) -> TopicRule:
-    return TopicRule(
-        topic.pattern,
-        remote_storage_enable=topic.remote_storage_enable,
-        local_retention_ms=topic.local_retention_ms,
-        local_retention_bytes=topic.local_retention_bytes,
-        segment_bytes=topic.segment_bytes,
-        segment_ms=topic.segment_ms,
-        copy_disable=topic.copy_disable,
-    )
-
-
-def matching_rule(topic: str, rules: Sequence[TopicRule], overrides: Mapping[str, str] | None) -> TopicRule | None:
+def matching_rule(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[str, str] | None) -> TopicConfig | None:
     """Returns the rule for `topic`; None if it is not tiered. Raises `ValueError` for an override that is no number."""
     rule = next((rule for rule in rules if rule.matches(topic)), None)
     if overrides:
-        rule = _overridden(rule or TopicRule(topic, remote_storage_enable=False), overrides)
+        rule = _overridden(rule or TopicConfig(pattern=topic, remote_storage_enable=False), overrides)
     return rule if rule is not None and rule.remote_storage_enable else None
 
 
-def managed_rule(topic: str, rules: Sequence[TopicRule], overrides: Mapping[str, str] | None) -> TopicRule | None:
+def managed_rule(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[str, str] | None) -> TopicConfig | None:
     """Returns the rule by which an owner manages the topic, if the topic's configuration agrees (`policy_of`).
 
     None: no owner manages it. Raises `ValueError` for an override that is not a number."""
     return None if topic.startswith("__") else matching_rule(topic, rules, overrides)
 
 
-def _overridden(rule: TopicRule, overrides: Mapping[str, str]) -> TopicRule:
-    return replace(
-        rule,
-        remote_storage_enable=_boolean(overrides, "remote.storage.enable", rule.remote_storage_enable),
-        copy_disable=_boolean(overrides, "remote.log.copy.disable", rule.copy_disable),
-        local_retention_ms=int(overrides.get("local.retention.ms", rule.local_retention_ms)),
-        local_retention_bytes=int(overrides.get("local.retention.bytes", rule.local_retention_bytes)),
+def _overridden(rule: TopicConfig, overrides: Mapping[str, str]) -> TopicConfig:
+    return rule.model_copy(
+        update={
+            "remote_storage_enable": _boolean(overrides, "remote.storage.enable", rule.remote_storage_enable),
+            "copy_disable": _boolean(overrides, "remote.log.copy.disable", rule.copy_disable),
+            "local_retention_ms": int(overrides.get("local.retention.ms", rule.local_retention_ms)),
+            "local_retention_bytes": int(overrides.get("local.retention.bytes", rule.local_retention_bytes)),
+        }
     )
 
 
@@ -87,7 +138,7 @@ def _boolean(values: Mapping[str, str], key: str, default: bool) -> bool:
 
 
 def policy_of(
-    topic: str, topic_id: UUID, partition_count: int, rule: TopicRule, config: Mapping[str, str]
+    topic: str, topic_id: UUID, partition_count: int, rule: TopicConfig, config: Mapping[str, str]
 ) -> TopicPolicy | Refusal:
     """Returns the topic's policy, or why it cannot be tiered. `config` has the broker's values of `BROKER_KEYS`."""
     cleanup = config.get("cleanup.policy", "")

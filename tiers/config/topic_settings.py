@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.errors import ErrorCode
-from tiers.config.remote_log_settings import SAME_AS_TOTAL, UNLIMITED, TopicRule
+from tiers.config.topic_policy import SAME_AS_TOTAL, UNLIMITED, TopicConfig
 
 REMOTE_STORAGE_ENABLE = "remote.storage.enable"
 LOCAL_RETENTION_MS = "local.retention.ms"
@@ -78,7 +78,7 @@ class TierValue:
     is_from_file: bool = False
 
 
-def tier_values(rule: TopicRule | None, own: Mapping[str, str]) -> dict[str, TierValue]:
+def tier_values(rule: TopicConfig | None, own: Mapping[str, str]) -> dict[str, TierValue]:
     """Returns the settings of a topic, by key. `rule` is the first rule of the settings file that matches the topic."""
     values = {key: TierValue(default) for key, default in TIER_DEFAULTS.items()}
     if rule is not None:
@@ -94,12 +94,12 @@ def tier_values(rule: TopicRule | None, own: Mapping[str, str]) -> dict[str, Tie
     return values | {key: TierValue(value, is_own=True) for key, value in own.items() if key in TIER_DEFAULTS}
 
 
-def is_enabled(rule: TopicRule | None, own: Mapping[str, str]) -> bool:
+def is_enabled(rule: TopicConfig | None, own: Mapping[str, str]) -> bool:
     return tier_values(rule, own)[REMOTE_STORAGE_ENABLE].value == "true"
 
 
 def check_tier_config(
-    rule: TopicRule | None, before: Mapping[str, str], after: Mapping[str, str], broker: Mapping[str, str]
+    rule: TopicConfig | None, before: Mapping[str, str], after: Mapping[str, str], broker: Mapping[str, str]
 ) -> None:
     """Checks the change of a topic's own settings from `before` to `after`. Raises `InvalidTierConfigError`.
 

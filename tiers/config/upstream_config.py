@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-from tiers.broker.client import Address, BrokerClient
+from tiers.broker.client import DEFAULT_REQUEST_TIMEOUT_MS, Address, BrokerClient
 from tiers.broker.sasl import Mechanism, SaslCredentials
 from tiers.broker.tls import TlsContext, client_context
 from tiers.config.settings import DurationMs, Section
@@ -32,8 +32,12 @@ HostAndPort = Annotated[Address, BeforeValidator(_address)]
 
 class CertificateConfig(Section):
     certificate: Path = Field(description="The file with the certificate and its chain.")
-    key: Path | None = Field(None, description="The file with the private key; by default the certificate's file.")
-    key_password: SecretStr | None = Field(None, alias="key.password", description="The password of an encrypted key.")
+    key: Path | None = Field(
+        default=None, description="The file with the private key; by default the certificate's file."
+    )
+    key_password: SecretStr | None = Field(
+        default=None, validation_alias="key.password", description="The password of an encrypted key."
+    )
 
 
 class UpstreamTlsConfig(Section):
@@ -43,17 +47,25 @@ class UpstreamTlsConfig(Section):
     """
 
     ca: Path | None = Field(
-        None,
+        default=None,
         description=(
             "The file with the authorities that sign the brokers' certificates; by default the system's authorities."
         ),
     )
     verify_host_name: bool = Field(
-        True, alias="verify.host.name", description="Whether a broker's certificate must name the broker's address."
+        default=True,
+        validation_alias="verify.host.name",
+        description="Whether a broker's certificate must name the broker's address.",
     )
-    certificate: Path | None = Field(None, description="The proxy's own certificate, for brokers that require one.")
-    key: Path | None = Field(None, description="The file with its private key; by default the certificate's file.")
-    key_password: SecretStr | None = Field(None, alias="key.password", description="The password of an encrypted key.")
+    certificate: Path | None = Field(
+        default=None, description="The proxy's own certificate, for brokers that require one."
+    )
+    key: Path | None = Field(
+        default=None, description="The file with its private key; by default the certificate's file."
+    )
+    key_password: SecretStr | None = Field(
+        default=None, validation_alias="key.password", description="The password of an encrypted key."
+    )
 
     @model_validator(mode="after")
     def _check_key(self) -> UpstreamTlsConfig:
@@ -69,12 +81,14 @@ class UpstreamSaslConfig(Section):
 
     mechanism: Mechanism = Field(description="`PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512` or `OAUTHBEARER`.")
     username: str | None = Field(
-        None, min_length=1, description="The user name, for all mechanisms except `OAUTHBEARER`."
+        default=None, min_length=1, description="The user name, for all mechanisms except `OAUTHBEARER`."
     )
-    password: SecretStr | None = Field(None, description="The password, for all mechanisms except `OAUTHBEARER`.")
+    password: SecretStr | None = Field(
+        default=None, description="The password, for all mechanisms except `OAUTHBEARER`."
+    )
     token_file: Path | None = Field(
-        None,
-        alias="token.file",
+        default=None,
+        validation_alias="token.file",
         description="For `OAUTHBEARER`: the file with the token. The proxy reads it for every authentication.",
     )
 
@@ -99,13 +113,21 @@ class UpstreamConfig(Section):
     subsections = frozenset({"tls", "sasl"})
 
     bootstrap_servers: Annotated[tuple[HostAndPort, ...], BeforeValidator(_addresses)] = Field(
-        alias="bootstrap.servers", min_length=1, description="The first brokers to contact, as in a Kafka client."
+        validation_alias="bootstrap.servers",
+        min_length=1,
+        description="The first brokers to contact, as in a Kafka client.",
     )
     metadata_max_age_ms: DurationMs = Field(
-        5_000, alias="metadata.max.age.ms", gt=0, description="How often the proxy reads the cluster's metadata."
+        default=5_000,
+        validation_alias="metadata.max.age.ms",
+        gt=0,
+        description="How often the proxy reads the cluster's metadata.",
     )
     request_timeout_ms: DurationMs = Field(
-        30_000, alias="request.timeout.ms", gt=0, description="The deadline of the proxy's own requests to brokers."
+        default=DEFAULT_REQUEST_TIMEOUT_MS,
+        validation_alias="request.timeout.ms",
+        gt=0,
+        description="The deadline of the proxy's own requests to brokers.",
     )
     tls: UpstreamTlsConfig | None = None
     sasl: UpstreamSaslConfig | None = None

@@ -32,7 +32,7 @@ _MAX_CREDIT = 10 * _PERCENT
 class HedgeSettings:
     """The settings. At most `max_percent` of all GETs are hedged; 0 turns hedging off."""
 
-    max_percent: int = 5
+    max_percent: int
     min_delay_ms: int = 50
     max_delay_ms: int = 2_000
 

@@ -4,7 +4,7 @@
 
 * After the reader has read a segment's index from the store, it appends the index to a set of files. A set is rolled by
   size and by age. Only the process that began a set appends to it; a later process only reads the set.
-* All sets together stay below `max_bytes`. The cache evicts the least recently used set first. It removes an
+* All sets together stay below the configured size. The cache evicts the least recently used set first. It removes an
   inconsistent set at once, and the reader fetches those indexes from the store again. The same applies to a set after a
   disk error.
 * The folder belongs to one process, and one thread at a time works on it. If another thread is busy in the folder or
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -40,18 +41,6 @@ _MAX_TOPIC_CHARACTERS = 200
 """A topic's name may have 249 characters, but a folder's name only 255. The topic id makes the folder's name unique."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalIndexSettings:
-    """The settings. `max_bytes` limits all files together.
-
-    A set is rolled when its remoteLogIndex has `roll_bytes`, or after `roll_ms`."""
-
-    folder: Path
-    max_bytes: int = 1 << 30
-    roll_bytes: int = 1 << 20
-    roll_ms: int = 3_600_000
-
-
 @dataclass(slots=True)
 class _Set:
     files: LocalIndexFiles
@@ -66,12 +55,14 @@ class LocalIndexCache:
 
     def __init__(
         self,
-        settings: LocalIndexSettings,
+        folder: Path,
+        remote_log: RemoteLogConfig,
         clock_ms: Callable[[], int],
         ciphers: SegmentCiphers | None = None,
         append: Append = append_to,
     ) -> None:
-        self._settings = settings
+        self._root = folder
+        self._remote_log = remote_log
         self._clock_ms = clock_ms
         self._ciphers = ciphers
         self._append = append
@@ -148,7 +139,7 @@ class LocalIndexCache:
         self._shrink()
 
     def _shrink(self) -> None:
-        while self.size_bytes > self._settings.max_bytes:
+        while self.size_bytes > self._remote_log.index_file_cache_bytes:
             self._remove(next(iter(self._sets)))
 
     def _stem_that_takes(self, folder: Path, segment: RemoteLogSegmentMetadata) -> Path | None:
@@ -161,8 +152,8 @@ class LocalIndexCache:
             (one.files.last_offset, stem)
             for stem, one in ((stem, self._sets[stem]) for stem in self._stems.get(folder, ()))
             if one.began_ms is not None
-            and now_ms - one.began_ms < self._settings.roll_ms
-            and one.files.takes(segment, self._settings.roll_bytes)
+            and now_ms - one.began_ms < self._remote_log.index_file_roll_ms
+            and one.files.takes(segment, self._remote_log.index_file_roll_bytes)
         ]
         return max(fit)[1] if fit else None
 
@@ -199,8 +190,8 @@ class LocalIndexCache:
     def _load(self) -> None:
         """Loads the complete sets of earlier processes and removes the files of incomplete ones."""
         found: dict[Path, set[str]] = {}
-        self._settings.folder.mkdir(parents=True, exist_ok=True)
-        for path in self._settings.folder.glob("*/*"):
+        self._root.mkdir(parents=True, exist_ok=True)
+        for path in self._root.glob("*/*"):
             if named := _NAME.fullmatch(path.name):
                 found.setdefault(path.parent / named[1], set()).add(named[2])
         known: list[tuple[float, Path, LocalIndexFiles]] = []
@@ -220,7 +211,7 @@ class LocalIndexCache:
 
     def _folder(self, partition: TopicIdPartition) -> Path:
         name = f"{partition.topic[:_MAX_TOPIC_CHARACTERS]}-{partition.partition}-{partition.topic_id}"
-        return self._settings.folder / name
+        return self._root / name
 
 
 DEADLINE_MS = 1_000

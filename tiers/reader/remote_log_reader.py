@@ -18,12 +18,13 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 from protocol.records.record_batch import CODEC_ZSTD, iterate_batches
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import (
     CorruptSegmentError,
     OffsetBelowLogStartError,
@@ -54,19 +55,13 @@ READ_COMMITTED = 1
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogReaderSettings:
-    """The settings; the first two are remote.log.reader.threads and remote.log.reader.max.pending.tasks."""
+    """The settings of the reader: those of the file, and those that only code sets."""
 
-    threads: int = 10
-    max_pending_tasks: int = 100
-    max_bytes_in_flight: int = 128 * MIB
+    remote_log: RemoteLogConfig = field(default_factory=RemoteLogConfig)
     download_timeout_ms: int = 30_000
     min_get_bytes: int = 4 * MIB
     max_get_bytes: int = 8 * MIB
-    chunk_cache_bytes: int = 256 * MIB
-    index_cache_bytes: int = 64 * MIB
-    read_ahead_budget_bytes: int = 128 * MIB
     read_ahead_max_window_bytes: int = 32 * MIB
-    hedge_max_percent: int = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,27 +148,30 @@ class RemoteLogReader:
     ) -> None:
         """The reader closes `local_indexes` and `disk_chunks`; both are optional caches on disk."""
         settings = settings or RemoteLogReaderSettings()
+        remote_log = settings.remote_log
         self._rlmm = rlmm
         self._retried = RetriedRead(rlmm, clock_ms, jitter)
         self.quotas = quotas or RemoteFetchQuotas(clock_ms)
-        self.chunk_cache = ChunkCache(settings.chunk_cache_bytes)
-        self.index_cache = IndexCache(settings.index_cache_bytes)
+        self.chunk_cache = ChunkCache(remote_log.chunk_cache_bytes)
+        self.index_cache = IndexCache(remote_log.index_cache_bytes)
         self.chunk_pool: FetcherPool[Extent] = FetcherPool(
-            threads=settings.threads,
-            max_pending_tasks=settings.max_pending_tasks,
-            max_bytes_in_flight=settings.max_bytes_in_flight,
+            threads=remote_log.reader_threads,
+            max_pending_tasks=remote_log.reader_max_pending_tasks,
+            max_bytes_in_flight=remote_log.reader_max_bytes_in_flight,
             download_timeout_ms=settings.download_timeout_ms,
         )
         self.index_pool: FetcherPool[SegmentIndex] = FetcherPool(
-            threads=settings.threads,
-            max_pending_tasks=settings.max_pending_tasks,
-            max_bytes_in_flight=settings.max_bytes_in_flight,
+            threads=remote_log.reader_threads,
+            max_pending_tasks=remote_log.reader_max_pending_tasks,
+            max_bytes_in_flight=remote_log.reader_max_bytes_in_flight,
             download_timeout_ms=settings.download_timeout_ms,
         )
         self.local_indexes = local_indexes
         self.disk_chunks = disk_chunks
         self.breaker = CircuitBreaker(clock_ms)
-        self.hedged_reads = HedgedReads(storage, self.chunk_pool, HedgeSettings(settings.hedge_max_percent), clock_ms)
+        self.hedged_reads = HedgedReads(
+            storage, self.chunk_pool, HedgeSettings(remote_log.reader_hedge_max_percent), clock_ms
+        )
         self._fetcher = ChunkFetcher(
             storage,
             self.breaker,
@@ -188,7 +186,7 @@ class RemoteLogReader:
             max_get_bytes=settings.max_get_bytes,
         )
         self.read_ahead = ReadAhead(
-            budget_bytes=min(settings.read_ahead_budget_bytes, settings.chunk_cache_bytes // 2),
+            budget_bytes=min(remote_log.read_ahead_bytes, remote_log.chunk_cache_bytes // 2),
             first_window_bytes=settings.min_get_bytes,
             max_window_bytes=settings.read_ahead_max_window_bytes,
         )

@@ -162,7 +162,7 @@ class RLMExpirationTask:
             return set()
         answering = {segment.metadata.segment_id for segment in self._answering(0)}
         seen_at_ms = [services.metadata.seen_at_ms(segment_id) for segment_id in answering]
-        visible_since_ms = services.clock_ms() - services.settings.visible_after_ms
+        visible_since_ms = services.clock_ms() - services.settings.remote_log.visible_after_ms
         if any(seen is None or seen > visible_since_ms for seen in seen_at_ms):
             return set()
         return {segment.segment_id for segment in whole} - answering

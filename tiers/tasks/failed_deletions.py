@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.failed_deletions_topic import FailedDeletion
+
+_PUBLISH_AFTER = RemoteLogConfig().delete_attempts
 
 logger = logging.getLogger(__name__)
 _KEPT = 100_000
@@ -56,7 +59,7 @@ class FailedDeletions:
         *,
         backoff_ms: int = 30_000,
         max_backoff_ms: int = 3_600_000,
-        publish_after: int = 5,
+        publish_after: int = _PUBLISH_AFTER,
     ) -> None:
         self._log = log or NoFailedDeletionLog()
         self._backoff_ms = backoff_ms

@@ -100,7 +100,7 @@ class MissingTopics:
         this process may read other metadata partitions late, and a broker may learn of a deletion late."""
         now_ms = self._services.clock_ms()
         since_ms = self._idle_since_ms.setdefault(topic_id, now_ms)
-        return now_ms - since_ms >= self._services.settings.topic_deletion_delay_ms
+        return now_ms - since_ms >= self._services.settings.remote_log.topic_deletion_delay_ms
 
     def _is_counted(self, topic_id: UUID) -> bool:
         """Whether the topic went missing at the same time as another one that is still missing without a proof."""
@@ -129,16 +129,18 @@ class MissingTopics:
         missing = dict(services.metadata.missing_topics())
         alone = missing.keys() - vanished_together(missing)
         # Reading the brokers' time costs a record. So it is read only if a topic may be due by this machine's clock.
-        soonest_ms = services.wall_clock_ms() - settings.topic_deletion_unproved_delay_ms + settings.max_clock_skew_ms
+        soonest_ms = (
+            services.wall_clock_ms() - settings.remote_log.topic_deletion_unproved_delay_ms + settings.max_clock_skew_ms
+        )
         due = [each for each in self._waited(topics) if each.topic_id in alone and missing[each.topic_id] <= soonest_ms]
         brokers_now_ms = await self._brokers_now_ms(due[0]) if due else None
         if brokers_now_ms is None:
             return set()
-        latest_ms = brokers_now_ms - settings.topic_deletion_unproved_delay_ms
+        latest_ms = brokers_now_ms - settings.remote_log.topic_deletion_unproved_delay_ms
         return {each.topic_id for each in due if missing[each.topic_id] <= latest_ms}
 
     def _waited(self, topics: Collection[TopicIdPartition]) -> list[TopicIdPartition]:
-        now_ms, delay_ms = self._services.clock_ms(), self._services.settings.topic_deletion_delay_ms
+        now_ms, delay_ms = self._services.clock_ms(), self._services.settings.remote_log.topic_deletion_delay_ms
         return [each for each in topics if now_ms - self._missing_since_ms.get(each.topic_id, now_ms) >= delay_ms]
 
     async def _brokers_now_ms(self, topic: TopicIdPartition) -> int | None:

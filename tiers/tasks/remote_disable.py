@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_policy import TopicConfig
 from tiers.config.topic_settings import DELETE_ON_DISABLE, is_enabled
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import LogStartConfirmation
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 class RemoteDisableTask:
     """Works on the partitions that this process owns. One round at a time."""
 
-    def __init__(self, services: TaskServices, rules: Sequence[TopicRule]) -> None:
+    def __init__(self, services: TaskServices, rules: Sequence[TopicConfig]) -> None:
         self._services = services
         self._rules = tuple(rules)
         self._log_starts = LogStartConfirmation(services.source, services.metadata)
@@ -64,7 +64,7 @@ class RemoteDisableTask:
             await end_copy_plans(services, partition)
             return 0
         timeout_ms = settings.request_timeout_ms
-        await services.metadata.ensure_fresh(partition, settings.visible_after_ms // 2, timeout_ms)
+        await services.metadata.ensure_fresh(partition, settings.remote_log.visible_after_ms // 2, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         confirmed = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await check_remote_lineage(

@@ -284,7 +284,7 @@ class RemoteLogManager:
         now_ms = self._services.clock_ms()
         due = [each for each in self._managed.values() if each.step is None and each.due_ms <= now_ms]
         for managed in sorted(due, key=lambda each: each.due_ms):
-            if len(self._steps) >= self._services.settings.copier_tasks:
+            if len(self._steps) >= self._services.settings.remote_log.copier_threads:
                 return
             managed.step = tasks.create_task(self._step(managed), name=_step_name(managed.partition))
             self._steps.add(managed.step)
@@ -292,11 +292,11 @@ class RemoteLogManager:
 
     def _idle_ms(self) -> int:
         """Returns the time until a step is due. A free copier or an assignment ends the wait earlier."""
-        if len(self._steps) >= self._services.settings.copier_tasks:
-            return self._services.settings.process_interval_ms
+        if len(self._steps) >= self._services.settings.remote_log.copier_threads:
+            return self._services.settings.remote_log.task_interval_ms
         waiting = [each.due_ms for each in self._managed.values() if each.step is None]
         now_ms = self._services.clock_ms()
-        return max(1, min(waiting, default=now_ms + self._services.settings.process_interval_ms) - now_ms)
+        return max(1, min(waiting, default=now_ms + self._services.settings.remote_log.task_interval_ms) - now_ms)
 
     @staticmethod
     async def _wait(event: asyncio.Event, timeout_ms: int) -> None:
@@ -312,12 +312,12 @@ class RemoteLogManager:
 
     async def _step(self, managed: _Managed) -> None:
         settings = self._services.settings
-        pause_ms = settings.process_interval_ms
+        pause_ms = settings.remote_log.task_interval_ms
         try:
             if await self._process(managed):
                 pause_ms = 0
             elif managed.copy.throttled_ms:
-                pause_ms = min(pause_ms, max(managed.copy.throttled_ms, settings.retry_interval_ms))
+                pause_ms = min(pause_ms, max(managed.copy.throttled_ms, settings.remote_log.task_retry_backoff_ms))
             managed.failures = 0
             if managed.stops:
                 managed.stops.clear()
@@ -329,7 +329,10 @@ class RemoteLogManager:
             self._give_up(managed.partition)
         except Exception as error:  # any error of one partition must not affect the others
             self._on_failure(managed, error)
-            pause_ms = min(settings.process_interval_ms, settings.retry_interval_ms << min(managed.failures, 16))
+            pause_ms = min(
+                settings.remote_log.task_interval_ms,
+                settings.remote_log.task_retry_backoff_ms << min(managed.failures, 16),
+            )
             managed.failures += 1
         finally:
             managed.step = None
@@ -363,7 +366,7 @@ class RemoteLogManager:
         services, partition, policy = self._services, managed.partition, managed.policy
         settings, timeout_ms = services.settings, services.settings.request_timeout_ms
         services.require_ownership(partition)
-        await services.metadata.ensure_fresh(partition, settings.visible_after_ms // 2, timeout_ms)
+        await services.metadata.ensure_fresh(partition, settings.remote_log.visible_after_ms // 2, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         checked_epoch = bounds.leader_epoch
         self._check_bounds(partition, bounds)

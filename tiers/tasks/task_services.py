@@ -1,14 +1,15 @@
-"""`TaskServices`: the services that all RLM tasks of a process share."""
+"""`TaskServices`: the services that all RLM tasks of a process share, and the settings of the tasks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
-from tiers.broker.client import monotonic_ms
-from tiers.config.remote_log_settings import RemoteLogManagerSettings
+from tiers.broker.client import DEFAULT_REQUEST_TIMEOUT_MS, monotonic_ms
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import OwnershipLostError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
@@ -19,6 +20,8 @@ from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.failed_deletions import FailedDeletions
 from tiers.tasks.metrics import RemoteLogManagerMetrics
+
+_TOPICS_INTERVAL_MS: Final = 10_000
 
 
 def wall_clock_ms() -> int:
@@ -33,6 +36,36 @@ class ShareGroups(Protocol):
     """The part of `ClusterShareGroups` that the tasks use."""
 
     async def lowest_start(self, partition: TopicIdPartition, timeout_ms: int) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLogManagerSettings:
+    """The settings of the RLM tasks: those of the file, and those that only code sets.
+
+    `broker_id` is the writer's id in Tidegate's metadata records."""
+
+    spool_dir: Path
+    remote_log: RemoteLogConfig = field(default_factory=RemoteLogConfig)
+    broker_id: int = -1
+    spool_threads: int = 4
+    spool_max_bytes: int = 4 << 30
+    fetch_bytes: int = 1 << 20
+    verify_bytes: int = 8 << 20
+    segments_per_run: int = 4
+    request_timeout_ms: int = DEFAULT_REQUEST_TIMEOUT_MS
+    stop_timeout_ms: int = 30_000
+    expire_max_bytes_per_run: int = 16 << 30
+    max_clock_skew_ms: int = 60_000
+    stuck_lso_alarm_ms: int = 900_000
+    copy_stall_alarm_ms: int = 45_000
+    """The time without progress after which a copy counts as stalled. With a check every second, that is reported
+    within a minute."""
+    gap_alarm_ms: int = 30_000
+    """The time in which a DeleteRecords may still be on its way to the metadata. Later, missing records are a gap."""
+
+    @property
+    def topics_interval_ms(self) -> int:
+        return min(_TOPICS_INTERVAL_MS, self.remote_log.task_interval_ms)
 
 
 @dataclass(frozen=True, slots=True)

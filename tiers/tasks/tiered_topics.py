@@ -19,8 +19,7 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
-from tiers.config.remote_log_settings import UNLIMITED, TopicRule
-from tiers.config.topic_policy import BROKER_KEYS, Refusal, TopicPolicy, managed_rule, policy_of
+from tiers.config.topic_policy import BROKER_KEYS, UNLIMITED, Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
 from tiers.errors import BrokerError
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 
@@ -38,7 +37,7 @@ class TieredTopics:
     def __init__(
         self,
         client: BrokerClient,
-        rules: Sequence[TopicRule],
+        rules: Sequence[TopicConfig],
         metrics: RemoteLogManagerMetrics,
         overrides: Overrides = lambda topic_id: None,
         *,
@@ -63,7 +62,7 @@ class TieredTopics:
 
         If the configuration of a topic cannot be read, the topic keeps its last policy, but nothing of it expires.
         Raises `BrokerError` when the cluster does not answer; the same then applies to every topic."""
-        wanted: dict[str, tuple[TopicMetadata, TopicRule]] = {}
+        wanted: dict[str, tuple[TopicMetadata, TopicConfig]] = {}
         try:
             metadata = await self._client.metadata(0, timeout_ms)
             for topic in metadata.topics.values():
@@ -91,12 +90,12 @@ class TieredTopics:
         self._policies = policies
         return policies
 
-    def _rule(self, topic: TopicMetadata) -> TopicRule | None:
+    def _rule(self, topic: TopicMetadata) -> TopicConfig | None:
         if topic.is_internal or topic.error != ErrorCode.NONE:
             return None
         return managed_rule(topic.name, self._rules, self._overrides(topic.topic_id))
 
-    def _is_named(self, topic: TopicMetadata, rule: TopicRule) -> bool:
+    def _is_named(self, topic: TopicMetadata, rule: TopicConfig) -> bool:
         """Whether the settings mean this very topic. A pattern also matches compacted topics of Streams or Connect."""
         own = self._overrides(topic.topic_id) or {}
         return rule.pattern == topic.name or own.get("remote.storage.enable", "").lower() == "true"

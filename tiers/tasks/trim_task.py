@@ -99,7 +99,7 @@ class TrimTask:
         target = bounds.log_start_offset
         for segment in covering[:-1]:
             seen_at_ms = services.metadata.seen_at_ms(segment.segment_id)
-            if seen_at_ms is None or services.clock_ms() - seen_at_ms < services.settings.visible_after_ms:
+            if seen_at_ms is None or services.clock_ms() - seen_at_ms < services.settings.remote_log.visible_after_ms:
                 break
             if segment.valid_end_offset >= bounds.last_stable_offset:
                 break

@@ -58,7 +58,7 @@ class FetchHandler:
         self._connections = FetchConnectionStates()
         self._local = LocalAnswers(tools)
         self._judge = FetchJudge(tools, self._local)
-        self._hold_budget = HoldBudget(tools.settings.hold_budget_bytes)
+        self._hold_budget = HoldBudget(tools.settings.limits.max_held_remote_bytes)
         self.purgatory = DelayedRemoteFetchPurgatory()
         self._completer = FetchCompleter(tools, self._judge, self._local, self._connections, self.purgatory)
 
@@ -208,7 +208,7 @@ class FetchHandler:
 
     def _deadline_ms(self, exchange: Exchange, parsed: FetchRequest) -> int:
         """Returns the deadline of the remote reads of the request."""
-        remote_wait_ms = min(self._tools.settings.remote_fetch_max_wait_ms, _MAX_WAIT_CAP_MS)
+        remote_wait_ms = min(self._tools.settings.remote_log.fetch_max_wait_ms, _MAX_WAIT_CAP_MS)
         return exchange.request.received_at_ms + max(parsed.max_wait_ms, remote_wait_ms)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from proxy.cluster.configured_topics import ConfiguredTopics
 from tests.support.fakes.broker.cluster import FakeCluster
 from tests.support.fakes.remote_tier import RemoteTier
-from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_policy import TopicConfig
 from tiers.errors import BrokerError
 from tiers.reader.remote_log_reader import monotonic_ms
 
@@ -31,6 +31,6 @@ class FakeConfigs:
 
 
 def configured_topics(
-    tier: RemoteTier, cluster: FakeCluster, *rules: TopicRule, configs: FakeConfigs | None = None
+    tier: RemoteTier, cluster: FakeCluster, *rules: TopicConfig, configs: FakeConfigs | None = None
 ) -> ConfiguredTopics:
     return ConfiguredTopics(rules, tier.rlmm, cluster, configs or FakeConfigs(), monotonic_ms, 5_000)

@@ -24,7 +24,8 @@ from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame, reference
 from tests.support.fakes.configured_topics import FakeConfigs, configured_topics
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
-from tiers.config.remote_log_settings import TopicRule
+from tiers.config.settings import RemoteLogConfig
+from tiers.config.topic_policy import TopicConfig
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
@@ -101,7 +102,7 @@ def codes(response: FetchResponse) -> list[int]:
 
 @asynccontextmanager
 async def bench_of(
-    root: Path, settings: FetchSettings | None = None, *rules: TopicRule, configs: FakeConfigs | None = None
+    root: Path, settings: FetchSettings | None = None, *rules: TopicConfig, configs: FakeConfigs | None = None
 ) -> AsyncIterator[Bench]:
     """Yields a bench. `rules` are the configuration's topic rules. `configs` are the brokers' topic configurations."""
     tier = RemoteTier(root)
@@ -116,7 +117,7 @@ async def bench_of(
         },
     )
     reader_settings = RemoteLogReaderSettings(min_get_bytes=3000, max_get_bytes=6000)
-    settings = settings or FetchSettings(remote_fetch_max_wait_ms=10_000, local_poll_ms=20)
+    settings = settings or FetchSettings(local_poll_ms=20, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
     async with (
         RemoteLogReader(tier.rlmm, tier.storage, reader_settings, jitter=lambda: 0.0) as reader,
         asyncio.TaskGroup() as group,

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.io_calls import IoCalls, ProcessEnded
 from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
-from tiers.config.remote_log_settings import RemoteLogManagerSettings
+from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
@@ -23,7 +23,7 @@ from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
-from tiers.tasks.task_services import TaskServices
+from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 
 PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
 VISIBLE_AFTER_MS = 10_000
@@ -104,7 +104,10 @@ class TierProcess:
         local = LocalRemoteStorageManager({"path": str(folder / "remote"), "cluster.id": "cluster"})
         self.store = wrap_store(local)
         settings = RemoteLogManagerSettings(
-            spool_dir=folder / f"{name}-spool", fetch_bytes=500, verify_bytes=600, visible_after_ms=VISIBLE_AFTER_MS
+            spool_dir=folder / f"{name}-spool",
+            fetch_bytes=500,
+            verify_bytes=600,
+            remote_log=RemoteLogConfig(visible_after_ms=VISIBLE_AFTER_MS),
         )
         self.settings = settings
         self._spool = Spool(settings.spool_dir, settings.spool_max_bytes, 1)

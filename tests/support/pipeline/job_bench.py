@@ -18,7 +18,6 @@ from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
 from tests.support.fakes.segments import metadata_of
 from tests.support.tiers.workbench import FakeFailedDeletionLog, FakeShareGroups
-from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.config.topic_policy import TopicPolicy
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.topic.metadata_producer import KeyAndValue
@@ -36,7 +35,7 @@ from tiers.tasks.failed_deletions import FailedDeletions
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.segment_deletion import collect_leftovers, write_state
-from tiers.tasks.task_services import TaskServices
+from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 
 P = TypeVar("P")
 R = TypeVar("R")

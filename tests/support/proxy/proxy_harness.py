@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 
 from protocol.primitives import INT32
-from proxy.limits_config import ConnectionLimits
+from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.context import DrainAnswer, Router
 from proxy.wire.exchange import (
@@ -26,7 +26,7 @@ from proxy.wire.server import BrokerEndpoint, ProxyServer
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tiers.broker.tls import TlsContext
 
-PATIENT = ConnectionLimits(
+PATIENT = LimitsConfig(
     handshake_timeout_ms=60_000, connect_timeout_ms=60_000, connect_deadline_ms=60_000, drain_timeout_ms=60_000
 )
 """An attempt at a broker that is given up late leaves the test a connection that nobody uses."""
@@ -45,10 +45,12 @@ async def proxy_before(
     *,
     handlers: Mapping[int, Handler] | None = None,
     prefix_handlers: Mapping[int, PrefixHandler] | None = None,
-    limits: ConnectionLimits | None = None,
+    limits: LimitsConfig | None = None,
     drain_answers: Mapping[int, DrainAnswer] | None = None,
     tls: TlsContext | None = None,
     upstream_tls: TlsContext | None = None,
+    brokers_ask_for_sasl: bool = False,
+    close_timeout_ms: int = 60_000,
 ) -> AsyncIterator[Proxy]:
     metrics = ProxyMetrics()
     server = ProxyServer(
@@ -58,6 +60,8 @@ async def proxy_before(
         drain_answers=drain_answers,
         tls=tls,
         upstream_tls=upstream_tls,
+        brokers_ask_for_sasl=brokers_ask_for_sasl,
+        close_timeout_ms=close_timeout_ms,
     )
     async with server:
         _, port = server.listen("127.0.0.1", 0, BrokerEndpoint(1, lambda: broker.addresses))

@@ -31,13 +31,13 @@ from protocol.header import build_request_header, response_body_position
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.cluster.topology import ListenerAddresses, Topology
+from proxy.config import LimitsConfig
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.fetch.handler import FetchHandler
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.handlers.produce import ProduceHandler
-from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from proxy.process.app import pass_through_handlers
 from proxy.wire.context import Router
@@ -50,6 +50,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.config.settings import RemoteLogConfig
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
@@ -160,16 +161,15 @@ class Scenario:
 
 
 @contextlib.asynccontextmanager
-async def scenario(root: Path, limits: ConnectionLimits | None = None) -> AsyncIterator[Scenario]:
+async def scenario(root: Path, limits: LimitsConfig | None = None) -> AsyncIterator[Scenario]:
     tier = RemoteTier(root)
     batches = await tier.fill(P0, segments=2, batches=6)
     batches += [batch_of(offset, 10, value_bytes=20, timestamp=1_000_000 + offset) for offset in range(120, END, 10)]
     settings = FetchSettings(
-        remote_fetch_max_wait_ms=10_000,
         metadata_timeout_ms=60_000,
         bounds_timeout_ms=60_000,
         local_poll_ms=20,
-        list_offsets_timeout_ms=60_000,
+        remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000, list_offsets_timeout_ms=60_000),
     )
     async with contextlib.AsyncExitStack() as stack:
         broker = await stack.enter_async_context(ScriptedBroker())
@@ -189,7 +189,7 @@ async def scenario(root: Path, limits: ConnectionLimits | None = None) -> AsyncI
         produce = ProduceHandler(topology.advertised_address)
         server = ProxyServer(
             Router(handlers, {ApiKey.PRODUCE: produce}),
-            limits or ConnectionLimits(),
+            limits or LimitsConfig(),
             ProxyMetrics(),
             drain_answers=DRAIN_ANSWERS,
         )

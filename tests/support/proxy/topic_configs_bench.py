@@ -22,7 +22,7 @@ from proxy.wire.exchange import Forward, Prepare
 from tests.support.fakes.broker.cluster import FakeCluster
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_policy import TopicConfig
 from tiers.config.topic_settings import BROKER_DEFAULTS
 from tiers.errors import BrokerError
 
@@ -62,7 +62,7 @@ class Bench:
         self.cluster = FakeCluster(topics={"orders": ORDERS, "ruled": RULED})
         self.metadata = InMemoryRemoteLogMetadataManager()
         self.brokers = Configs()
-        rules = [TopicRule("ruled", local_retention_bytes=7)]
+        rules = [TopicConfig(pattern="ruled", local_retention_bytes=7)]
         self.settings = FetchSettings(metadata_timeout_ms=50)
         self.configs = TopicTierConfigs(
             self.cluster, self.brokers, self.metadata, self.settings, rules, [METADATA_TOPIC]

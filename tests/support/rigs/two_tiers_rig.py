@@ -34,7 +34,8 @@ from tests.support.servers.ports import consecutive_free_ports
 from tests.support.servers.producing import create_topic, delete_topics, produce, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
-from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
+from tiers.config.settings import RemoteLogConfig
+from tiers.config.topic_policy import TopicConfig
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
@@ -44,7 +45,7 @@ from tiers.tasks.copy.spool import Spool
 from tiers.tasks.lineage import check_before_deletion
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
-from tiers.tasks.task_services import TaskServices
+from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
 from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
@@ -141,7 +142,9 @@ base.port = {port}
     (folder / "remote").mkdir()
     storage = FaultyStorage(LocalRemoteStorageManager({"path": str(folder / "remote"), "cluster.id": "cluster"}))
     rlmm = InMemoryRemoteLogMetadataManager()
-    reader_settings = RemoteLogReaderSettings(min_get_bytes=60_000, max_get_bytes=120_000, chunk_cache_bytes=500_000)
+    reader_settings = RemoteLogReaderSettings(
+        min_get_bytes=60_000, max_get_bytes=120_000, remote_log=RemoteLogConfig(chunk_cache_bytes=500_000)
+    )
     async with AsyncExitStack() as stack:
         await storage.open()
         stack.push_async_callback(storage.close)
@@ -191,15 +194,16 @@ def _manager(
 ) -> RemoteLogManager:
     settings = RemoteLogManagerSettings(
         spool_dir=folder / "spool",
-        process_interval_ms=50,
-        retry_interval_ms=10,
-        topics_interval_ms=200,
-        visible_after_ms=100,
         fetch_bytes=20_000,
-        topic_deletion_delay_ms=topic_deletion_delay_ms,
+        remote_log=RemoteLogConfig(
+            task_interval_ms=50,
+            task_retry_backoff_ms=10,
+            visible_after_ms=100,
+            topic_deletion_delay_ms=topic_deletion_delay_ms,
+        ),
     )
     metrics = RemoteLogManagerMetrics(CollectorRegistry())
-    rule = TopicRule(tiered, local_retention_bytes=0, segment_bytes=30_000, segment_ms=300)
+    rule = TopicConfig(pattern=tiered, local_retention_bytes=0, segment_bytes=30_000, segment_ms=300)
     services = TaskServices(
         source=source,
         share_groups=ClusterShareGroups(client),

@@ -25,7 +25,8 @@ from prometheus_client import CollectorRegistry
 from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
-from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
+from tiers.config.settings import RemoteLogConfig
+from tiers.config.topic_policy import TopicConfig
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
@@ -34,7 +35,7 @@ from tiers.storage.local import LocalRemoteStorageManager
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
-from tiers.tasks.task_services import TaskServices
+from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
 
 OPEN_TIMEOUT_MS = 300_000
@@ -113,15 +114,14 @@ async def run(options: CopierOptions) -> None:
     await metadata.open()
     settings = RemoteLogManagerSettings(
         spool_dir=options.spool_folder,
-        process_interval_ms=50,
-        retry_interval_ms=10,
-        topics_interval_ms=200,
-        visible_after_ms=options.visible_after_ms,
         fetch_bytes=20_000,
+        remote_log=RemoteLogConfig(
+            task_interval_ms=50, task_retry_backoff_ms=10, visible_after_ms=options.visible_after_ms
+        ),
     )
     metrics = RemoteLogManagerMetrics(CollectorRegistry())
-    rule = TopicRule(
-        options.topic,
+    rule = TopicConfig(
+        pattern=options.topic,
         local_retention_bytes=options.local_retention_bytes,
         segment_bytes=options.segment_bytes,
         segment_ms=options.segment_ms,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.broker.client import monotonic_ms
+from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicPolicy
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
@@ -60,14 +61,9 @@ class Running:
         self.bench = bench
         self.logs = Logs()
         self.topics = Topics(replace(policy, partition_count=2))
-        settings = replace(
-            bench.services.settings,
-            process_interval_ms=20,
-            retry_interval_ms=1,
-            topics_interval_ms=10,
-            visible_after_ms=0,
-            segments_per_run=1,
-        )
+        remote_log = RemoteLogConfig(task_interval_ms=20, task_retry_backoff_ms=1)
+        remote_log = remote_log.model_copy(update={"visible_after_ms": 0})  # the file allows only more
+        settings = replace(bench.services.settings, remote_log=remote_log, segments_per_run=1)
         bench.services = replace(bench.services, source=self.logs, settings=settings, clock_ms=monotonic_ms)
         bench.metadata.clock_ms = monotonic_ms
         self.manager = RemoteLogManager(bench.services, self.topics)

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError, RemoteResourceNotFoundError
 from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
@@ -33,7 +32,7 @@ from tiers.tasks.log_gap_task import LogGapTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.segment_deletion import collect_leftovers
-from tiers.tasks.task_services import TaskServices
+from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.trim_task import TrimTask
 
 PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,74 @@ def test_half_of_what_security_needs_is_a_mistake(text: str, said: str) -> None:
     lines = mistakes(UPSTREAM + text)
     assert any(said in line for line in lines), lines
     assert "s3cr3t" not in "".join(lines)
+
+
+def documented() -> Iterator[tuple[str, str, str]]:
+    """Yields the section, the key and the default of every row of the reference page."""
+    section = ""
+    for line in (ROOT / "docs/configuration.md").read_text().splitlines():
+        if line.startswith("## "):
+            title = line.removeprefix("## ").strip("`")
+            section = "" if title == "Top of the file" else title
+        elif line.startswith("| `"):
+            key, default = line.split(" | ")[:2]
+            yield section, key.removeprefix("| ").strip("`"), default.strip().strip("`")
+
+
+WHOLE = """
+[upstream]
+bootstrap.servers = "a:1"
+[upstream.tls]
+[upstream.sasl]
+mechanism = "PLAIN"
+username = "u"
+password = "p"
+[listener.tls]
+certificate = "c"
+[[listener.tls.certificates]]
+certificate = "c"
+names = ["a.org"]
+[storage]
+implementation = "local"
+[[storage.locations]]
+name = "east"
+[[topics]]
+name = "x"
+"""
+"""Every section with the keys that have no default."""
+
+
+ROWS = list(documented())
+
+
+def with_line(section: str, line: str) -> str:
+    if not section:
+        return f"{line}\n{WHOLE}"
+    head = f"{section}\n"
+    return WHOLE.replace(head, f"{head}{line}\n") if head in WHOLE else f"{WHOLE}{head}{line}\n"
+
+
+@pytest.mark.parametrize(("section", "key", "default"), [row for row in ROWS if row[2] not in ("", "*required*")])
+def test_a_documented_default_is_the_default(section: str, key: str, default: str) -> None:
+    if key == "implementation":
+        return  # an empty one means that of [storage]
+    assert parse_config(with_line(section, f"{key} = {default}")) == parse_config(with_line(section, ""))
+
+
+@pytest.mark.parametrize(("section", "key"), [row[:2] for row in ROWS if row[2] != "*required*"])
+def test_every_documented_key_is_known(section: str, key: str) -> None:
+    a_date = "1979-05-27"  # which no setting takes
+    assert not [line for line in mistakes(with_line(section, f"{key} = {a_date}")) if "unknown key" in line]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "task_interval_ms = 5\n" + UPSTREAM,
+        UPSTREAM + "[limits]\nmax_connections = 5",
+        UPSTREAM + "request_timeout_ms = 5",
+    ],
+)
+def test_the_name_of_a_field_is_no_key(text: str) -> None:
+    (line,) = mistakes(text)
+    assert "unknown key" in line

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from protocol.errors import TruncatedError
-from proxy.limits_config import ConnectionLimits
+from proxy.config import LimitsConfig
 from proxy.wire.exchange import CutThrough, Exchange, HandlerState
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
@@ -17,7 +16,7 @@ from tests.support.proxy.proxy_harness import AnsweringHandler, ForwardingHandle
 from tests.support.servers.ports import free_ports
 
 OPAQUE, HANDLED, OTHER = 12, 1, 3
-PATIENT = replace(proxy_harness.PATIENT, half_close_timeout_ms=60_000, close_timeout_ms=60_000)
+PATIENT = proxy_harness.PATIENT.model_copy(update={"half_close_timeout_ms": 60_000})
 
 
 async def test_opaque_frames_pass_byte_for_byte_both_ways() -> None:
@@ -240,7 +239,7 @@ async def test_a_half_closed_client_gets_its_answers_and_then_the_end() -> None:
 
 
 async def test_a_half_closed_client_that_is_never_answered_is_closed_in_time() -> None:
-    limits = ConnectionLimits(half_close_timeout_ms=20)
+    limits = LimitsConfig(half_close_timeout_ms=20)
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
         await client.send(request(OPAQUE, 4, 1))
         client.half_close()
@@ -354,7 +353,7 @@ async def test_a_broker_that_breaks_the_order_or_the_frames_is_cut_off(
 
 
 async def test_pipelining_beyond_the_limit_waits_in_the_client_s_socket() -> None:
-    limits = ConnectionLimits(max_in_flight=3)
+    limits = LimitsConfig(max_in_flight=3)
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
         await client.send(*(request(OPAQUE, 4, n) for n in range(50)))
         upstream = await broker.accepted()
@@ -380,7 +379,7 @@ async def test_a_broker_that_comes_late_gets_the_bytes_that_waited() -> None:
 async def test_a_broker_that_never_comes_closes_the_client(caplog: pytest.LogCaptureFixture) -> None:
     (port,) = free_ports(1)
     broker = FakeBroker(port=port)
-    limits = ConnectionLimits(connect_deadline_ms=100)
+    limits = LimitsConfig(connect_deadline_ms=100)
     async with proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
         await client.send(request(OPAQUE, 4, 1))
         assert await client.ended() == b""

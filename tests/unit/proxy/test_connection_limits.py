@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from proxy.limits_config import ConnectionLimits
+from proxy.config import LimitsConfig
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, connected, request
 from tests.support.proxy.proxy_harness import proxy_before
 
 
 async def test_the_connection_limit_refuses_one_more() -> None:
-    limits = ConnectionLimits(max_connections=1)
+    limits = LimitsConfig(max_connections=1)
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
         await client.send(request(OPAQUE, 4, 1))
         await broker.accepted()
@@ -20,14 +20,14 @@ async def test_the_connection_limit_refuses_one_more() -> None:
 
 
 async def test_an_idle_connection_is_closed() -> None:
-    limits = ConnectionLimits(idle_timeout_ms=40)
+    limits = LimitsConfig(idle_timeout_ms=40)
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
         assert await client.ended() == b""
         assert proxy.metrics.closed == {"idle": 1}
 
 
 async def test_an_address_has_a_limit_of_its_own() -> None:
-    limits = ConnectionLimits(max_connections_per_address=1)
+    limits = LimitsConfig(max_connections_per_address=1)
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
         await client.send(request(OPAQUE, 4, 1))
         await broker.accepted()

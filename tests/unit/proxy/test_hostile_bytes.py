@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import pytest
 
 from protocol.api_keys import ApiKey
+from proxy.config import LimitsConfig
 from proxy.handlers.produce import ProduceHandler
-from proxy.limits_config import ConnectionLimits
 from proxy.process.app import pass_through_handlers
 from proxy.wire.context import Address
 from proxy.wire.exchange import PrefixHandler
@@ -58,12 +58,17 @@ async def answer_hostilely(rnd: random.Random, upstream: Wire) -> None:
 async def test_random_bytes_end_no_more_than_their_connection(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     rnd = random.Random(seed)
-    limits = ConnectionLimits(half_close_timeout_ms=10, close_timeout_ms=1_000)
     handlers = pass_through_handlers(advertised)
     prefix_handlers: Mapping[int, PrefixHandler] = {ApiKey.PRODUCE: ProduceHandler(advertised)}
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=handlers, prefix_handlers=prefix_handlers, limits=limits) as proxy,
+        proxy_before(
+            broker,
+            handlers=handlers,
+            prefix_handlers=prefix_handlers,
+            limits=LimitsConfig(half_close_timeout_ms=10),
+            close_timeout_ms=1_000,
+        ) as proxy,
         connected(proxy.port) as bystander,
         asyncio.TaskGroup() as tasks,
     ):

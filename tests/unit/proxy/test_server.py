@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.limits_config import ConnectionLimits
+from proxy.config import LimitsConfig
 from proxy.wire.exchange import Buffers, Exchange
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
@@ -93,7 +93,7 @@ async def test_a_waiting_fetch_is_answered_empty_whoever_it_waits_for() -> None:
 
 
 async def test_a_connection_that_outlives_the_drain_is_cut() -> None:
-    limits = ConnectionLimits(drain_timeout_ms=20)
+    limits = LimitsConfig(drain_timeout_ms=20)
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
         await client.send(request(OPAQUE, 4, 1))
         await (await broker.accepted()).receive()

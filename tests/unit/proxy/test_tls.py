@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import ListenerTlsConfig
-from proxy.limits_config import ConnectionLimits
+from proxy.config import LimitsConfig, ListenerTlsConfig
 from proxy.wire.tls import listener_tls
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, connected, request, response
@@ -41,10 +40,10 @@ class PlainBroker(FakeBroker):
 
 
 @pytest.fixture
-def one_attempt(monkeypatch: pytest.MonkeyPatch) -> ConnectionLimits:
+def one_attempt(monkeypatch: pytest.MonkeyPatch) -> LimitsConfig:
     """What an attempt at a broker ends with is what is said: none is cut short, no second one is begun."""
     monkeypatch.setattr("proxy.wire.upstream.CONNECT_BACKOFF_BASE_MS", 600_000)
-    return ConnectionLimits(connect_timeout_ms=60_000, connect_deadline_ms=60_000)
+    return LimitsConfig(connect_timeout_ms=60_000, connect_deadline_ms=60_000)
 
 
 async def test_frames_of_every_size_pass_between_tls_and_tls(authority: Authority) -> None:
@@ -134,7 +133,7 @@ async def test_plain_text_on_a_tls_port_is_one_line_and_never_reaches_a_broker(
 
 
 async def test_a_handshake_counts_as_a_connection(authority: Authority) -> None:
-    limits = ConnectionLimits(handshake_timeout_ms=300_000, max_connections_per_address=1)
+    limits = LimitsConfig(handshake_timeout_ms=300_000, max_connections_per_address=1)
     async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
         async with connected(proxy.port):
             async with connected(proxy.port) as refused:
@@ -150,7 +149,7 @@ async def test_a_handshake_counts_as_a_connection(authority: Authority) -> None:
 
 
 async def test_a_handshake_has_a_deadline_and_then_gives_its_place_back(authority: Authority) -> None:
-    limits = ConnectionLimits(handshake_timeout_ms=50, max_connections_per_address=1)
+    limits = LimitsConfig(handshake_timeout_ms=50, max_connections_per_address=1)
     async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
         for _ in range(2):
             async with connected(proxy.port) as silent:
@@ -171,7 +170,7 @@ async def test_a_stop_does_not_wait_for_handshakes(authority: Authority) -> None
 
 
 async def test_a_broker_without_tls_or_of_a_stranger_is_named(
-    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, one_attempt: ConnectionLimits
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, one_attempt: LimitsConfig
 ) -> None:
     stranger = FakeBroker(broker_side(Authority(tmp_path)))
     for each, said in (
@@ -190,7 +189,7 @@ async def test_a_broker_without_tls_or_of_a_stranger_is_named(
 
 
 async def test_a_broker_is_known_by_its_host_name_unless_that_is_not_asked_for(
-    authority: Authority, caplog: pytest.LogCaptureFixture, one_attempt: ConnectionLimits
+    authority: Authority, caplog: pytest.LogCaptureFixture, one_attempt: LimitsConfig
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority.identity("elsewhere", "elsewhere.example.org"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.limits_config import ConnectionLimits
+from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admissions
 from proxy.wire.server import bind
@@ -36,7 +36,7 @@ async def test_a_listener_may_be_closed_again(tmp_path: Path) -> None:
     bound = bind("127.0.0.1", port, reuse_port=False)
     tls = for_clients(Authority(tmp_path))
     listener = TlsListener(
-        bound, tls, lambda _: asyncio.Protocol(), Admissions(1, 1), ConnectionLimits(), ProxyMetrics(), spawn
+        bound, tls, lambda _: asyncio.Protocol(), Admissions(1, 1), LimitsConfig(), ProxyMetrics(), spawn
     )
     listener.close()
     # Whoever has the descriptor's number next is not the second close's to touch.
@@ -75,7 +75,7 @@ async def is_served(proxy: Proxy, broker: FakeBroker, authority: Authority) -> b
 
 async def test_what_is_no_handshake_gives_its_place_back(authority: Authority) -> None:
     hello = client_hello(authority)
-    limits = ConnectionLimits(max_connections=1)
+    limits = LimitsConfig(max_connections=1)
     async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
         for said in (
             os.urandom(4_000),
@@ -99,7 +99,7 @@ async def test_what_is_no_handshake_gives_its_place_back(authority: Authority) -
 
 
 async def test_half_a_handshake_has_a_deadline(authority: Authority) -> None:
-    limits = ConnectionLimits(handshake_timeout_ms=500, max_connections=2)
+    limits = LimitsConfig(handshake_timeout_ms=500, max_connections=2)
     hello = client_hello(authority)
     async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
         for _ in range(2):  # in the places that were given back
@@ -114,7 +114,7 @@ async def test_half_a_handshake_has_a_deadline(authority: Authority) -> None:
 
 
 async def test_thousands_of_attempts_hold_no_more_than_the_limit(authority: Authority) -> None:
-    limits = ConnectionLimits(max_connections=20, handshake_timeout_ms=300_000)
+    limits = LimitsConfig(max_connections=20, handshake_timeout_ms=300_000)
     async with (
         FakeBroker() as broker,
         proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy,
@@ -138,7 +138,7 @@ async def test_thousands_of_attempts_hold_no_more_than_the_limit(authority: Auth
 
 
 async def test_a_request_above_the_limit_ends_a_tls_connection_too(authority: Authority) -> None:
-    limits = ConnectionLimits(max_request_bytes=1_000)
+    limits = LimitsConfig(max_request_bytes=1_000)
     async with (
         FakeBroker() as broker,
         proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy,
@@ -150,7 +150,7 @@ async def test_a_request_above_the_limit_ends_a_tls_connection_too(authority: Au
 
 
 async def test_a_request_before_authentication_has_a_limit_of_its_own() -> None:
-    limits = ConnectionLimits(max_unauthenticated_request_bytes=1_000)
+    limits = LimitsConfig(max_unauthenticated_request_bytes=1_000)
     large = request(OPAQUE, 4, 2, bytes(1_000))
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as wire:
         await wire.send(large)

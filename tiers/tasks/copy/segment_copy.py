@@ -48,7 +48,7 @@ async def copy_segment(
     stored, custom_metadata = await write_objects(services.storage, services.spool, services.key_ring, built, segment)
     progress()
     services.checkpoint("objects-written")
-    if custom_metadata is not None and len(custom_metadata) > services.settings.custom_metadata_max_bytes:
+    if custom_metadata is not None and len(custom_metadata) > services.settings.remote_log.custom_metadata_max_bytes:
         try:
             await delete_segment(services, segment, custom_metadata)
         except RemoteStorageError as error:  # one attempt is enough: the DELETE record makes the rest a leftover
@@ -62,7 +62,7 @@ async def copy_segment(
             )
         raise CustomMetadataTooLargeError(
             f"{partition}: the store returned {len(custom_metadata)} bytes of custom metadata; "
-            f"the limit is {services.settings.custom_metadata_max_bytes}"
+            f"the limit is {services.settings.remote_log.custom_metadata_max_bytes}"
         )
     segment = replace(segment, custom_metadata=custom_metadata)
     await verify_copied_segment(services.storage, segment, stored, services.settings.verify_bytes, services.key_ring)

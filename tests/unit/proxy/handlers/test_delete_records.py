@@ -33,7 +33,7 @@ from tests.support.fakes.configured_topics import configured_topics
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
-from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_policy import TopicConfig
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
@@ -286,7 +286,7 @@ async def test_without_an_answer_about_the_history_nothing_is_deleted(bench: Ben
 async def test_of_a_partition_that_the_owner_has_not_seen_nothing_is_deleted(bench: Bench) -> None:
     """Its metadata may be lost: what is deleted of it could not be recorded."""
     topic_id = bench.cluster.topics["plain"]
-    bench.handler = bench.handler_with(configured_topics(bench.tier, bench.cluster, TopicRule("plain")))
+    bench.handler = bench.handler_with(configured_topics(bench.tier, bench.cluster, TopicConfig(pattern="plain")))
     bench.cluster.logs[TopicIdPartition(topic_id, 0)] = log = LocalLog([batch_of(0, 20)], log_start_offset=5)
     assert await bench.delete(2, 12, -1, error_code=1, topic="plain") == (ErrorCode.REQUEST_TIMED_OUT, -1)
     assert bench.forwarded_offset == -2

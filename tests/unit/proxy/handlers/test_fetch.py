@@ -31,6 +31,7 @@ from tests.support.fakes.fetch_bench import (
 )
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import monotonic_ms
@@ -175,7 +176,7 @@ async def test_two_failures_of_the_store_end_in_one_answer_with_data(bench: Benc
 
 
 async def test_unavailability_is_held_until_the_deadline_and_then_retriable(tmp_path: Path) -> None:
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=60)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=60))) as bench:
         bench.tier.storage.is_down = True
         started_ms = monotonic_ms()
         response = await bench.fetch(13, ask(13, 0), max_wait_ms=10)
@@ -185,7 +186,7 @@ async def test_unavailability_is_held_until_the_deadline_and_then_retriable(tmp_
 
 
 async def test_a_slow_healthy_store_is_an_empty_answer(tmp_path: Path) -> None:
-    settings = FetchSettings(remote_fetch_max_wait_ms=50, bounds_max_age_ms=600_000)
+    settings = FetchSettings(bounds_max_age_ms=600_000, remote_log=RemoteLogConfig(fetch_max_wait_ms=50))
     async with bench_of(tmp_path, settings) as bench:
         await bench.fetch(13, ask(13, 0), max_wait_ms=60_000)  # what is known by now takes none of the next one's time
         bench.tier.storage.gate = asyncio.Event()
@@ -198,7 +199,7 @@ async def test_a_slow_healthy_store_is_an_empty_answer(tmp_path: Path) -> None:
 
 
 async def test_damaged_bytes_are_an_error_never_an_answer(tmp_path: Path) -> None:
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=250)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=250))) as bench:
         bench.tier.storage.damage = lambda data: bytes(len(data))
         for max_wait_ms in (250, 1_000, 4_000, 16_000, 60_000):
             response = await bench.fetch(13, ask(13, 0), max_wait_ms=max_wait_ms)
@@ -220,7 +221,7 @@ async def test_offsets_in_neither_tier_are_out_of_range(bench: Bench, version: i
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_nothing_is_relayed_as_out_of_range_while_the_metadata_is_stale(tmp_path: Path, version: int) -> None:
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))) as bench:
         bench.tier.rlmm.fresh = False
         bench.cluster.logs[LOCAL_0].log_start_offset = 5
         response = await bench.fetch(version, ask(version, 0), ask_local(version, 0), max_wait_ms=1)
@@ -229,7 +230,7 @@ async def test_nothing_is_relayed_as_out_of_range_while_the_metadata_is_stale(tm
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_what_is_known_is_read_on_when_the_metadata_topic_is_gone(tmp_path: Path, version: int) -> None:
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))) as bench:
         bench.tier.rlmm.fresh = False
         bench.tier.rlmm.final = True
         response = await bench.until_remote(version, ask(version, 30))
@@ -315,7 +316,7 @@ async def test_a_new_leader_that_begins_lower_does_not_explain_an_old_refusal(
     tmp_path: Path, leader_epoch: int, code: int, wait_ms: int
 ) -> None:
     """Of the same leader, whose log start never falls, it was not the offset that was refused, but its epoch."""
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=wait_ms)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=wait_ms))) as bench:
         log = bench.cluster.logs[P0]
         frame = fetch_frame(13, [ask(13, 60, leader_epoch=5, last_fetched_epoch=5)], max_wait_ms=1)
         action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
@@ -358,7 +359,9 @@ async def test_a_version_that_was_never_advertised_ends_the_connection(bench: Be
 
 
 async def test_a_large_answer_streams_and_its_remote_partition_comes_next(tmp_path: Path) -> None:
-    async with bench_of(tmp_path, FetchSettings(hold_bytes=500, remote_fetch_max_wait_ms=10_000)) as bench:
+    async with bench_of(
+        tmp_path, FetchSettings(hold_bytes=500, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
+    ) as bench:
         bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 1, value_bytes=3000)])
         for version in VERSIONS:
             response = await bench.fetch(

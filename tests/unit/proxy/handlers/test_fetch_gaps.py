@@ -19,6 +19,7 @@ from tests.support.fakes.broker.fetch_frames import fetch_frame
 from tests.support.fakes.fetch_bench import LOCAL_0, P0, P1, VERSIONS, Bench, ask, ask_local, bench_of, codes, records
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -207,7 +208,7 @@ async def test_gaps_that_follow_each_other_are_one(bench: Bench, offset: int) ->
 
 
 async def test_only_known_remote_records_are_read_without_the_metadata_topic(tmp_path: Path) -> None:
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))) as bench:
         await fill(bench)
         bench.tier.rlmm.fresh = False
         bench.tier.rlmm.final = True
@@ -218,7 +219,7 @@ async def test_only_known_remote_records_are_read_without_the_metadata_topic(tmp
 
 @pytest.mark.parametrize("is_remote", [True, False])
 async def test_what_nobody_recorded_behind_a_gap_is_not_passed_over(tmp_path: Path, is_remote: bool) -> None:
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))) as bench:
         await fill(bench)
         gap, offset = (LogGap(20, 49), 30) if is_remote else (LogGap(60, 79), 70)
         await bench.tier.rlmm.put_log_gap(P1, gap, 3)
@@ -311,7 +312,9 @@ async def test_without_room_it_comes_next_and_is_never_out_of_range(bench: Bench
 
 
 async def test_a_large_answer_streams_and_what_lies_behind_the_gap_comes_next(tmp_path: Path) -> None:
-    async with bench_of(tmp_path, FetchSettings(hold_bytes=500, remote_fetch_max_wait_ms=10_000)) as bench:
+    async with bench_of(
+        tmp_path, FetchSettings(hold_bytes=500, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
+    ) as bench:
         await fill(bench)
         bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 1, value_bytes=3000)])
         for version in VERSIONS:
@@ -387,7 +390,7 @@ async def test_a_leader_that_cannot_be_asked_makes_nobody_pass_over_anything(
     async def silent(partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
         raise BrokerError("no answer", retriable=True)
 
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))) as bench:
         await fill(bench)
         monkeypatch.setattr(bench.cluster, "bounds", silent)
         for offset in (35, 65):

@@ -14,7 +14,8 @@ from tests.support.fakes.configured_topics import TIERABLE, FakeConfigs
 from tests.support.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, bench_of, codes, records
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
-from tiers.config.remote_log_settings import TopicRule
+from tiers.config.settings import RemoteLogConfig
+from tiers.config.topic_policy import TopicConfig
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
@@ -72,7 +73,7 @@ async def test_a_leader_that_does_not_say_makes_no_client_jump(
     async def silent(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
         raise BrokerError("no answer", retriable=True)
 
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))) as bench:
         await bench.tier.rlmm.put_log_start(P0, OLD)
         monkeypatch.setattr(bench.cluster, "end_offset_for_epoch", silent)
         response = await bench.fetch(version, ask(version, 25), ask_local(version, 0), max_wait_ms=1)
@@ -126,7 +127,7 @@ async def test_a_trim_without_a_segment_says_that_metadata_was_lost(
     tmp_path: Path, trim: OffsetAndEpoch, told: int
 ) -> None:
     """If it was one of this history."""
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))) as bench:
         await bench.tier.rlmm.put_local_log_start(P1, trim)
         bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
         response = await bench.fetch(13, ask(13, 5, partition=1), max_wait_ms=1)
@@ -137,8 +138,8 @@ async def test_a_trim_without_a_segment_says_that_metadata_was_lost(
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_partition_that_the_configuration_tiers_is_waited_for(tmp_path: Path, version: int) -> None:
     """Its metadata may be lost. The owner ends the wait in its first round, when it records that it saw the log."""
-    settings = FetchSettings(remote_fetch_max_wait_ms=10)
-    async with bench_of(tmp_path, settings, TopicRule("orders")) as bench:
+    settings = FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))
+    async with bench_of(tmp_path, settings, TopicConfig(pattern="orders")) as bench:
         log = bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
         for _ in range(2):  # unforeseen, then predicted
             response = await bench.fetch(version, ask(version, 5, partition=1), ask_local(version, 0), max_wait_ms=1)
@@ -152,7 +153,7 @@ async def test_a_partition_that_the_configuration_tiers_is_waited_for(tmp_path: 
 
 async def test_a_topic_that_no_owner_manages_is_the_brokers(tmp_path: Path) -> None:
     configs = FakeConfigs({"orders": {**TIERABLE, "cleanup.policy": "compact"}})
-    async with bench_of(tmp_path, FetchSettings(), TopicRule("*"), configs=configs) as bench:
+    async with bench_of(tmp_path, FetchSettings(), TopicConfig(pattern="*"), configs=configs) as bench:
         bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
         for _ in range(2):
             assert codes(await bench.fetch(13, ask(13, 5, partition=1))) == [ErrorCode.OFFSET_OUT_OF_RANGE]
@@ -161,15 +162,15 @@ async def test_a_topic_that_no_owner_manages_is_the_brokers(tmp_path: Path) -> N
 
 async def test_without_a_word_on_its_configuration_a_topic_is_waited_for(tmp_path: Path) -> None:
     configs = FakeConfigs(is_reachable=False)
-    settings = FetchSettings(remote_fetch_max_wait_ms=10)
-    async with bench_of(tmp_path, settings, TopicRule("orders"), configs=configs) as bench:
+    settings = FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))
+    async with bench_of(tmp_path, settings, TopicConfig(pattern="orders"), configs=configs) as bench:
         bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
         assert codes(await bench.fetch(13, ask(13, 5, partition=1), max_wait_ms=1)) == [UNAVAILABLE]
 
 
 async def test_a_streamed_answer_does_not_refuse_what_the_configuration_tiers(tmp_path: Path) -> None:
-    settings = FetchSettings(hold_bytes=200, remote_fetch_max_wait_ms=10)
-    async with bench_of(tmp_path, settings, TopicRule("orders")) as bench:
+    settings = FetchSettings(hold_bytes=200, remote_log=RemoteLogConfig(fetch_max_wait_ms=10))
+    async with bench_of(tmp_path, settings, TopicConfig(pattern="orders")) as bench:
         bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
         bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 10, value_bytes=100)])
         response = await bench.fetch(13, ask(13, 5, partition=1), ask_local(13, 0))

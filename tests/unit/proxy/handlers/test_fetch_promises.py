@@ -12,6 +12,7 @@ import pytest
 from protocol.apis.fetch.response import FetchResponse
 from protocol.errors import ErrorCode
 from proxy.cluster.local_log_bounds import Watermarks
+from proxy.config import LimitsConfig
 from proxy.handlers.base import FetchSettings
 from proxy.wire.exchange import Forward
 from tests.support.fakes.broker.cluster import LocalLog
@@ -20,6 +21,7 @@ from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame
 from tests.support.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, bench_of, codes, parse, records
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -59,7 +61,7 @@ async def test_a_read_that_saw_no_log_start_never_makes_the_client_jump(
     async def below(*args: object, **more: object) -> NoReturn:
         raise OffsetBelowLogStartError("the state was empty a moment ago")
 
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=50)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=50))) as bench:
         monkeypatch.setattr(bench.reader, "read", below)
         async with asyncio.timeout(60):
             while (told := codes(await bench.fetch(13, ask(13, 25)))) == [0]:
@@ -88,7 +90,7 @@ async def test_a_leader_that_was_deposed_does_not_say_what_lies_beyond_the_end(
     async def deposed(partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
         return LocalLogBounds(0, 100, 100, 4)
 
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=50)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=50))) as bench:
         bench.cluster.logs[P0].log_start_offset = 180
         monkeypatch.setattr(bench.cluster, "bounds", deposed)
         response = await bench.fetch(13, ask(13, 150, leader_epoch=5))
@@ -104,7 +106,7 @@ async def test_a_follower_whose_bounds_are_not_the_leaders_makes_no_consumer_jum
     async def of_the_leader(partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
         return LocalLogBounds(100, 200, 200, 5)
 
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=50)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=50))) as bench:
         bench.cluster.logs[P0] = LocalLog(bench.batches[: follower_end // 10], follower_start)
         monkeypatch.setattr(bench.cluster, "bounds", of_the_leader)
         for version in (12, 13):
@@ -116,7 +118,9 @@ async def test_a_follower_whose_bounds_are_not_the_leaders_makes_no_consumer_jum
 
 async def test_what_a_client_does_not_read_stays_held(tmp_path: Path) -> None:
     """Of both tiers together; what was reserved beyond the answer is given back as soon as it is made."""
-    settings = FetchSettings(hold_budget_bytes=6 << 20, remote_fetch_max_wait_ms=10_000)
+    settings = FetchSettings(
+        remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000), limits=LimitsConfig(max_held_remote_bytes=6 << 20)
+    )
     async with bench_of(tmp_path, settings) as bench:
         await bench.fetch(13, ask(13, 0))
         assert bench.handler.held_bytes == 0
@@ -136,7 +140,12 @@ async def test_what_a_client_does_not_read_stays_held(tmp_path: Path) -> None:
 
 
 async def test_without_memory_one_batch_is_served_all_the_same(tmp_path: Path) -> None:
-    async with bench_of(tmp_path, FetchSettings(hold_budget_bytes=1, remote_fetch_max_wait_ms=10_000)) as bench:
+    async with bench_of(
+        tmp_path,
+        FetchSettings(
+            remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000), limits=LimitsConfig(max_held_remote_bytes=1)
+        ),
+    ) as bench:
         for _ in range(2):  # unforeseen and predicted
             assert records(await bench.fetch(13, ask(13, 20))) == bench.batches[2]
 
@@ -154,7 +163,7 @@ async def test_bounds_that_come_too_late_for_one_answer_serve_the_next(
         return LocalLogBounds(100, 200, 200, 5)
 
     monkeypatch.setattr("proxy.handlers.fetch.verdict._JUDGE_MAX_MS", 60_000)
-    settings = FetchSettings(remote_fetch_max_wait_ms=10_000, bounds_timeout_ms=60_000)
+    settings = FetchSettings(bounds_timeout_ms=60_000, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
     async with bench_of(tmp_path, settings) as bench, asyncio.timeout(60):
         monkeypatch.setattr(bench.cluster, "bounds", slow)
         both = ask(13, 25, leader_epoch=5), ask_local(13, 0)
@@ -170,7 +179,9 @@ async def test_bounds_that_come_too_late_for_one_answer_serve_the_next(
 async def test_a_client_without_limits_gets_no_more_than_a_broker_would_give(
     tmp_path: Path, is_predicted: bool
 ) -> None:
-    async with bench_of(tmp_path, FetchSettings(fetch_max_bytes=1000, remote_fetch_max_wait_ms=10_000)) as bench:
+    async with bench_of(
+        tmp_path, FetchSettings(fetch_max_bytes=1000, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
+    ) as bench:
         if is_predicted:
             await bench.fetch(13, ask(13, 0, max_bytes=1))
         response = await bench.fetch(13, ask(13, 0, max_bytes=2**31 - 1), max_bytes=2**31 - 1)
@@ -231,7 +242,7 @@ async def test_of_many_remote_partitions_only_those_with_a_budget_cost_anything(
 
 
 async def test_a_read_in_progress_gets_the_deadline_of_the_waiting_request(tmp_path: Path) -> None:
-    settings = FetchSettings(remote_fetch_max_wait_ms=10_000, local_poll_ms=20)
+    settings = FetchSettings(local_poll_ms=20, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
     async with bench_of(tmp_path, settings) as bench, asyncio.timeout(60):
         await bench.fetch(13, ask(13, 0), max_wait_ms=60_000)
         bench.tier.storage.gate = asyncio.Event()

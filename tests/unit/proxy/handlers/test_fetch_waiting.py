@@ -22,12 +22,15 @@ from tests.support.fakes.fetch_bench import (
     records,
 )
 from tests.support.fakes.record_batches import batch_of
+from tiers.config.settings import RemoteLogConfig
 from tiers.model.ids import TopicIdPartition
 
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    settings = FetchSettings(remote_fetch_max_wait_ms=10_000, bounds_max_age_ms=600_000, local_poll_ms=20)
+    settings = FetchSettings(
+        bounds_max_age_ms=600_000, local_poll_ms=20, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000)
+    )
     async with bench_of(tmp_path, settings) as made:
         yield made
 

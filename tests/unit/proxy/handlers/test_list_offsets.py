@@ -27,7 +27,8 @@ from tests.support.fakes.configured_topics import TIERABLE, FakeConfigs, configu
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import build_batch, record
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
-from tiers.config.remote_log_settings import TopicRule
+from tiers.config.settings import RemoteLogConfig
+from tiers.config.topic_policy import TopicConfig
 from tiers.errors import BrokerError
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
@@ -102,7 +103,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench_of(
-    root: Path, settings: FetchSettings, *rules: TopicRule, configs: FakeConfigs | None = None
+    root: Path, settings: FetchSettings, *rules: TopicConfig, configs: FakeConfigs | None = None
 ) -> AsyncIterator[Bench]:
     tier = RemoteTier(root)
     await tier.add(P0, [build_batch(0, [record(0, 100), record(1, 300)], leader_epoch=2)], 0)
@@ -130,7 +131,7 @@ async def bench_of(
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench_of(tmp_path, FetchSettings(list_offsets_timeout_ms=60_000)) as made:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))) as made:
         yield made
 
 
@@ -218,8 +219,10 @@ async def test_where_metadata_was_lost_nobody_is_told_where_the_log_begins(
 async def test_a_partition_that_the_configuration_tiers_is_waited_for(tmp_path: Path, asked: int) -> None:
     """Its metadata may be lost: the broker's log start is then not where the log begins."""
     configs = FakeConfigs({"compacted": {**TIERABLE, "cleanup.policy": "compact"}})
-    settings = FetchSettings(list_offsets_timeout_ms=60_000)
-    async with bench_of(tmp_path, settings, TopicRule("unknown"), TopicRule("comp*"), configs=configs) as bench:
+    settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
+    async with bench_of(
+        tmp_path, settings, TopicConfig(pattern="unknown"), TopicConfig(pattern="comp*"), configs=configs
+    ) as bench:
         partitions = {}
         for name, number in (("unknown", 7), ("compacted", 8), ("other", 9)):
             partitions[name] = TopicIdPartition(bench.cluster.topics.setdefault(name, UUID(int=number)), 0)
@@ -233,7 +236,11 @@ async def test_a_partition_that_the_configuration_tiers_is_waited_for(tmp_path: 
 
 @pytest.mark.parametrize("asked", [EARLIEST, MAX, 100])
 async def test_a_log_that_begins_at_zero_is_not_waited_for(tmp_path: Path, asked: int) -> None:
-    async with bench_of(tmp_path, FetchSettings(list_offsets_timeout_ms=60_000), TopicRule("unknown")) as bench:
+    async with bench_of(
+        tmp_path,
+        FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000)),
+        TopicConfig(pattern="unknown"),
+    ) as bench:
         unknown = TopicIdPartition(bench.cluster.topics.setdefault("unknown", UUID(int=7)), 0)
         bench.cluster.logs[unknown] = LocalLog([build_batch(0, [record(0, 100)])])
         assert found(await bench.ask(9, asked, offset=0, timestamp=100, topic="unknown")) == (0, 100, 0, 5)
@@ -241,8 +248,8 @@ async def test_a_log_that_begins_at_zero_is_not_waited_for(tmp_path: Path, asked
 
 async def test_without_a_word_on_its_configuration_a_topic_is_waited_for(tmp_path: Path) -> None:
     configs = FakeConfigs(is_reachable=False)
-    settings = FetchSettings(list_offsets_timeout_ms=60_000)
-    async with bench_of(tmp_path, settings, TopicRule("unknown"), configs=configs) as bench:
+    settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
+    async with bench_of(tmp_path, settings, TopicConfig(pattern="unknown"), configs=configs) as bench:
         bench.cluster.topics["unknown"] = UUID(int=7)
         assert (await bench.ask(9, EARLIEST, offset=4, topic="unknown")).error_code == UNAVAILABLE
 
@@ -304,9 +311,9 @@ async def test_the_next_local_offset_is_behind_the_remote_end(bench: Bench, vers
 
 
 async def test_metadata_that_knows_no_segment_tells_the_next_local_offset_at_zero_alone(tmp_path: Path) -> None:
-    settings = FetchSettings(list_offsets_timeout_ms=60_000)
+    settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
     configs = FakeConfigs({"compacted": {**TIERABLE, "cleanup.policy": "compact"}})
-    rules = (TopicRule("unknown*"), TopicRule("comp*"))
+    rules = (TopicConfig(pattern="unknown*"), TopicConfig(pattern="comp*"))
     async with bench_of(tmp_path, settings, *rules, configs=configs) as bench:
         for name, number, start in (("unknown-0", 7, 0), ("unknown-4", 8, 4), ("compacted", 9, 0)):
             partition = TopicIdPartition(bench.cluster.topics.setdefault(name, UUID(int=number)), 0)
@@ -345,7 +352,7 @@ async def test_the_greatest_timestamp_is_remote_while_nothing_is_local(bench: Be
 
 @pytest.mark.parametrize("asked", [240, MAX])
 async def test_a_look_up_that_fails_is_never_the_local_answer(tmp_path: Path, asked: int) -> None:
-    async with bench_of(tmp_path, FetchSettings(list_offsets_timeout_ms=30)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=30))) as bench:
         bench.tier.storage.is_down = True
         assert found(await bench.ask(8, asked, offset=5, timestamp=260)) == (UNAVAILABLE, -1, -1, -1)
 

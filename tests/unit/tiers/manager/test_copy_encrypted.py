@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.reader.remote_log_reader import (
     RemoteLogReader,
@@ -20,7 +21,9 @@ from tiers.reader.remote_log_reader import (
 from tiers.segment.segment_encryption import KeyRing
 
 RING = KeyRing({"k1": b"1" * 32, "k2": b"2" * 32}, current="k1")
-SETTINGS = RemoteLogReaderSettings(min_get_bytes=300, max_get_bytes=600, chunk_cache_bytes=1 << 20)
+SETTINGS = RemoteLogReaderSettings(
+    min_get_bytes=300, max_get_bytes=600, remote_log=RemoteLogConfig(chunk_cache_bytes=1 << 20)
+)
 
 
 def encrypt_with(bench: Workbench, ring: KeyRing) -> None:

@@ -142,7 +142,8 @@ async def test_who_waits_for_a_copier_that_another_holds_is_reported_too(
 
     monkeypatch.setattr(running.bench.store, "copy_log_segment_data", stuck)
     services = running.bench.services
-    settings = replace(services.settings, copier_tasks=1, stop_timeout_ms=20)
+    remote_log = services.settings.remote_log.model_copy(update={"copier_threads": 1})
+    settings = replace(services.settings, remote_log=remote_log, stop_timeout_ms=20)
     running.manager = RemoteLogManager(replace(services, settings=settings), running.topics)
     async with running.run():
         await held.wait()

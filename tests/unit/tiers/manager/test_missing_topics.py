@@ -31,7 +31,7 @@ async def missing(bench: Workbench) -> Workbench:
 def delays(bench: Workbench) -> tuple[int, int]:
     """With proof, and without."""
     settings = bench.services.settings
-    return settings.topic_deletion_delay_ms, settings.topic_deletion_unproved_delay_ms
+    return settings.remote_log.topic_deletion_delay_ms, settings.remote_log.topic_deletion_unproved_delay_ms
 
 
 async def until_recorded(bench: Workbench, task: TopicDeletionTask) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
-from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_policy import TopicConfig
 from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
 from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.model.copy_plan import CopyPlan
@@ -36,8 +36,8 @@ async def copied(bench: Workbench) -> Workbench:
     return bench
 
 
-@pytest.mark.parametrize("rules", [[], [TopicRule("orders")]])
-async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench, rules: list[TopicRule]) -> None:
+@pytest.mark.parametrize("rules", [[], [TopicConfig(pattern="orders")]])
+async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench, rules: list[TopicConfig]) -> None:
     task = RemoteDisableTask(copied.services, rules)
     assert await task.run(idle) == 0
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
@@ -77,7 +77,7 @@ async def test_nothing_else_deletes(copied: Workbench, config: dict[str, str]) -
 
 async def test_a_topic_that_the_settings_file_tiers_is_not_disabled_by_the_other_key(copied: Workbench) -> None:
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {DELETE_ON_DISABLE: "true"})
-    assert await RemoteDisableTask(copied.services, [TopicRule("orders")]).run(idle) == 0
+    assert await RemoteDisableTask(copied.services, [TopicConfig(pattern="orders")]).run(idle) == 0
     assert len(copied.finished) == 3
 
 

@@ -138,7 +138,7 @@ async def test_a_copy_that_answers_for_nothing_goes_without_moving_the_log_start
     for segment in copied.segments:
         await finished_again(copied, segment)
     assert await copied.expire(POLICY) == 0
-    copied.now_ms += copied.services.settings.visible_after_ms
+    copied.now_ms += copied.services.settings.remote_log.visible_after_ms
     assert await copied.expire(POLICY) == 3
     assert copied.finished == [(0, 29), (30, 59), (60, 89)]
     assert not set(old) & {one.segment_id for one in copied.segments}
@@ -149,7 +149,7 @@ async def test_a_copy_that_answers_for_nothing_goes_without_moving_the_log_start
 async def test_overlapping_copies_that_all_answer_for_something_stay(copied: Workbench) -> None:
     """After an election segments need not begin and end where they did."""
     await finished_again(copied, copied.segments[1], start_offset=20, end_offset=45)
-    copied.now_ms += copied.services.settings.visible_after_ms
+    copied.now_ms += copied.services.settings.remote_log.visible_after_ms
     assert await copied.expire(POLICY) == 0
     assert len(copied.finished) == 4
     read = [copied.metadata.remote_log_segment_metadata(PARTITION, offset) for offset in range(90)]
@@ -158,7 +158,7 @@ async def test_overlapping_copies_that_all_answer_for_something_stay(copied: Wor
 
 async def test_a_copy_within_another_goes(copied: Workbench) -> None:
     inner = await finished_again(copied, copied.segments[1], start_offset=40, end_offset=45)
-    copied.now_ms += copied.services.settings.visible_after_ms
+    copied.now_ms += copied.services.settings.remote_log.visible_after_ms
     assert await copied.expire(POLICY) == 1
     assert inner not in [one.segment_id for one in copied.segments]
     assert copied.finished == [(0, 29), (30, 59), (60, 89)]

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
-from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_policy import TopicConfig
 from tiers.errors import BrokerError
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.tiered_topics import TieredTopics
@@ -70,7 +70,7 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 def tiered(
-    cluster: Cluster, *rules: TopicRule, overrides: Mapping[UUID, Mapping[str, str]] | None = None
+    cluster: Cluster, *rules: TopicConfig, overrides: Mapping[UUID, Mapping[str, str]] | None = None
 ) -> TieredTopics:
     metrics = RemoteLogManagerMetrics(CollectorRegistry())
     return TieredTopics(cluster.client, rules, metrics, (overrides or {}).get)
@@ -82,8 +82,8 @@ async def test_the_first_rule_that_matches_decides(cluster: Cluster) -> None:
     cluster.add("clicks", 3)
     topics = tiered(
         cluster,
-        TopicRule("orders-us", remote_storage_enable=False),
-        TopicRule("orders-*", local_retention_ms=1000, segment_bytes=5),
+        TopicConfig(pattern="orders-us", remote_storage_enable=False),
+        TopicConfig(pattern="orders-*", local_retention_ms=1000, segment_bytes=5),
     )
     policies = await topics.refresh(TIMEOUT_MS)
     assert {policy.topic for policy in policies.values()} == {"orders-eu"}
@@ -111,7 +111,7 @@ async def test_what_cannot_be_tiered_is_refused_once_with_the_reason(
     cluster: Cluster, config: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("state", 1, config)
-    topics = tiered(cluster, TopicRule("state"))
+    topics = tiered(cluster, TopicConfig(pattern="state"))
     with caplog.at_level(logging.ERROR):
         assert await topics.refresh(TIMEOUT_MS) == {}
         assert await topics.refresh(TIMEOUT_MS) == {}
@@ -123,7 +123,7 @@ async def test_what_cannot_be_tiered_and_only_matches_a_pattern_is_no_error(
 ) -> None:
     cluster.add("state", 1, DELETE | {"cleanup.policy": "compact"})
     meant = cluster.add("meant", 2, DELETE | {"cleanup.policy": "compact"})
-    topics = tiered(cluster, TopicRule("*"), overrides={meant: {"remote.storage.enable": "true"}})
+    topics = tiered(cluster, TopicConfig(pattern="*"), overrides={meant: {"remote.storage.enable": "true"}})
     with caplog.at_level(logging.INFO, "tiers.tasks.tiered_topics"):
         assert await topics.refresh(TIMEOUT_MS) == {}
     assert {line.__dict__["topic"]: line.levelname for line in caplog.records} == {"state": "INFO", "meant": "ERROR"}
@@ -132,12 +132,12 @@ async def test_what_cannot_be_tiered_and_only_matches_a_pattern_is_no_error(
 async def test_internal_topics_match_no_rule(cluster: Cluster) -> None:
     cluster.add("__consumer_offsets", 1)
     cluster.add("__remote_log_metadata", 2)
-    assert await tiered(cluster, TopicRule("*")).refresh(TIMEOUT_MS) == {}
+    assert await tiered(cluster, TopicConfig(pattern="*")).refresh(TIMEOUT_MS) == {}
 
 
 async def test_a_configuration_that_cannot_be_read_changes_nothing_and_expires_nothing(cluster: Cluster) -> None:
     topic_id = cluster.add("orders", 1)
-    topics = tiered(cluster, TopicRule("*"))
+    topics = tiered(cluster, TopicConfig(pattern="*"))
     before = (await topics.refresh(TIMEOUT_MS))[topic_id]
     cluster.unreadable.add("orders")
     for _ in range(2):
@@ -150,7 +150,7 @@ async def test_nothing_expires_by_what_a_second_broker_does_not_say_too(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic_id, agreed = cluster.add("orders", 1), cluster.add("clicks", 2)
-    topics = tiered(cluster, TopicRule("*"))
+    topics = tiered(cluster, TopicConfig(pattern="*"))
     before = await topics.refresh(TIMEOUT_MS)
     async with ScriptedBroker(2) as second:
         other = Cluster(second, cluster.client)
@@ -172,7 +172,7 @@ async def test_nothing_expires_while_one_of_two_brokers_does_not_answer(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic_id = cluster.add("orders", 1)
-    topics = tiered(cluster, TopicRule("*"))
+    topics = tiered(cluster, TopicConfig(pattern="*"))
     before = (await topics.refresh(TIMEOUT_MS))[topic_id]
     async with ScriptedBroker(2) as second:
         second.topics, second.brokers = cluster.broker.topics, [cluster.broker, second]
@@ -192,7 +192,7 @@ async def test_nothing_expires_while_the_cluster_does_not_answer(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic_id = cluster.add("orders", 1)
-    topics = tiered(cluster, TopicRule("*"))
+    topics = tiered(cluster, TopicConfig(pattern="*"))
     before = (await topics.refresh(TIMEOUT_MS))[topic_id]
 
     async def silence(*arguments: object, **options: object) -> None:

@@ -35,7 +35,7 @@ async def copied(bench: Workbench) -> Workbench:
 async def test_a_deleted_topic_leaves_nothing_after_the_delay(copied: Workbench) -> None:
     existence = Existence()
     task = TopicDeletionTask(copied.services, existence)
-    delay_ms = copied.services.settings.topic_deletion_delay_ms
+    delay_ms = copied.services.settings.remote_log.topic_deletion_delay_ms
     assert await task.run() == 0
     existence.deleted = {PARTITION.topic_id}
     assert await task.run() == 0
@@ -54,7 +54,7 @@ async def test_a_deleted_topic_leaves_nothing_after_the_delay(copied: Workbench)
 async def test_a_topic_that_is_seen_again_starts_the_delay_again(copied: Workbench) -> None:
     existence = Existence(PARTITION.topic_id)
     task = TopicDeletionTask(copied.services, existence)
-    delay_ms = copied.services.settings.topic_deletion_delay_ms
+    delay_ms = copied.services.settings.remote_log.topic_deletion_delay_ms
     await task.run()
     existence.deleted = set()
     copied.now_ms += delay_ms
@@ -68,7 +68,7 @@ async def test_what_is_recorded_after_the_deletion_ended_goes_too(copied: Workbe
     existence = Existence(PARTITION.topic_id)
     task = TopicDeletionTask(copied.services, existence)
     await task.run()
-    copied.now_ms += copied.services.settings.topic_deletion_delay_ms
+    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
     assert await task.run() == 1
     await copied.metadata.put_log_start(PARTITION, LogStart(50, 0, LogStartReason.USER))
     assert copied.metadata.partitions() == [PARTITION]
@@ -91,7 +91,7 @@ async def deleted_after_the_delay(bench: Workbench) -> TopicDeletionTask:
     existence = Existence(PARTITION.topic_id)
     task = TopicDeletionTask(bench.services, existence)
     await task.run()
-    bench.now_ms += bench.services.settings.topic_deletion_delay_ms
+    bench.now_ms += bench.services.settings.remote_log.topic_deletion_delay_ms
     return task
 
 
@@ -172,7 +172,7 @@ async def test_only_the_owner_deletes(copied: Workbench) -> None:
     existence = Existence(PARTITION.topic_id)
     task = TopicDeletionTask(copied.services, existence)
     await task.run()
-    copied.now_ms += copied.services.settings.topic_deletion_delay_ms
+    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
     copied.metadata.owned = False
     assert await task.run() == 0
     assert len(copied.finished) == 3
@@ -186,7 +186,7 @@ async def test_a_deletion_that_ended_after_any_step_is_taken_up_again(copied: Wo
     first, second = TopicDeletionTask(copied.services, existence), TopicDeletionTask(copied.services, existence)
     await first.run()
     await second.run()
-    copied.now_ms += copied.services.settings.topic_deletion_delay_ms
+    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
     copied.end_after = step
     with pytest.raises(ProcessEnded):
         await first.run()
@@ -200,7 +200,7 @@ async def test_losing_the_partition_ends_the_deletion(copied: Workbench, monkeyp
     existence = Existence(PARTITION.topic_id)
     task = TopicDeletionTask(copied.services, existence)
     await task.run()
-    copied.now_ms += copied.services.settings.topic_deletion_delay_ms
+    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
     delete = copied.store.delete_log_segment_data
 
     async def then_lose(*args: object) -> bool:
@@ -223,7 +223,7 @@ async def test_a_partition_that_cannot_be_deleted_leaves_the_others_alone(
     existence = Existence(PARTITION.topic_id, stuck.topic_id)
     task = TopicDeletionTask(copied.services, existence)
     await task.run()
-    copied.now_ms += copied.services.settings.topic_deletion_delay_ms
+    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
     put = copied.metadata.put_remote_partition_delete_metadata
 
     async def refuses(metadata: RemotePartitionDeleteMetadata) -> None:

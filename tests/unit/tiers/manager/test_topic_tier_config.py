@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_policy import TopicConfig
 from tiers.config.topic_settings import (
     BROKER_DEFAULTS,
     COPY_DISABLE,
@@ -91,11 +91,11 @@ def test_what_kafka_refuses_is_refused(after: dict[str, str], broker: dict[str, 
         check_tier_config(None, {}, after, {**BROKER_DEFAULTS, **broker})
 
 
-@pytest.mark.parametrize("rule", [None, TopicRule("orders")])
+@pytest.mark.parametrize("rule", [None, TopicConfig(pattern="orders")])
 @pytest.mark.parametrize(
     "after", [{REMOTE_STORAGE_ENABLE: "false"}, {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "false"}]
 )
-def test_remote_data_is_disabled_only_to_be_deleted(rule: TopicRule | None, after: dict[str, str]) -> None:
+def test_remote_data_is_disabled_only_to_be_deleted(rule: TopicConfig | None, after: dict[str, str]) -> None:
     before = ON if rule is None else {}
     with pytest.raises(InvalidTierConfigError, match="invalid to disable remote storage without deleting"):
         check_tier_config(rule, before, after, BROKER_DEFAULTS)
@@ -104,7 +104,7 @@ def test_remote_data_is_disabled_only_to_be_deleted(rule: TopicRule | None, afte
 
 
 def test_a_topics_own_settings_win_over_the_settings_file_key_by_key() -> None:
-    rule = TopicRule("orders", local_retention_ms=6000, local_retention_bytes=7)
+    rule = TopicConfig(pattern="orders", local_retention_ms=6000, local_retention_bytes=7)
     values = tier_values(rule, {LOCAL_RETENTION_MS: "5", "max.message.bytes": "1"})
     assert values.keys() == TIER_DEFAULTS.keys()
     assert values[LOCAL_RETENTION_MS] == TierValue("5", is_own=True)
@@ -115,5 +115,5 @@ def test_a_topics_own_settings_win_over_the_settings_file_key_by_key() -> None:
 
 
 def test_local_retention_of_the_settings_file_stands_in_nobodys_way() -> None:
-    rule = TopicRule("*", local_retention_ms=6000)
+    rule = TopicConfig(pattern="*", local_retention_ms=6000)
     check_tier_config(rule, {}, {}, {**BROKER_DEFAULTS, "retention.ms": "1000"})

@@ -17,6 +17,7 @@ from tests.support.fakes.idle import wait_idle
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.tiers.workbench import PARTITION, workbench
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import CorruptSegmentError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.chunk_cache import ChunkKey
@@ -32,7 +33,9 @@ from tiers.reader.remote_log_reader import (
 from tiers.segment.segment_encryption import KeyRing
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
-SETTINGS = RemoteLogReaderSettings(min_get_bytes=3000, max_get_bytes=6000, chunk_cache_bytes=1 << 20)
+SETTINGS = RemoteLogReaderSettings(
+    min_get_bytes=3000, max_get_bytes=6000, remote_log=RemoteLogConfig(chunk_cache_bytes=1 << 20)
+)
 RING = KeyRing({"k1": b"1" * 32}, current="k1")
 
 

@@ -8,6 +8,7 @@ from tests.support.fakes.idle import wait_idle
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.servers.breaking_relay import BreakingRelay
 from tests.support.servers.versitygw import VersityGateway
+from tiers.config.settings import RemoteLogConfig
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, RemoteReadRequest, monotonic_ms
 from tiers.storage.s3.storage import S3RemoteStorageManager
@@ -15,7 +16,9 @@ from tiers.storage.s3.storage import S3RemoteStorageManager
 BUCKET = "hedged"
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 GETS = 30
-SETTINGS = RemoteLogReaderSettings(min_get_bytes=1, max_get_bytes=1, read_ahead_budget_bytes=0, hedge_max_percent=50)
+SETTINGS = RemoteLogReaderSettings(
+    min_get_bytes=1, max_get_bytes=1, remote_log=RemoteLogConfig(read_ahead_bytes=1, reader_hedge_max_percent=50)
+)
 
 
 async def test_a_get_that_stands_still_does_not_hold_up_the_read(s3: VersityGateway, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import RemoteReadTimeoutError, RemoteResourceNotFoundError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import (
@@ -50,7 +51,7 @@ async def test_what_the_store_shows_late_is_read_when_it_does(tmp_path: Path, su
     batches = await tier.fill(P0, segments=1, batches=1)
     (shown,) = (tmp_path / "store").rglob(f"*{suffix}")
     hidden = shown.rename(tmp_path / "hidden")
-    settings = RemoteLogReaderSettings(chunk_cache_bytes=1 << 20)
+    settings = RemoteLogReaderSettings(remote_log=RemoteLogConfig(chunk_cache_bytes=1 << 20))
     passed_ms = 0
 
     def clock_ms() -> int:

@@ -8,9 +8,10 @@ import pytest
 
 from tests.support.fakes.local_indexes import Segment, contents, encrypted, expected, segment_object
 from tests.support.fakes.segments import PARTITION
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexSettings
+from tiers.reader.local_index_cache import LocalIndexCache
 from tiers.segment.indexes.local_index_files import LOG_INDEX, OFFSET_INDEX, append_to
 from tiers.segment.segment_encryption import KeyRing
 
@@ -30,8 +31,9 @@ class Bench:
         roll_ms: int = 1000,
         ring: KeyRing | None = None,
     ) -> LocalIndexCache:
-        settings = LocalIndexSettings(self.folder, max_bytes, roll_bytes, roll_ms)
-        return LocalIndexCache(settings, lambda: self.now_ms, ring, self._append)
+        sizes = {"index_file_cache_bytes": max_bytes, "index_file_roll_bytes": roll_bytes}
+        remote_log = RemoteLogConfig().model_copy(update={**sizes, "index_file_roll_ms": roll_ms})
+        return LocalIndexCache(self.folder, remote_log, lambda: self.now_ms, ring, self._append)
 
     def _append(self, path: Path, content: bytes) -> None:
         if self.full and path.suffix == OFFSET_INDEX:
@@ -208,7 +210,7 @@ def test_while_a_call_is_stuck_in_the_disk_others_do_without(bench: Bench) -> No
         assert go_on.wait(60)
         append_to(path, content)
 
-    cache = LocalIndexCache(LocalIndexSettings(bench.folder), lambda: 0, append=stuck)
+    cache = LocalIndexCache(bench.folder, RemoteLogConfig(), lambda: 0, append=stuck)
     writer = threading.Thread(target=put, args=(cache, segment_object(0)))
     writer.start()
     assert reached.wait(60)

@@ -12,9 +12,10 @@ from protocol.records.record_batch import iterate_batches
 from tests.support.fakes.local_indexes import contents, expected, segment_object
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.config.settings import RemoteLogConfig
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
-from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes, LocalIndexSettings
+from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes
 from tiers.reader.remote_log_reader import READ_COMMITTED, RemoteLogReader, RemoteReadRequest, monotonic_ms
 from tiers.segment.indexes.local_index_files import LOG_INDEX, append_to
 
@@ -41,7 +42,7 @@ def fetched(tier: RemoteTier, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def local_indexes(folder: Path) -> LocalIndexes:
-    cache = LocalIndexCache(LocalIndexSettings(folder / "index"), monotonic_ms)
+    cache = LocalIndexCache(folder / "index", RemoteLogConfig(), monotonic_ms)
     return LocalIndexes(cache, deadline_ms=60_000)
 
 
@@ -125,7 +126,7 @@ def until(go_on: threading.Event, begun: threading.Event) -> Callable[[Path, byt
 
 async def test_a_stuck_disk_holds_nothing_up(tmp_path: Path) -> None:
     go_on, begun = threading.Event(), threading.Event()
-    cache = LocalIndexCache(LocalIndexSettings(tmp_path / "index"), monotonic_ms, append=until(go_on, begun))
+    cache = LocalIndexCache(tmp_path / "index", RemoteLogConfig(), monotonic_ms, append=until(go_on, begun))
     local = LocalIndexes(cache, deadline_ms=100)
     metadata, raw = segment = segment_object(0)
     while not begun.is_set():  # what a busy machine does not begin before the deadline, it does not do at all

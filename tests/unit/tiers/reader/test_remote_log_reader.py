@@ -15,6 +15,7 @@ from tests.support.fakes.idle import wait_idle
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import (
     CorruptSegmentError,
     OffsetBelowLogStartError,
@@ -38,7 +39,9 @@ from tiers.reader.remote_log_reader import (
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 
-SETTINGS = RemoteLogReaderSettings(min_get_bytes=3000, max_get_bytes=6000, chunk_cache_bytes=1 << 20)
+SETTINGS = RemoteLogReaderSettings(
+    min_get_bytes=3000, max_get_bytes=6000, remote_log=RemoteLogConfig(chunk_cache_bytes=1 << 20)
+)
 
 
 @pytest.fixture
