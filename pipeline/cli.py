@@ -96,7 +96,7 @@ def _explained(error: Exception) -> tuple[str, int]:
     try:
         if isinstance(error, ModuleNotFoundError):
             raise error
-        from pipeline.failures import explain  # imports Spark to recognise its errors
+        from pipeline.commands.failures import explain  # imports Spark to recognise its errors
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
         if package in _EXTRAS:

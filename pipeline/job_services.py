@@ -16,7 +16,6 @@ from typing import Final, TypeVar
 from prometheus_client import CollectorRegistry
 
 from pipeline.spark.task_runner import Cancellable, TaskRunner
-from tiers.access.console import say
 from tiers.access.open_tier import OpenTier
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
@@ -88,6 +87,7 @@ def job_services(tier: OpenTier, spool_folder: Path) -> Iterator[TaskServices]:
             metrics=RemoteLogManagerMetrics(CollectorRegistry()),
             spool=spool,
             key_ring=tier.key_ring,
+            say=tier.progress.say,
             cluster_id=tier.cluster_id,
             failed_deletions=FailedDeletions(failed, publish_after=1),
         )
@@ -146,7 +146,7 @@ async def written(
             failed = error
         if pause_s is not None:
             if attempt == _SAID_AFTER:
-                say(f"{partition}: writing its metadata failed, and is retried: {failed}")
+                services.say(f"{partition}: writing its metadata failed, and is retried: {failed}")
             await sleep(pause_s)
     raise NotWrittenError(f"{partition}: its metadata cannot be written: {failed}") from failed
 

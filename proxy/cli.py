@@ -19,8 +19,8 @@ from proxy.config import load_config
 from proxy.logging_setup import set_up_logging
 from proxy.process.app import serve as serve_forever
 from proxy.process.processes import serve_processes
-from tiers.access import console
-from tiers.access.console import ConfigFile, explained
+from tiers.commands import console
+from tiers.commands.console import ConfigFile, explained
 
 FAILED = 1
 """The exit code of a failure, except under `tidegate tier`."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+TRY_AGAIN = "try again; if it still fails, check that the store runs and that its address is right"
+"""The advice for a retriable error of a store."""
+
 
 class RemoteLogError(Exception):
     """The base class of all errors of the remote log."""

@@ -18,7 +18,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from pipeline.spark.session import open_session
-from tiers.access.console import FINDINGS, AsJson, ConfigFile
+from tiers.commands.console import FINDINGS, AsJson, ConfigFile
 
 __all__ = ["AsJson", "Conf", "ConfigFile", "Master", "findings", "job_session", "key_values", "regular_expression"]
 

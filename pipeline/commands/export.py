@@ -14,7 +14,7 @@ from pipeline.export import job
 from pipeline.export.schema_error import ValueSchemaError
 from pipeline.export.target import target_settings
 from pipeline.export.typed_values import TypedValues, read_value_schema
-from tiers.access.console import say, show_json, show_table
+from tiers.commands.console import TERMINAL, say, show_json, show_table
 
 _MIB = 1 << 20
 
@@ -79,7 +79,7 @@ def export(
         wave_files=wave_files,
     )
     with job_session(master, conf, "export") as session:
-        result = job.export(session, settings, request)
+        result = job.export(session, settings, request, TERMINAL)
     if as_json:
         show_json(asdict(result))
     else:

@@ -14,7 +14,7 @@ from pipeline.maintenance.merge import DEFAULT_GRACE_MS, Merge, plan_merge
 from pipeline.maintenance.merge import merge as merge_job
 from pipeline.maintenance.merge_plan import MergeGroup, MergeLimits
 from pipeline.spark.task_runner import SparkRunner
-from tiers.access.console import say, show_json, show_table
+from tiers.commands.console import TERMINAL, say, show_json, show_table
 
 
 def merge(
@@ -53,9 +53,9 @@ def merge(
     settings, limits = load_pipeline_config(config), MergeLimits(below, target)
     if apply:
         with job_session(master, conf, "merge") as session:
-            done = asyncio.run(merge_job(settings, SparkRunner(session), topics, limits, grace))
+            done = asyncio.run(merge_job(settings, SparkRunner(session, TERMINAL), topics, limits, grace, TERMINAL))
     else:
-        done = asyncio.run(plan_merge(settings, topics, limits))
+        done = asyncio.run(plan_merge(settings, topics, limits, TERMINAL))
     if as_json:
         show_json(_as_json(done))
     else:

@@ -14,7 +14,7 @@ from pipeline.offload.driver import OffloadOptions, OffloadReport, PlannedPartit
 from pipeline.offload.job import offload as run_offload
 from pipeline.offload.job import plan_offload
 from pipeline.offload.rounds import offload_rounds
-from tiers.access.console import say, show_json, show_table
+from tiers.commands.console import TERMINAL, say, show_json, show_table
 
 Topics = Annotated[
     str,
@@ -79,21 +79,22 @@ def offload(
         max_bytes_per_second_per_broker=None if max_mbps_per_broker is None else int(max_mbps_per_broker * 1e6),
     )
     if dry_run:
-        show_plan(plan_offload(settings, options), as_json)
+        show_plan(plan_offload(settings, options, TERMINAL), as_json)
         return
     with job_session(master, conf, "offload") as session:
         if interval is None:
-            report = run_offload(session, settings, options)
+            report = run_offload(session, settings, options, TERMINAL)
             show_report(report, as_json)
             findings(report.troubles)
             return
         try:
             offload_rounds(
-                lambda: bool(plan_offload(settings, options)),
-                lambda: run_offload(session, settings, options),
+                lambda: bool(plan_offload(settings, options, TERMINAL)),
+                lambda: run_offload(session, settings, options, TERMINAL),
                 lambda report: show_report(report, as_json),
                 interval / 1000,
                 time.sleep,
+                say,
             )
         except KeyboardInterrupt:
             say("offload: ended")

@@ -13,8 +13,9 @@ from pipeline.maintenance.indexes_task import IndexesResult, Verdict
 from pipeline.maintenance.rebuild import rebuild as rebuild_job
 from pipeline.maintenance.rebuild import rebuild_indexes
 from pipeline.spark.task_runner import SparkRunner
-from tiers.access.console import say, show_json, show_table
-from tiers.upkeep.rebuild import RebuildOptions, show_rebuild
+from tiers.commands.console import TERMINAL, say, show_json, show_table
+from tiers.commands.rebuild_report import show_rebuild
+from tiers.upkeep.rebuild import RebuildOptions
 
 
 def rebuild(
@@ -47,12 +48,12 @@ def rebuild(
     """Rebuilds metadata or indexes from the objects in the store. Without --apply it only shows the plan."""
     settings = load_pipeline_config(config)
     with job_session(master, conf, "rebuild") as session:
-        runner = SparkRunner(session)
+        runner = SparkRunner(session, TERMINAL)
         if not indexes_only:
             options = RebuildOptions(into, cluster, apply, skip_undecided, with_unknown_topics)
-            done = asyncio.run(rebuild_job(settings, runner, options))
+            done = asyncio.run(rebuild_job(settings, runner, options, TERMINAL))
         else:
-            results = asyncio.run(rebuild_indexes(settings, runner, topics, is_applied=apply))
+            results = asyncio.run(rebuild_indexes(settings, runner, topics, is_applied=apply, progress=TERMINAL))
     if indexes_only:
         _show_indexes(results, apply, as_json)
     else:

@@ -14,7 +14,7 @@ from pipeline.config import load_pipeline_config
 from pipeline.maintenance.retain import PartitionRetention, Retention, plan_retention
 from pipeline.maintenance.retain import retain as retain_job
 from pipeline.spark.task_runner import SparkRunner
-from tiers.access.console import say, show_json, show_table
+from tiers.commands.console import TERMINAL, say, show_json, show_table
 from tiers.model.ids import TopicIdPartition
 
 
@@ -48,10 +48,17 @@ def retain(
     if apply:
         with job_session(master, conf, "retain") as session:
             done = asyncio.run(
-                retain_job(settings, SparkRunner(session), topics or "", deleted_topics=deleted_topics, delay_ms=delay)
+                retain_job(
+                    settings,
+                    SparkRunner(session, TERMINAL),
+                    topics or "",
+                    deleted_topics=deleted_topics,
+                    delay_ms=delay,
+                    progress=TERMINAL,
+                )
             )
     else:
-        done = asyncio.run(plan_retention(settings, topics or "", deleted_topics=deleted_topics))
+        done = asyncio.run(plan_retention(settings, topics or "", deleted_topics=deleted_topics, progress=TERMINAL))
     if as_json:
         partitions = [_line(each) for each in done.partitions]
         topics_left = {"doubtful": _topics(done.doubtful), "unproved": _topics(done.unproved)}

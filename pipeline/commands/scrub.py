@@ -15,7 +15,7 @@ from pipeline.maintenance.scrub import ScrubOptions
 from pipeline.maintenance.scrub import scrub as scrub_job
 from pipeline.maintenance.scrub_report import ScrubLevel, ScrubReport
 from pipeline.maintenance.usage_line import DAY_MS
-from tiers.access.console import say, show_json, show_table
+from tiers.commands.console import TERMINAL, say, show_json, show_table
 
 
 def scrub(
@@ -57,7 +57,7 @@ def scrub(
         raise typer.BadParameter("--apply goes with --delete-orphans")
     options = ScrubOptions(level, topics, grace, delete_orphans and apply, resume)
     with job_session(master, conf, "scrub") as session:
-        report = scrub_job(session, settings, options)
+        report = scrub_job(session, settings, options, TERMINAL)
     if as_json:
         show_json(asdict(report))
     else:

@@ -17,7 +17,7 @@ from pyspark.sql.types import NumericType
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, job_session, key_values
 from pipeline.source import sql as job
 from pipeline.spark.job import one_job
-from tiers.access.console import say, show_table
+from tiers.commands.console import TERMINAL, say, show_table
 
 DEFAULT_ROWS = 1_000
 
@@ -41,7 +41,7 @@ def sql(
         answer = job.sql(session, query, config, topics, options)
         if as_json and (twice := [name for name, times in Counter(answer.columns).items() if times > 1]):
             raise typer.BadParameter(f"several columns are named {', '.join(twice)}: --json needs an alias for each")
-        with one_job(session, "query", None):
+        with one_job(session, "query", None, progress=TERMINAL):
             found = answer.limit(rows + 1).collect()
         if as_json:
             typer.echo(json.dumps([plain(row) for row in found[:rows]], indent=2, allow_nan=False))

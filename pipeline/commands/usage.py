@@ -13,7 +13,7 @@ from pipeline.config import load_pipeline_config
 from pipeline.maintenance.usage import Prices, UsageReport, check_tiered, day_text, written_objects
 from pipeline.maintenance.usage import usage as usage_job
 from pipeline.maintenance.usage_line import DAY_MS, UsageBy, UsageLine
-from tiers.access.console import say, show_json, show_table
+from tiers.commands.console import TERMINAL, say, show_json, show_table
 
 
 def usage(
@@ -43,7 +43,7 @@ def usage(
     prices = Prices(price_per_gib_month, price_per_1000_requests)
     check_tiered(settings)
     with job_session(master, conf, "usage") as session:
-        report = usage_job(session, settings, by, topics, verify)
+        report = usage_job(session, settings, by, topics, verify, TERMINAL)
     ages = report.ages(time.time_ns() // 1_000_000 // DAY_MS)
     if as_json:
         show_json(

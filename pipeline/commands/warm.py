@@ -6,7 +6,7 @@ import typer
 
 from pipeline.commands.common import findings
 from pipeline.decode import arrow_records
-from tiers.access.console import say
+from tiers.commands.console import say
 
 
 def warm() -> None:

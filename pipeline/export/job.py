@@ -47,6 +47,7 @@ from pipeline.spark.job import JobError, run_tasks
 from pipeline.spark.scratch import scratch_folder
 from pipeline.spark.worker import worker
 from protocol.errors import CorruptBatchError, ErrorCode
+from tiers.access.progress import SILENCE, Progress
 from tiers.errors import BrokerError, CorruptSegmentError
 
 logger = logging.getLogger(__name__)
@@ -165,10 +166,12 @@ class _Round:
     plan: ExportPlan
 
 
-def export(session: SparkSession, config: PipelineConfig, request: ExportRequest) -> ExportResult:
+def export(
+    session: SparkSession, config: PipelineConfig, request: ExportRequest, progress: Progress = SILENCE
+) -> ExportResult:
     """Runs the export on Spark. Raises `JobError`, `TargetError`, `RemoteTierError`, and errors of stores and
     brokers."""
-    return export_by(partial(run_tasks, session), config, request)
+    return export_by(partial(run_tasks, session, progress=progress), config, request)
 
 
 def export_by(run: RunTasks, config: PipelineConfig, request: ExportRequest) -> ExportResult:

@@ -29,9 +29,9 @@ from pipeline.maintenance.merge_task import MergeTask, MergeTaskResult, run_merg
 from pipeline.maintenance.segment_purge import Purge, purge
 from pipeline.spark.job import LOST_GRACE_S, JobError
 from pipeline.spark.task_runner import TaskRunner
-from tiers.access.console import progress_count, say
 from tiers.access.open_tier import OpenTier, open_tier
 from tiers.access.owned_tier import owned_tier
+from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import InvalidTransitionError, RemoteLogError, RemoteLogMetadataError, RemoteStorageError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
@@ -70,14 +70,19 @@ def planned_merges(metadata: RemoteLogMetadataReader, topics: str, limits: Merge
         return [group for partition in found for group in plan_merges(metadata, partition, limits)]
 
 
-async def plan_merge(config: PipelineConfig, topics: str, limits: MergeLimits) -> Merge:
+async def plan_merge(config: PipelineConfig, topics: str, limits: MergeLimits, progress: Progress = SILENCE) -> Merge:
     """Returns what would be merged. Raises `RemoteTierError`."""
-    async with open_tier(config, progress_count) as tier:
+    async with open_tier(config, progress) as tier:
         return Merge(planned_merges(tier.metadata, topics, limits))
 
 
 async def merge(
-    config: PipelineConfig, runner: TaskRunner, topics: str, limits: MergeLimits, grace_ms: int = DEFAULT_GRACE_MS
+    config: PipelineConfig,
+    runner: TaskRunner,
+    topics: str,
+    limits: MergeLimits,
+    grace_ms: int = DEFAULT_GRACE_MS,
+    progress: Progress = SILENCE,
 ) -> Merge:
     """Raises `RemoteTierError`, `JobError`."""
 
@@ -87,7 +92,7 @@ async def merge(
         chosen.update(group.partition for group in planned_merges(tier.metadata, topics, limits))
         return chosen
 
-    async with owned_tier(config, choose, watch=progress_count) as tier:
+    async with owned_tier(config, choose, progress=progress) as tier:
         # Plan again: only now can no other process change the metadata.
         await tier.refresh()
         groups = [each for each in planned_merges(tier.metadata, topics, limits) if each.partition in chosen]
@@ -245,4 +250,4 @@ async def _discard(services: TaskServices, merged: RemoteLogSegmentMetadata, cus
     except RemoteStorageError as error:
         await services.failed_deletions.failed(merged, error, services.clock_ms(), services.wall_clock_ms())
     except RemoteLogMetadataError as error:
-        say(f"{merged.topic_id_partition}: an unfinished merge is left to the owner: {error}")
+        services.say(f"{merged.topic_id_partition}: an unfinished merge is left to the owner: {error}")

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -20,7 +20,6 @@ from pipeline.job_services import run_beside
 from pipeline.maintenance.indexes_task import IndexesResult, IndexesTask, make_indexes
 from pipeline.maintenance.store_scan import parts_of, planned_rebuild, scan_store
 from pipeline.spark.task_runner import TaskRunner
-from tiers.access.console import progress_count
 from tiers.access.open_tier import (
     OpenTier,
     RemoteTierError,
@@ -30,6 +29,7 @@ from tiers.access.open_tier import (
     tiered_cluster,
 )
 from tiers.access.owned_tier import owned_tier
+from tiers.access.progress import SILENCE, Progress
 from tiers.metadata.partition_manifest import PartitionManifest
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -39,13 +39,19 @@ from tiers.upkeep.rebuild import rebuild as rebuild_metadata
 SEGMENTS_PER_TASK = 100
 
 
-async def rebuild(config: PipelineConfig, runner: TaskRunner, options: RebuildOptions) -> Rebuild:
+async def rebuild(
+    config: PipelineConfig, runner: TaskRunner, options: RebuildOptions, progress: Progress = SILENCE
+) -> Rebuild:
     """Rebuilds the metadata. Raises `RemoteTierError`, `JobError`."""
-    return await rebuild_metadata(config, options, lambda cluster_id: planned_rebuild(config, runner, cluster_id))
+
+    def plan(cluster_id: str) -> Awaitable[Rebuild]:
+        return planned_rebuild(config, runner, cluster_id)
+
+    return await rebuild_metadata(config, options, plan, progress)
 
 
 async def rebuild_indexes(
-    config: PipelineConfig, runner: TaskRunner, topics: str, *, is_applied: bool
+    config: PipelineConfig, runner: TaskRunner, topics: str, *, is_applied: bool, progress: Progress = SILENCE
 ) -> list[IndexesResult]:
     """Rebuilds missing or damaged indexes and returns the results of all segments, by topic, partition and offset.
 
@@ -61,7 +67,7 @@ async def rebuild_indexes(
     async def chosen(tier: OpenTier) -> Iterable[TopicIdPartition]:
         return chosen_partitions(tier.metadata, topics)
 
-    opening = owned_tier(config, chosen, watch=progress_count) if is_applied else open_tier(config, progress_count)
+    opening = owned_tier(config, chosen, progress=progress) if is_applied else open_tier(config, progress)
     async with opening as tier:
         await tier.refresh()
         finished = [each for one in await chosen(tier) for each in readable_segments(tier, one)]

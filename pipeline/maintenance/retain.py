@@ -26,9 +26,9 @@ from pipeline.job_services import job_services, written
 from pipeline.maintenance.segment_purge import Purge, purge
 from pipeline.spark.task_runner import TaskRunner
 from pipeline.tiered_policies import tiered_policies
-from tiers.access.console import progress_count
 from tiers.access.open_tier import OpenTier, open_tier
 from tiers.access.owned_tier import owned_tier
+from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
@@ -79,9 +79,11 @@ class Retention:
         return any(each.error or (each.purge and each.purge.failed) for each in self.partitions)
 
 
-async def plan_retention(config: PipelineConfig, topics: str, *, deleted_topics: bool) -> Retention:
+async def plan_retention(
+    config: PipelineConfig, topics: str, *, deleted_topics: bool, progress: Progress = SILENCE
+) -> Retention:
     """Returns what would be deleted. Raises `RemoteTierError`."""
-    async with open_tier(config, progress_count) as tier:
+    async with open_tier(config, progress) as tier:
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
             if deleted_topics:
                 found = await _missing(tier, ClusterTopicExistence(tier.client))
@@ -113,6 +115,7 @@ async def retain(
     deleted_topics: bool,
     delay_ms: int | None = None,
     sleep: Sleep = asyncio.sleep,
+    progress: Progress = SILENCE,
 ) -> Retention:
     """Deletes what has expired, or what deleted topics left.
 
@@ -135,7 +138,7 @@ async def retain(
         done.doubtful, done.unproved = found.doubtful, found.unproved
         return gone
 
-    async with owned_tier(config, choose, watch=progress_count) as tier:
+    async with owned_tier(config, choose, progress=progress) as tier:
         await tier.refresh()
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
             if deleted_topics:

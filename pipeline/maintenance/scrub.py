@@ -41,8 +41,8 @@ from pipeline.maintenance.tier_store import TierStore
 from pipeline.maintenance.usage_line import DAY_MS
 from pipeline.spark.task_runner import SparkRunner, TaskRunner
 from pipeline.spark.worker import worker
-from tiers.access.console import progress_count
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
+from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import RemoteResourceNotFoundError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -77,12 +77,17 @@ class ScrubOptions:
     resume: Path | None = None
 
 
-def scrub(session: SparkSession, config: PipelineConfig, options: ScrubOptions | None = None) -> ScrubReport:
+def scrub(
+    session: SparkSession,
+    config: PipelineConfig,
+    options: ScrubOptions | None = None,
+    progress: Progress = SILENCE,
+) -> ScrubReport:
     """Runs the scrub on Spark. Raises `JobError`, `RemoteTierError`."""
 
     async def work() -> ScrubReport:
-        async with open_tier(config, progress_count) as tier:
-            return await scrub_tier(tier, config, SparkRunner(session), options or ScrubOptions())
+        async with open_tier(config, progress) as tier:
+            return await scrub_tier(tier, config, SparkRunner(session, progress), options or ScrubOptions())
 
     return worker().run(work())
 

@@ -24,8 +24,8 @@ from pipeline.maintenance.usage_line import DAY_MS, UsageBy, UsageLine, grouped
 from pipeline.spark.job import JobError
 from pipeline.spark.task_runner import SparkRunner, TaskRunner
 from pipeline.spark.worker import worker
-from tiers.access.console import progress_count
 from tiers.access.open_tier import OpenTier, open_tier, tiered_cluster
+from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import RemoteStorageError
 from tiers.model.ids import TopicIdPartition
@@ -118,12 +118,13 @@ def usage(
     by: UsageBy = UsageBy.TOPIC,
     topics: str | None = None,
     is_verified: bool = False,
+    progress: Progress = SILENCE,
 ) -> UsageReport:
     """Runs the job on Spark. `topics` is a pattern for whole names. Raises `JobError`, `RemoteTierError`."""
 
     async def work() -> UsageReport:
-        async with open_tier(config, progress_count) as tier:
-            return await usage_of_tier(tier, config, SparkRunner(session), by, topics, is_verified)
+        async with open_tier(config, progress) as tier:
+            return await usage_of_tier(tier, config, SparkRunner(session, progress), by, topics, is_verified)
 
     return worker().run(work())
 

@@ -19,7 +19,6 @@ from pipeline.offload.task import OffloadResult, OffloadTask
 from pipeline.offload.topic_sizes import log_sizes
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
-from tiers.access.console import say
 from tiers.access.open_tier import OpenTier
 from tiers.access.owned_tier import CLAIM_TIMEOUT_MS
 from tiers.bounded_gather import bounded_gather
@@ -198,7 +197,7 @@ class OffloadDriver:
             one.is_over, one.error = True, str(error) or repr(error)
             backlog = one.backlog(self._options.min_bytes)
         if one.error:
-            say(f"offload: {one.partition}: {one.error}")
+            self._services.say(f"offload: {one.partition}: {one.error}")
         ends = [] if one.is_over else tile_ends(backlog, self._options.max_bytes or 1 << 62)
         end = ends[-1] if ends else one.next_offset
         size_bytes = int((end - one.next_offset) * backlog.bytes_per_offset)

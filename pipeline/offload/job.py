@@ -28,7 +28,6 @@ from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from pipeline.spark.job import LOST_GRACE_S, run_tasks
 from pipeline.spark.worker import worker
 from pipeline.tiered_policies import tiered_policies
-from tiers.access.console import progress_count, say
 from tiers.access.open_tier import (
     OpenTier,
     RemoteTierError,
@@ -40,6 +39,7 @@ from tiers.access.open_tier import (
     tiered_cluster,
 )
 from tiers.access.owned_tier import owned_tier
+from tiers.access.progress import SILENCE, Progress
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.metadata.topic.settings import TopicBasedSettings
@@ -51,22 +51,28 @@ _NO_SPOOL = Path(tempfile.gettempdir())
 Runner = Callable[[Sequence[OffloadTask]], list[OffloadResult]]
 
 
-def offload(session: SparkSession, config: PipelineConfig, options: OffloadOptions) -> OffloadReport:
+def offload(
+    session: SparkSession, config: PipelineConfig, options: OffloadOptions, progress: Progress = SILENCE
+) -> OffloadReport:
     """Runs one offload until only young tails are left. Raises `JobError`, `RemoteTierError`."""
 
     def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
-        return run_tasks(session, "offload", tasks, copy_tiles)
+        return run_tasks(session, "offload", tasks, copy_tiles, progress=progress)
 
     context = session.sparkContext
     is_speculative = str(context.getConf().get("spark.speculation")).lower() == "true"
-    return run_offload(config, options, run, context.defaultParallelism, is_speculative=is_speculative)
+    return run_offload(
+        config, options, run, context.defaultParallelism, is_speculative=is_speculative, progress=progress
+    )
 
 
-def plan_offload(config: PipelineConfig, options: OffloadOptions) -> list[PlannedPartition]:
+def plan_offload(
+    config: PipelineConfig, options: OffloadOptions, progress: Progress = SILENCE
+) -> list[PlannedPartition]:
     """Returns what a run would copy now, partition by partition. It takes no ownership and changes nothing."""
 
     async def plan() -> list[PlannedPartition]:
-        async with _tier_as_it_is(config) as tier:
+        async with _tier_as_it_is(config, progress) as tier:
             policies = await _policies(tier, options)
             with job_services(tier, _NO_SPOOL) as services:
                 driver = OffloadDriver(tier, config, options, policies, 1, services)
@@ -77,7 +83,13 @@ def plan_offload(config: PipelineConfig, options: OffloadOptions) -> list[Planne
 
 
 def run_offload(
-    config: PipelineConfig, options: OffloadOptions, run: Runner, parallelism: int, *, is_speculative: bool = False
+    config: PipelineConfig,
+    options: OffloadOptions,
+    run: Runner,
+    parallelism: int,
+    *,
+    is_speculative: bool = False,
+    progress: Progress = SILENCE,
 ) -> OffloadReport:
     """Runs one offload with `run` in place of Spark.
 
@@ -91,7 +103,7 @@ def run_offload(
 
     began_s = time.monotonic()
     with (
-        worker().hold(owned_tier(config, choose, options.claim_timeout_ms, is_new=True, watch=progress_count)) as tier,
+        worker().hold(owned_tier(config, choose, options.claim_timeout_ms, is_new=True, progress=progress)) as tier,
         job_services(tier, _NO_SPOOL) as services,
     ):
         driver = OffloadDriver(tier, config, options, policies, parallelism, services, is_speculative=is_speculative)
@@ -99,7 +111,9 @@ def run_offload(
             worker().run(driver.survey())
             worker().run(driver.collect())
             while tasks := worker().run(driver.next_wave()):
-                say(f"offload: wave {driver.waves}, {len(tasks)} partitions, {driver.copied_bytes} bytes copied so far")
+                progress.say(
+                    f"offload: wave {driver.waves}, {len(tasks)} partitions, {driver.copied_bytes} bytes copied so far"
+                )
                 results = run(tasks)
                 if is_speculative or any(one.attempt > 0 for one in results):
                     time.sleep(LOST_GRACE_S)
@@ -117,11 +131,11 @@ def run_offload(
 
 
 @asynccontextmanager
-async def _tier_as_it_is(config: PipelineConfig) -> AsyncIterator[OpenTier]:
+async def _tier_as_it_is(config: PipelineConfig, progress: Progress) -> AsyncIterator[OpenTier]:
     """Opens the tier without changing it: if nothing was tiered yet, it creates no metadata topic."""
     async with tiered_cluster(config, is_new=True) as (client, cluster):
         if config.remote_log.metadata_topic in cluster.topics:
-            async with open_tier(config, progress_count) as tier:
+            async with open_tier(config, progress) as tier:
                 yield tier
             return
         cluster_id = storage_cluster_id(config, cluster.cluster_id)
@@ -133,7 +147,9 @@ async def _tier_as_it_is(config: PipelineConfig) -> AsyncIterator[OpenTier]:
                 metadata = NothingTieredYet(client, TopicBasedSettings(Path(folder)))
                 try:
                     await metadata.open()
-                    yield OpenTier(config, client, cluster, metadata, storage, cluster_id, open_key_ring(config))
+                    yield OpenTier(
+                        config, client, cluster, metadata, storage, cluster_id, open_key_ring(config), progress
+                    )
                 finally:
                     await metadata.close()
 

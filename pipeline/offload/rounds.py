@@ -13,7 +13,6 @@ from typing import Final, Never
 
 from pipeline.offload.driver import OffloadReport
 from pipeline.spark.job import JobError
-from tiers.access.console import say
 from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RemoteLogError
 
@@ -27,6 +26,7 @@ def offload_rounds(
     show: Callable[[OffloadReport], None],
     interval_s: float,
     wait: Callable[[float], object],
+    say: Callable[[str], None],
 ) -> Never:
     """Repeats rounds until `wait` or a round raises. Errors of a round that may be temporary do not end the loop."""
     failures = 0

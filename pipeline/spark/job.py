@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 
 from pipeline.spark.progress import job_progress
 from pipeline.spark.task_call import TaskCall
-from tiers.access.console import TRY_AGAIN
-from tiers.errors import RetriableRemoteStorageError
+from tiers.access.progress import SILENCE, Progress
+from tiers.errors import TRY_AGAIN, RetriableRemoteStorageError
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -44,7 +44,12 @@ def new_group() -> str:
 
 
 def run_tasks(
-    session: SparkSession, what: str, plan: Sequence[P], task: Callable[[P], R], group: str | None = None
+    session: SparkSession,
+    what: str,
+    plan: Sequence[P],
+    task: Callable[[P], R],
+    group: str | None = None,
+    progress: Progress = SILENCE,
 ) -> list[R]:
     """Runs one Spark task per row and returns the results in the plan's order.
 
@@ -52,14 +57,16 @@ def run_tasks(
     if not plan:
         return []
     try:
-        with one_job(session, what, len(plan), group) as context:
+        with one_job(session, what, len(plan), group, progress) as context:
             return context.parallelize(plan, len(plan)).map(TaskCall(task)).collect()
     except (Py4JJavaError, PySparkException) as error:
         raise JobError(f"{what}: {spark_cause(error)}") from error
 
 
 @contextmanager
-def one_job(session: SparkSession, what: str, tasks: int | None, group: str | None = None) -> Iterator[SparkContext]:
+def one_job(
+    session: SparkSession, what: str, tasks: int | None, group: str | None = None, progress: Progress = SILENCE
+) -> Iterator[SparkContext]:
     """Shows the progress of the Spark jobs that run in the block, and cancels them on an interrupt.
 
     If `tasks` is None, Spark decides how many tasks there are."""
@@ -67,7 +74,7 @@ def one_job(session: SparkSession, what: str, tasks: int | None, group: str | No
     group = group or new_group()
     context.setJobGroup(group, what, interruptOnCancel=True)
     try:
-        with job_progress(context, group, what, tasks):
+        with job_progress(context, group, what, tasks, progress):
             yield context
     except KeyboardInterrupt:
         context.cancelJobGroup(group)

@@ -1,7 +1,7 @@
-"""`job_progress`: shows the progress of a Spark job, as Spark's status tracker reports it, on standard error.
+"""`job_progress`: reports the progress of a Spark job, as Spark's status tracker has it, to a `Progress`.
 
-On a terminal the progress is a bar. In a file it is one line for each tenth of the tasks, so that the log of a long run
-stays short. Spark waits forever for a cluster without a free executor and logs nothing; a line says so then.
+The progress is a bar, and one milestone for each tenth of the tasks, so that the log of a long run stays short. Spark
+waits forever for a cluster without a free executor and logs nothing; a message says so then.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import typer
 from pyspark import SparkContext
 
-from tiers.access.console import progress_bar, say
+from tiers.access.progress import Progress
 
 POLL_MS = 200
 STALLED_POLLS = 150
@@ -21,7 +20,7 @@ _NOT_STARTED = "no task has started for {} s: does the cluster have a free execu
 
 
 @contextmanager
-def job_progress(context: SparkContext, group: str, what: str, tasks: int | None) -> Iterator[None]:
+def job_progress(context: SparkContext, group: str, what: str, tasks: int | None, progress: Progress) -> Iterator[None]:
     """Shows the progress of the jobs of `group`, which run in this block. If `tasks` is None, the number of tasks is
     not known in advance."""
     ended = threading.Event()
@@ -29,7 +28,7 @@ def job_progress(context: SparkContext, group: str, what: str, tasks: int | None
     def watch() -> None:
         told = shown = polls = 0
         has_started = False
-        with progress_bar(what, tasks) as advance:
+        with progress.bar(what, tasks) as advance:
             while not ended.wait(POLL_MS / 1000):
                 try:
                     done, active = _counted_tasks(context, group)
@@ -38,13 +37,13 @@ def job_progress(context: SparkContext, group: str, what: str, tasks: int | None
                 has_started = has_started or done + active > 0
                 polls += 1
                 if polls == STALLED_POLLS and not has_started:
-                    say(f"{what}: {_NOT_STARTED.format(POLL_MS * STALLED_POLLS // 1000)}")
+                    progress.say(f"{what}: {_NOT_STARTED.format(POLL_MS * STALLED_POLLS // 1000)}")
                 done = done if tasks is None else min(tasks, done)
                 advance(done - shown)
                 shown = done
                 if tasks is not None and done * 10 // max(tasks, 1) > told:
                     told = done * 10 // tasks
-                    _say_in_a_file(f"{what}: {done} of {tasks} tasks")
+                    progress.milestone(f"{what}: {done} of {tasks} tasks")
 
     watcher = threading.Thread(target=watch, name="tidegate-progress", daemon=True)
     watcher.start()
@@ -66,8 +65,3 @@ def _counted_tasks(context: SparkContext, group: str) -> tuple[int, int]:
             done += 0 if stage is None else stage.numCompletedTasks
             active += 0 if stage is None else stage.numActiveTasks
     return done, active
-
-
-def _say_in_a_file(line: str) -> None:
-    if not typer.get_text_stream("stderr").isatty():
-        typer.echo(line, err=True)

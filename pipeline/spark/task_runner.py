@@ -10,6 +10,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from pipeline.spark.job import new_group, run_tasks
+from tiers.access.progress import SILENCE, Progress
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -35,8 +36,9 @@ class Cancellable(Protocol):
 class SparkRunner:
     """Runs tasks as Spark jobs. `run` raises `JobError`."""
 
-    def __init__(self, session: SparkSession) -> None:
+    def __init__(self, session: SparkSession, progress: Progress = SILENCE) -> None:
         self._session = session
+        self._progress = progress
         self._group = ""
 
     @property
@@ -45,7 +47,7 @@ class SparkRunner:
 
     def run(self, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
         self._group = new_group()
-        return run_tasks(self._session, what, plan, task, self._group)
+        return run_tasks(self._session, what, plan, task, self._group, self._progress)
 
     def cancel(self) -> None:
         with suppress(Py4JError, AttributeError):  # Spark has ended, and its tasks with it

@@ -28,7 +28,6 @@ import typer
 from proxy.commands.bounds import PartitionBounds, partition_bounds, show_bounds
 from proxy.commands.tools import parse_target, run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.console import AsJson, ConfigFile, progress_count, say, show_json
 from tiers.access.open_tier import (
     TIMEOUT_MS,
     RemoteTierError,
@@ -37,6 +36,7 @@ from tiers.access.open_tier import (
     storage_cluster_id,
     tiered_cluster,
 )
+from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import witness_of
@@ -118,7 +118,7 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             async with (
                 open_storage(config, cluster.cluster_id) as storage,
-                metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata,
+                metadata_to_now(config, client, Path(folder), progress=TERMINAL) as metadata,
             ):
                 source = BrokerLogSource(client)
                 found = await partition_bounds(source, cluster, metadata, partition)

@@ -18,10 +18,10 @@ import typer
 
 from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
+from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table
 from tiers.errors import RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.next_local_offset import next_local_offset
@@ -120,7 +120,7 @@ async def read_bounds(config: TidegateConfig, topic: str | None) -> list[Partiti
 async def _read(
     config: TidegateConfig, client: BrokerClient, cluster: ClusterMetadata, topic: str | None, folder: Path
 ) -> list[PartitionBounds]:
-    async with metadata_to_now(config, client, folder, watch=progress_count) as metadata:
+    async with metadata_to_now(config, client, folder, progress=TERMINAL) as metadata:
         partitions = _asked_for(cluster, metadata, topic)
         source, slots = BrokerLogSource(client), asyncio.Semaphore(_PARTITIONS_AT_ONCE)
 

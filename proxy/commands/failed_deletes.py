@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.console import AsJson, ConfigFile, show_json, show_table, time_text
 from tiers.access.open_tier import TIMEOUT_MS, tiered_cluster
+from tiers.commands.console import AsJson, ConfigFile, show_json, show_table, time_text
 from tiers.tasks.failed_deletions_topic import FailedDeletion, read_failed_deletions
 
 

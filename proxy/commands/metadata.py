@@ -19,8 +19,8 @@ import typer
 
 from proxy.commands.tools import parse_target, partitions_of, run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_count, say, show_json
 from tiers.access.open_tier import OpenTier, RemoteTierError, open_tier, tiered_cluster
+from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, say, show_json
 from tiers.metadata.records.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
 from tiers.metadata.topic.metadata_producer import KeyAndValue
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
@@ -62,7 +62,7 @@ def export_file(config: ConfigFile, partition: _Partition, file: Path, as_json: 
     topic, number = _one(partition)
 
     async def work() -> tuple[FlatFile, int | None]:
-        async with open_tier(settings, progress_count) as tier:
+        async with open_tier(settings, TERMINAL) as tier:
             return exported(tier, f"{topic}:{number}")
 
     made, log_start = run_command(work)
@@ -173,7 +173,7 @@ async def import_into(
                 if {each.segment_id.id for each in known.list_remote_log_segments(partition)} != wanted:
                     raise RemoteTierError(f"the metadata of {topic}:{number} does not read back as it was written")
 
-            await write_all(config, client, of_one, check, into_empty=False)
+            await write_all(config, client, of_one, check, into_empty=False, progress=TERMINAL)
         return file
 
 

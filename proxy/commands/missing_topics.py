@@ -18,8 +18,8 @@ import typer
 
 from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table, time_text
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
+from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table, time_text
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.missing_topics import vanished_together
@@ -145,7 +145,7 @@ async def read_missing_topics(config: TidegateConfig, deleted: Collection[UUID])
     Raises `RemoteTierError` with a message of one line."""
     async with tiered_cluster(config) as (client, _):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
+            async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as metadata:
                 known = {each.topic_id for each in (*metadata.partitions(), *metadata.topics_with_tier_config())}
                 gone = await ClusterTopicExistence(client).gone(known, TIMEOUT_MS) if known else set()
                 for topic_id in deleted:

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_count, say, show_json, show_table, time_text
 from tiers.access.open_tier import open_tier
+from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, say, show_json, show_table, time_text
 from tiers.config.settings import DurationMs
 from tiers.upkeep.orphans import OrphanReport, delete_orphans, find_orphans
 
@@ -82,7 +82,7 @@ def _print(report: OrphanReport) -> None:
 
 
 async def _report(config: TidegateConfig, grace_ms: int, delete: bool) -> OrphanReport:
-    async with open_tier(config, progress_count) as tier:
+    async with open_tier(config, TERMINAL) as tier:
         report = await find_orphans(tier, time.time_ns() // 1_000_000 - grace_ms, grace_ms)
         if delete:
             await delete_orphans(tier, report)

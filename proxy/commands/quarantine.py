@@ -17,8 +17,8 @@ import typer
 
 from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table
 from tiers.access.open_tier import RemoteTierError, metadata_to_now, tiered_cluster
+from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.expiration_task import is_in_quarantine
@@ -116,7 +116,7 @@ async def read_quarantine(config: TidegateConfig, wanted: Sequence[UUID]) -> lis
     Raises `RemoteTierError` with a message of one line, for example when a part of a wanted segment is readable."""
     async with tiered_cluster(config) as (client, _):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
+            async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as metadata:
                 segments = cut_segments(metadata)
                 for each in segments:
                     if each.segment_id.id in wanted:

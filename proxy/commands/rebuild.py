@@ -11,9 +11,10 @@ import typer
 
 from proxy.commands.tools import Concurrency, run_command
 from proxy.config import load_config
-from tiers.access.console import AsJson, ConfigFile
 from tiers.access.open_tier import open_key_ring, open_storage
-from tiers.upkeep.rebuild import Rebuild, RebuildOptions, plan_rebuild, show_rebuild
+from tiers.commands.console import TERMINAL, AsJson, ConfigFile
+from tiers.commands.rebuild_report import show_rebuild
+from tiers.upkeep.rebuild import Rebuild, RebuildOptions, plan_rebuild
 from tiers.upkeep.rebuild import rebuild as rebuild_metadata
 
 
@@ -46,7 +47,7 @@ def rebuild(
 
     async def plan(cluster_id: str) -> Rebuild:
         async with open_storage(settings, cluster_id) as storage:
-            return await plan_rebuild(storage, cluster_id, open_key_ring(settings), concurrency)
+            return await plan_rebuild(storage, cluster_id, open_key_ring(settings), concurrency, TERMINAL)
 
-    done = run_command(lambda: rebuild_metadata(settings, options, plan))
+    done = run_command(lambda: rebuild_metadata(settings, options, plan, TERMINAL))
     show_rebuild(done, options, "--yes", as_json)

@@ -15,9 +15,9 @@ import typer
 
 from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_bar, progress_count, say, show_json, show_table
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, open_tier
 from tiers.bounded_gather import bounded_gather
+from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, progress_bar, say, show_json, show_table
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -55,7 +55,7 @@ def rewrap(
     parse_target(target)
 
     async def work() -> tuple[str, list[Rewrapped]]:
-        async with open_tier(settings, progress_count) as tier:
+        async with open_tier(settings, TERMINAL) as tier:
             if tier.key_ring.current is None:
                 raise RemoteTierError("set `current` in [encryption] to the key to wrap with: it names none")
             return tier.key_ring.current, await rewrap_all(tier, target, yes, concurrency)

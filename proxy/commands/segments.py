@@ -9,9 +9,9 @@ import typer
 
 from proxy.commands.tools import Concurrency, Target, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.access.console import AsJson, ConfigFile, progress_bar, progress_count, show_json, show_table, time_text
 from tiers.access.open_tier import OpenTier, location_of, open_tier
 from tiers.bounded_gather import bounded_gather
+from tiers.commands.console import TERMINAL, AsJson, ConfigFile, progress_bar, show_json, show_table, time_text
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import Section, decode_sections
@@ -55,7 +55,7 @@ def segments(
     parse_target(target)
 
     async def work() -> list[Segment]:
-        async with open_tier(settings, progress_count) as tier:
+        async with open_tier(settings, TERMINAL) as tier:
             return await listed_segments(tier, target, keys, concurrency)
 
     found = run_command(work)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from proxy.cluster.broker_configs import BrokerConfigs, BrokerValue
 from proxy.commands.tools import run_command
 from proxy.config import load_config
-from tiers.access.console import AsJson, ConfigFile, progress_count, show_json, show_table, time_text
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, open_tier
+from tiers.commands.console import TERMINAL, AsJson, ConfigFile, show_json, show_table, time_text
 from tiers.config.topic_policy import TopicConfig, matching_rule
 from tiers.config.topic_settings import TierValue, tier_values
 from tiers.model.ids import TopicIdPartition
@@ -56,7 +56,7 @@ def topics(config: ConfigFile, as_json: AsJson = False) -> None:
     settings = load_config(config)
 
     async def work() -> list[TieredTopic]:
-        async with open_tier(settings, progress_count) as tier:
+        async with open_tier(settings, TERMINAL) as tier:
             return await tiered_topics(tier)
 
     found = run_command(work)

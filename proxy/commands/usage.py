@@ -13,8 +13,8 @@ import typer
 
 from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table
 from tiers.access.open_tier import open_tier
+from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table
 from tiers.upkeep.usage import PartitionUsage, known_usage, listed_usage, topic_usage
 
 
@@ -34,7 +34,7 @@ def usage(
     parse_target(target)
 
     async def work() -> list[PartitionUsage]:
-        async with open_tier(settings, progress_count) as tier:
+        async with open_tier(settings, TERMINAL) as tier:
             if by_listing:
                 return await listed_usage(tier, None if target is None else set(partitions_of(tier, target)))
             return await known_usage(tier, partitions_of(tier, target), concurrency)

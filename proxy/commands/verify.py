@@ -16,9 +16,9 @@ import typer
 
 from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_bar, progress_count, show_json, show_table
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.bounded_gather import bounded_gather
+from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, progress_bar, show_json, show_table
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -65,7 +65,7 @@ def verify(
     parse_target(target)
 
     async def work() -> Verification:
-        async with open_tier(settings, progress_count) as tier:
+        async with open_tier(settings, TERMINAL) as tier:
             return await verify_tier(tier, target, concurrency, resume)
 
     done = run_command(work)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.job_services import PAUSES_S, NotWrittenError, run_beside, written
 from pipeline.spark.job import JobError
+from tests.support.tiers.recorded_progress import RecordedProgress
 from tests.support.tiers.workbench import PARTITION, Workbench, workbench
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataError
 
@@ -40,24 +42,21 @@ class Write:
         await asyncio.sleep(0)
 
 
-async def test_a_write_that_fails_for_good_is_said_and_ends(
-    bench: Workbench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write = Write(1000)
+async def test_a_write_that_fails_for_good_is_said_and_ends(bench: Workbench) -> None:
+    write, told = Write(1000), RecordedProgress()
+    services = replace(bench.services, say=told.say)
     with pytest.raises(NotWrittenError, match="cannot be written: TOPIC_AUTHORIZATION_FAILED"):
-        await written(bench.services, PARTITION, write, sleep=write.sleep)
+        await written(services, PARTITION, write, sleep=write.sleep)
     assert write.attempts == len(PAUSES_S) + 1
     assert write.pauses_s == [*PAUSES_S]
-    [said] = capsys.readouterr().err.splitlines()
+    [said] = told.said
     assert "and is retried: TOPIC_AUTHORIZATION_FAILED" in said
 
 
-async def test_a_write_that_fails_for_a_moment_is_done_without_a_word(
-    bench: Workbench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write = Write(2)
-    assert await written(bench.services, PARTITION, write, sleep=write.sleep) == "written"
-    assert capsys.readouterr().err == ""
+async def test_a_write_that_fails_for_a_moment_is_done_without_a_word(bench: Workbench) -> None:
+    write, told = Write(2), RecordedProgress()
+    assert await written(replace(bench.services, say=told.say), PARTITION, write, sleep=write.sleep) == "written"
+    assert told.said == []
 
 
 async def test_what_may_not_be_written_is_not_tried_again(bench: Workbench) -> None:

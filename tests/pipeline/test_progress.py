@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from pipeline.spark import progress
 from pipeline.spark.progress import job_progress
+from tests.support.tiers.recorded_progress import RecordedProgress
 
 
 class Tracker:
@@ -39,57 +38,44 @@ class Tracker:
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    advances: list[int] = []
-
-    @contextmanager
-    def bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        yield advances.append
-
-    monkeypatch.setattr(progress, "progress_bar", bar)
+def shown(monkeypatch: pytest.MonkeyPatch) -> RecordedProgress:
     monkeypatch.setattr(progress, "POLL_MS", 1)
-    return advances
+    return RecordedProgress()
 
 
-def watch(tracker: Any, tasks: int | None) -> None:
-    with job_progress(tracker, "group", "reading", tasks):
+def watch(tracker: Any, tasks: int | None, shown: RecordedProgress) -> None:
+    with job_progress(tracker, "group", "reading", tasks, shown):
         assert tracker.is_at_end.wait(300)
 
 
-def test_a_line_for_every_tenth_that_is_done(shown: list[int], capsys: pytest.CaptureFixture[str]) -> None:
-    watch(Tracker([0, 1, 3, 19, 21]), 20)
-    assert capsys.readouterr().err.splitlines()[:2] == ["reading: 3 of 20 tasks", "reading: 19 of 20 tasks"]
-    assert sum(shown) <= 20  # what a retried stage did twice is not more than all
+def test_a_line_for_every_tenth_that_is_done(shown: RecordedProgress) -> None:
+    watch(Tracker([0, 1, 3, 19, 21]), 20, shown)
+    assert shown.milestones[:2] == ["reading: 3 of 20 tasks", "reading: 19 of 20 tasks"]
+    assert shown.bars == [("reading", 20)]
+    assert sum(shown.advances) <= 20  # what a retried stage did twice is not more than all
 
 
 def test_a_spark_that_is_gone_is_left_for_the_job_to_tell(
-    shown: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shown: RecordedProgress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = Tracker([5])
     monkeypatch.setattr(tracker, "getJobInfo", None)
-    watch(tracker, 20)
-    assert (shown, capsys.readouterr().err) == ([], "")
+    watch(tracker, 20, shown)
+    assert (shown.advances, shown.milestones, shown.said) == ([], [], [])
 
 
-def test_where_spark_decides_how_many_tasks_there_are_it_only_counts(
-    shown: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    watch(Tracker([0, 5, 300]), None)
-    assert shown[:2] == [0, 5]
-    assert capsys.readouterr().err == ""
+def test_where_spark_decides_how_many_tasks_there_are_it_only_counts(shown: RecordedProgress) -> None:
+    watch(Tracker([0, 5, 300]), None, shown)
+    assert shown.advances[:2] == [0, 5]
+    assert (shown.milestones, shown.said) == ([], [])
 
 
 @pytest.mark.parametrize(
     ("completed", "active", "is_stalled"), [([0] * 10, 0, True), ([0] * 10, 1, False), ([0, 1] + [0] * 8, 0, False)]
 )
 def test_of_a_cluster_that_gives_no_executor_there_is_one_line(
-    completed: list[int],
-    active: int,
-    is_stalled: bool,
-    shown: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    completed: list[int], active: int, is_stalled: bool, shown: RecordedProgress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "STALLED_POLLS", 5)
-    watch(Tracker(completed, active), None)
-    assert ("reading: no task has started for 0 s" in capsys.readouterr().err) is is_stalled
+    watch(Tracker(completed, active), None, shown)
+    assert [said.startswith("reading: no task has started for 0 s") for said in shown.said] == [True] * is_stalled

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
-from tiers.access.console import FINDINGS
+from tiers.commands.console import FINDINGS
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tiers.access.progress import SILENCE, Progress
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.config.storage_registry import create_storage
@@ -30,13 +31,6 @@ from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 TIMEOUT_MS = 15_000
 
-Watch = Callable[[str, Callable[[], int]], AbstractContextManager[None]]
-"""Shows progress: takes the name of the counted things and a function that returns the current count."""
-
-
-def unwatched(what: str, count: Callable[[], int]) -> AbstractContextManager[None]:
-    return nullcontext()
-
 
 class RemoteTierError(Exception):
     """A command cannot go on until an operator changes something; the message says what to change."""
@@ -54,6 +48,7 @@ class OpenTier:
     cluster_id: str
     """The cluster id in object keys."""
     key_ring: KeyRing
+    progress: Progress = SILENCE
 
     async def refresh(self) -> None:
         """Reads the metadata topic up to its current end."""
@@ -93,7 +88,7 @@ async def metadata_to_now(
     folder: Path,
     claims: frozenset[int] | None = None,
     refusal_to_create: Callable[[], Awaitable[str | None]] | None = None,
-    watch: Watch = unwatched,
+    progress: Progress = SILENCE,
 ) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
     """Yields a metadata manager that has read the metadata topic up to its current end.
 
@@ -110,7 +105,7 @@ async def metadata_to_now(
     metadata = TopicBasedRemoteLogMetadataManager(client, settings)
     try:
         await metadata.open()
-        with watch("records of the metadata topic", lambda: metadata.follower.events_read):
+        with progress.count("records of the metadata topic", lambda: metadata.follower.events_read):
             await read_all(metadata.follower, metadata.topic, TIMEOUT_MS, TIMEOUT_MS)
         yield metadata
     finally:
@@ -140,7 +135,7 @@ async def _cluster(config: TierConfig, client: BrokerClient) -> ClusterMetadata:
 
 
 @asynccontextmanager
-async def open_tier(config: TierConfig, watch: Watch = unwatched) -> AsyncIterator[OpenTier]:
+async def open_tier(config: TierConfig, progress: Progress = SILENCE) -> AsyncIterator[OpenTier]:
     """Yields the opened tier, without any ownership.
 
     Raises `RemoteTierError`, with a message of one line, also for a `RemoteLogError` of the code in the context.
@@ -149,10 +144,10 @@ async def open_tier(config: TierConfig, watch: Watch = unwatched) -> AsyncIterat
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             async with (
                 open_storage(config, cluster.cluster_id) as storage,
-                metadata_to_now(config, client, Path(folder), watch=watch) as metadata,
+                metadata_to_now(config, client, Path(folder), progress=progress) as metadata,
             ):
                 cluster_id = storage_cluster_id(config, cluster.cluster_id)
-                yield OpenTier(config, client, cluster, metadata, storage, cluster_id, open_key_ring(config))
+                yield OpenTier(config, client, cluster, metadata, storage, cluster_id, open_key_ring(config), progress)
 
 
 @asynccontextmanager

@@ -18,15 +18,14 @@ from pathlib import Path
 from tiers.access.open_tier import (
     OpenTier,
     RemoteTierError,
-    Watch,
     metadata_to_now,
     open_key_ring,
     open_storage,
     segments_without_metadata,
     storage_cluster_id,
     tiered_cluster,
-    unwatched,
 )
+from tiers.access.progress import SILENCE, Progress
 from tiers.config.tier_config import TierConfig
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.metadata.topic_partitioner import by_topic_id
@@ -44,7 +43,7 @@ async def owned_tier(
     timeout_ms: int = CLAIM_TIMEOUT_MS,
     *,
     is_new: bool = False,
-    watch: Watch = unwatched,
+    progress: Progress = SILENCE,
 ) -> AsyncIterator[OpenTier]:
     """Yields the tier once its `metadata` owns the metadata partitions of the partitions that `choose` returns.
 
@@ -58,8 +57,8 @@ async def owned_tier(
             cluster_id, key_ring = storage_cluster_id(config, cluster.cluster_id), open_key_ring(config)
             async with open_storage(config, cluster.cluster_id) as storage:
                 refusal = partial(segments_without_metadata, config, cluster_id, storage)
-                async with metadata_to_now(config, client, folder, None, refusal, watch) as metadata:
-                    tier = OpenTier(config, client, cluster, metadata, storage, cluster_id, key_ring)
+                async with metadata_to_now(config, client, folder, None, refusal, progress) as metadata:
+                    tier = OpenTier(config, client, cluster, metadata, storage, cluster_id, key_ring, progress)
                     chosen = list(await choose(tier))
                     count = metadata.topic.partition_count
                 claims = frozenset(by_topic_id(partition, count) for partition in chosen)

@@ -32,6 +32,10 @@ def _no_checkpoint(name: str) -> None:
     return None
 
 
+def _untold(text: str) -> None:
+    return None
+
+
 class ShareGroups(Protocol):
     """The part of `ClusterShareGroups` that the tasks use."""
 
@@ -89,6 +93,8 @@ class TaskServices:
     clock_ms: Callable[[], int] = monotonic_ms
     wall_clock_ms: Callable[[], int] = wall_clock_ms
     checkpoint: Callable[[str], None] = _no_checkpoint
+    say: Callable[[str], None] = _untold
+    """Tells the user of a job a message of one line."""
 
     def require_ownership(self, partition: TopicIdPartition) -> None:
         """Raises `OwnershipLostError` unless this process owns the partition."""

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from tiers.access.console import progress_bar, progress_count
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, read_all
+from tiers.access.progress import SILENCE, Progress
 from tiers.broker.client import BrokerClient
 from tiers.config.tier_config import TierConfig
 from tiers.metadata.topic.metadata_producer import KeyAndValue
@@ -34,13 +34,16 @@ async def refuse_beside_owners(config: TierConfig, client: BrokerClient) -> None
 
 
 async def records_read(
-    config: TierConfig, client: BrokerClient, look: Callable[[TopicBasedRemoteLogMetadataManager], Awaitable[None]]
+    config: TierConfig,
+    client: BrokerClient,
+    look: Callable[[TopicBasedRemoteLogMetadataManager], Awaitable[None]],
+    progress: Progress = SILENCE,
 ) -> int:
     """Returns the number of used offsets of an existing metadata topic; 0 when it was never written to.
 
     Calls `look` with the metadata as of now."""
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-        async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
+        async with metadata_to_now(config, client, Path(folder), progress=progress) as metadata:
             await look(metadata)
             return _taken(metadata)
 
@@ -52,6 +55,7 @@ async def write_all(
     check: Callable[[TopicBasedRemoteLogMetadataManager], None],
     *,
     into_empty: bool,
+    progress: Progress = SILENCE,
 ) -> None:
     """Writes the records of `records_of`, and then passes the metadata that results to `check`.
 
@@ -59,13 +63,13 @@ async def write_all(
     `RemoteTierError`."""
     await refuse_beside_owners(config, client)
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-        async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
+        async with metadata_to_now(config, client, Path(folder), progress=progress) as metadata:
             if into_empty and _taken(metadata):
                 raise RemoteTierError(f"topic {metadata.topic.name} is not empty: delete it, or name another topic")
             by_partition: dict[int, list[KeyAndValue]] = {}
             for partition, records in records_of(metadata):
                 by_partition.setdefault(metadata.metadata_partition(partition), []).extend(records)
-            await _write(client, metadata, by_partition)
+            await _write(client, metadata, by_partition, progress)
             await read_all(metadata.follower, metadata.topic, 0, TIMEOUT_MS)
             check(metadata)
 
@@ -74,8 +78,9 @@ async def _write(
     client: BrokerClient,
     metadata: TopicBasedRemoteLogMetadataManager,
     records: Mapping[int, Sequence[KeyAndValue]],
+    progress: Progress,
 ) -> None:
-    with progress_bar("records", sum(map(len, records.values()))) as advance:
+    with progress.bar("records", sum(map(len, records.values()))) as advance:
         await write_records(client, metadata.topic, records, _WRITE_TIMEOUT_MS, advance)
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from tiers.access.console import progress_bar
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, readable_segments
 from tiers.errors import RemoteLogMetadataError, RemoteResourceNotFoundError
 from tiers.metadata.partition_manifest import decode_partition_manifest
@@ -76,7 +75,7 @@ class OrphanReport:
 
 async def find_orphans(tier: OpenTier, older_than_ms: int, grace_ms: int) -> OrphanReport:
     listed: list[StoredObject] = []
-    with progress_bar("objects", None) as advance:
+    with tier.progress.bar("objects", None) as advance:
         async for stored in tier.storage.list_objects(""):
             listed.append(stored)
             advance(1)
@@ -217,7 +216,7 @@ async def delete_orphans(tier: OpenTier, report: OrphanReport) -> None:
     uploads = [each.upload for each in report.orphans if each.deletable and each.upload is not None]
     if (wanted or uploads) and not any(readable_segments(tier, partition) for partition in _partitions(tier)):
         raise RemoteTierError("the metadata knows no segment at all, so it was lost: nothing is deleted; see `rebuild`")
-    with progress_bar("segments", len(wanted)) as advance:
+    with tier.progress.bar("segments", len(wanted)) as advance:
         for orphan in wanted.values():
             key = parse_segment_key(orphan.key)
             assert key is not None
@@ -226,7 +225,7 @@ async def delete_orphans(tier: OpenTier, report: OrphanReport) -> None:
             if not _is_known(tier, key) and await tier.storage.delete_log_segment_data(segment):
                 report.deleted += 1
             advance(1)
-    with progress_bar("uploads", len(uploads)) as advance:
+    with tier.progress.bar("uploads", len(uploads)) as advance:
         for upload in uploads:
             key = parse_segment_key(upload.key)
             assert key is not None

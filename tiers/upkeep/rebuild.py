@@ -12,10 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, S
 from dataclasses import dataclass, field
 from uuid import UUID
 
-import typer
-
-from tiers.access.console import FINDINGS, progress_bar, say, show_json, show_table
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, open_storage, storage_cluster_id, tiered_cluster
+from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.config.tier_config import TierConfig
 from tiers.errors import RemoteStorageError
@@ -77,7 +75,9 @@ class Rebuild:
         return [each for each in self.plans if each.refused]
 
 
-async def rebuild(config: TierConfig, options: RebuildOptions, plan_of_store: PlanOfStore) -> Rebuild:
+async def rebuild(
+    config: TierConfig, options: RebuildOptions, plan_of_store: PlanOfStore, progress: Progress = SILENCE
+) -> Rebuild:
     """Makes the plan, checks it, and writes it if the options say so.
 
     Raises `RemoteTierError` and the errors of `plan_of_store`.
@@ -95,7 +95,7 @@ async def rebuild(config: TierConfig, options: RebuildOptions, plan_of_store: Pl
         )
         done.topic = config.remote_log.metadata_topic
         if done.topic in cluster.topics:
-            done.taken = await records_read(config, client, lambda metadata: compare(done, metadata))
+            done.taken = await records_read(config, client, lambda metadata: compare(done, metadata), progress)
         if not done.plans:
             raise RemoteTierError(f"the store holds no objects of cluster {cluster_id}")
         if done.is_needless:
@@ -111,7 +111,9 @@ async def rebuild(config: TierConfig, options: RebuildOptions, plan_of_store: Pl
                 if cluster_id == own_cluster_id:  # another cluster's owners keep its manifests
                     manifests.extend(manifests_of(wanted, metadata, cluster_id))
 
-            await write_all(config, client, lambda metadata: list(_records(wanted)), check, into_empty=True)
+            await write_all(
+                config, client, lambda metadata: list(_records(wanted)), check, into_empty=True, progress=progress
+            )
             if manifests:
                 async with open_storage(config, cluster_id) as storage:
                     await write_manifests(storage, manifests)
@@ -119,15 +121,17 @@ async def rebuild(config: TierConfig, options: RebuildOptions, plan_of_store: Pl
         return done
 
 
-async def plan_rebuild(storage: LocatedRemoteStorageManager, cluster_id: str, ring: KeyRing, at_once: int) -> Rebuild:
+async def plan_rebuild(
+    storage: LocatedRemoteStorageManager, cluster_id: str, ring: KeyRing, at_once: int, progress: Progress = SILENCE
+) -> Rebuild:
     """Makes a plan from the objects of the store.
 
     Verifies each segment that no manifest names, because its copy may never have been verified.
     """
     scan = BucketScan(cluster_id)
-    with progress_bar("objects listed", None) as advance:
+    with progress.bar("objects listed", None) as advance:
         count = await scan.list(storage, advance)
-    with progress_bar("objects read", count) as advance:
+    with progress.bar("objects read", count) as advance:
         await scan.read(storage, with_retries, at_once, advance)
     done = judge_scan(scan)
     for plan in done.plans:
@@ -242,96 +246,3 @@ def _check_written(metadata: TopicBasedRemoteLogMetadataManager, plans: Sequence
         is_start_written = plan.log_start is None or plan.log_start.offset in written_starts
         if known or not is_start_written or metadata.gaps(partition) != sorted(plan.gaps):
             raise RemoteTierError(f"the metadata of {partition} does not read back as it was written")
-
-
-def show_rebuild(done: Rebuild, options: RebuildOptions, apply: str, as_json: bool) -> None:
-    """Prints the plan and its outcome. `apply` is the name of the option that writes.
-
-    Ends the command with exit code 1 when a partition is undecided, or when a requested write did not happen."""
-    if as_json:
-        show_json(
-            {
-                "topic": done.topic,
-                "written": done.written,
-                "topic_is_empty": not done.taken,
-                "is_needed": not done.is_needless,
-                "other_clusters": done.other_clusters,
-                "partitions": [_as_json(each) for each in done.plans],
-            }
-        )
-    else:
-        _print(done)
-    if done.undecided:
-        say(f"{len(done.undecided)} partitions are undecided")
-    if not done.written:
-        say(_why_not(done, options, apply))
-    if done.undecided or not (done.written or done.is_needless or not options.is_applied):
-        raise typer.Exit(FINDINGS)
-
-
-def _why_not(done: Rebuild, options: RebuildOptions, apply: str) -> str:
-    if done.is_needless:
-        return (
-            f"Nothing needs a rebuild: topic {done.topic} already has the metadata of everything in the store. Nothing"
-            " was written."
-        )
-    if done.taken:
-        lacking = sum(done.lacking.values())
-        said = f", and lacks {lacking} records that the store has" if lacking else ""
-        return (
-            f"Nothing was written: topic {done.topic} is not empty{said}. See 'The metadata topic is lost' in"
-            " docs/operations.md."
-        )
-    if options.is_applied:
-        return "Nothing was written. Use --skip-undecided to write the others."
-    return f"Nothing was written. Use {apply} to write into {done.topic}."
-
-
-def _as_json(plan: PartitionPlan) -> dict[str, object]:
-    return {
-        "topic": plan.topic_id_partition.topic,
-        "topic_id": str(plan.topic_id_partition.topic_id),
-        "partition": plan.topic_id_partition.partition,
-        "segments": len(plan.segments),
-        "not_in_manifest": len(plan.unnamed),
-        "start_offset": min((each.start_offset for each in plan.segments), default=None),
-        "end_offset": max((each.valid_end_offset for each in plan.segments), default=None),
-        "log_start_offset": None if plan.log_start is None else plan.log_start.offset,
-        "gaps": [gap._asdict() for gap in sorted(plan.gaps)],
-        "dropped": plan.dropped,
-        "notes": plan.notes,
-        "refused": plan.refused,
-    }
-
-
-def _print(done: Rebuild) -> None:
-    headings = ("partition", "segments", "from", "to", "log start", "verdict")
-    rows = []
-    for plan in done.plans:
-        line = _as_json(plan)
-        verdict = _verdict(done, plan)
-        numbers = (line["segments"], line["start_offset"], line["end_offset"], line["log_start_offset"])
-        rows.append((_name(plan.topic_id_partition), *numbers, verdict))
-    show_table(headings, rows, headings[1:5])
-    for plan in done.plans:
-        name = _name(plan.topic_id_partition)
-        for kind, sentences in (("refused", plan.refused), ("left out", plan.dropped), ("note", plan.notes)):
-            for sentence in sentences:
-                typer.echo(f"{name}: {kind}: {sentence}")
-    if done.other_clusters:
-        typer.echo(f"objects of other clusters were left out: {', '.join(done.other_clusters)}")
-
-
-def _verdict(done: Rebuild, plan: PartitionPlan) -> str:
-    if plan.refused:
-        return "UNDECIDED"
-    if done.written:
-        return "written"
-    if not done.taken:
-        return "to be written"
-    lacking = done.lacking.get(plan.topic_id_partition, 0)
-    return f"{lacking} records are not in the metadata" if lacking else "already in the metadata"
-
-
-def _name(partition: TopicIdPartition) -> str:
-    return f"{partition.topic or partition.topic_id}-{partition.partition}"

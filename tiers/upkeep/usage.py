@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tiers.access.console import progress_bar
 from tiers.access.open_tier import OpenTier
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
@@ -109,7 +108,7 @@ async def known_usage(tier: OpenTier, partitions: Sequence[TopicIdPartition], at
         line.overhead_bytes += log_bytes - segment.segment_size_bytes
 
     count = sum(1 for _ in _finished(tier, partitions))
-    with progress_bar("segments", count) as advance:
+    with tier.progress.bar("segments", count) as advance:
         await bounded_gather(
             (each.metadata for each in _finished(tier, partitions)), measure, at_once, lambda: advance(1)
         )
@@ -131,7 +130,7 @@ async def listed_usage(tier: OpenTier, wanted: Set[TopicIdPartition] | None) -> 
     """
     names = {each: each.topic for each in tier.metadata.partitions()}
     found: dict[TopicIdPartition, PartitionUsage] = {}
-    with progress_bar("objects", None) as advance:
+    with tier.progress.bar("objects", None) as advance:
         async for stored in tier.storage.list_objects(""):
             advance(1)
             partition = partition_of_object(stored, tier.cluster_id)

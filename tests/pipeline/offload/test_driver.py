@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.offload.driver import OffloadDriver, OffloadOptions
 from tests.support.pipeline.one_offload import CONFIG
+from tests.support.tiers.recorded_progress import RecordedProgress
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.broker.client import Leader
 from tiers.errors import BrokerError, OffsetGapError, RemoteLogError, RetriableRemoteStorageError
@@ -87,8 +88,10 @@ async def test_a_store_that_does_not_answer_before_a_wave_is_asked_again_as_ofte
 
 @pytest.mark.parametrize("trouble", [BrokerError("timed out", retriable=True), OffsetGapError("trimmed meanwhile")])
 async def test_a_dry_run_says_what_it_cannot_look_at_and_goes_on(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trouble: RemoteLogError
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, trouble: RemoteLogError
 ) -> None:
+    told = RecordedProgress()
+    bench.services = replace(bench.services, say=told.say)
     driver = driver_of(bench, Client(), OffloadOptions())
     await driver.survey()
     read = bench.log.read
@@ -101,4 +104,4 @@ async def test_a_dry_run_says_what_it_cannot_look_at_and_goes_on(
     monkeypatch.setattr(bench.log, "read", silent)
     planned = [await driver.planned(one) for one in driver.partitions]
     assert [one.segments > 0 for one in planned] == [True, False]
-    assert capsys.readouterr().err == f"offload: {SILENT}: {trouble}\n"
+    assert told.said == [f"offload: {SILENT}: {trouble}"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import typer
 from click import unstyle
 
-from tiers.access.console import FAILED, MISUSED, explained, progress_count, show_table
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
+from tiers.commands.console import FAILED, MISUSED, TERMINAL, explained, progress_count, show_table
 from tiers.config.tier_config import ConfigError
 from tiers.errors import BrokerError
 
@@ -56,3 +58,15 @@ def test_what_is_counted_is_shown_to_who_watches_alone(
     said = capsys.readouterr()
     assert said.out == ""
     assert ("records of the metadata topic 42" in unstyle(said.err)) is is_watched
+
+
+def test_a_file_gets_the_milestones_that_a_terminal_shows_as_a_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TERMINAL.bar("reading", 2) as advance:
+        advance(1)
+    TERMINAL.milestone("reading: 1 of 2 tasks")
+    assert capsys.readouterr().err == "reading: 1 of 2 tasks\n"
+    monkeypatch.setattr(typer, "get_text_stream", lambda name: SimpleNamespace(isatty=lambda: True))
+    TERMINAL.milestone("reading: 2 of 2 tasks")
+    assert capsys.readouterr().err == ""

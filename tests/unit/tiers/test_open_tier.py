@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config import parse_pipeline_config
-from tiers.access.console import MISUSED, explained
 from tiers.access.open_tier import open_storage
+from tiers.commands.console import MISUSED, explained
 from tiers.config.tier_config import ConfigError
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.access.open_tier import RemoteTierError
+from tiers.commands.rebuild_report import show_rebuild
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition

@@ -13,7 +13,7 @@ from pipeline.export.schema_error import ValueSchemaError
 from pipeline.export.target import TargetError
 from pipeline.spark.job import JobError, spark_cause
 from pipeline.spark.session import SparkMasterError, SparkSettingError
-from tiers.access.console import FAILED, MISUSED, explained
+from tiers.commands.console import FAILED, MISUSED, explained
 
 _USERS_OWN: Final = ("OptionError: ", "ConfigError: ")
 _SAYS_ALL: Final = re.compile(

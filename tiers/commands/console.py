@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich import box
@@ -21,7 +21,7 @@ from rich.text import Text
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
 from tiers.config.tier_config import ConfigError
-from tiers.errors import RemoteLogError, RetriableRemoteStorageError
+from tiers.errors import TRY_AGAIN, RemoteLogError, RetriableRemoteStorageError
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,24 @@ def say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-TRY_AGAIN = "try again; if it still fails, check that the store runs and that its address is right"
+class Terminal:
+    """Implements `Progress` on standard error."""
+
+    def bar(self, what: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
+        return progress_bar(what, total)
+
+    def count(self, what: str, count: Callable[[], int]) -> AbstractContextManager[None]:
+        return progress_count(what, count)
+
+    def say(self, text: str) -> None:
+        say(text)
+
+    def milestone(self, text: str) -> None:
+        if not typer.get_text_stream("stderr").isatty():
+            say(text)
+
+
+TERMINAL: Final = Terminal()
 
 
 def explained(error: Exception, failed: int = FAILED) -> tuple[str, int]:
