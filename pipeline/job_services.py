@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from pipeline.spark.task_runner import Cancellable, TaskRunner
 from tiers.access.open_tier import OpenTier
 from tiers.broker.share_groups import ClusterShareGroups
+from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
@@ -27,6 +28,7 @@ from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
+from tiers.tasks.tiered_topics import TieredTopics
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -164,3 +166,11 @@ async def write_manifest(services: TaskServices, partition: TopicIdPartition) ->
         if task.is_written:
             return
     raise RemoteLogError(f"{partition}: its manifest cannot be written")
+
+
+async def tiered_policies(tier: OpenTier) -> Collection[TopicPolicy]:
+    """Reads the current policies. Raises `BrokerError`."""
+    rules = tier.config.topics
+    metrics = RemoteLogManagerMetrics(CollectorRegistry())
+    topics = TieredTopics(tier.client, rules, metrics, tier.metadata.topic_tier_config)
+    return (await topics.refresh(tier.config.upstream.request_timeout_ms)).values()

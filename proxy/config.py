@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
-from tiers.config.tier_config import TierConfig, load_config_file, parse_config_text
+from tiers.config.tier_config import TierConfig, load_config_file
 from tiers.config.upstream_config import CertificateConfig
 
 _HOST_NAME = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9]([a-z0-9-]*[a-z0-9])?")
@@ -263,8 +263,3 @@ class TidegateConfig(TierConfig):
 def load_config(path: Path) -> TidegateConfig:
     """Reads and validates a file. Raises `ConfigError`."""
     return load_config_file(path, TidegateConfig)
-
-
-def parse_config(text: str, name: str = "configuration") -> TidegateConfig:
-    """Validates TOML text; `name` is for the messages. Raises `ConfigError`."""
-    return parse_config_text(text, TidegateConfig, name)

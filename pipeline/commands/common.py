@@ -1,4 +1,4 @@
-"""The options that the commands share, and the Spark session that each command runs in.
+"""The options that the commands share, their parsers, and the Spark session that each command runs in.
 
 A command is `def NAME(config: ConfigFile, ..., master: Master = None, conf: Conf = None, as_json: AsJson = False)`. It
 loads the file, opens the session, calls the job's function and shows the result. If there were findings, it ends with
@@ -11,16 +11,29 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from pipeline.spark.session import open_session
 from tiers.commands.console import FINDINGS, AsJson, ConfigFile
+from tiers.config.settings import DurationMs, SizeBytes
 
-__all__ = ["AsJson", "Conf", "ConfigFile", "Master", "findings", "job_session", "key_values", "regular_expression"]
+__all__ = [
+    "AsJson",
+    "Conf",
+    "ConfigFile",
+    "Master",
+    "duration_ms",
+    "findings",
+    "job_session",
+    "key_values",
+    "regular_expression",
+    "size_bytes",
+]
 
 Master = Annotated[
     str | None,
@@ -65,3 +78,21 @@ def findings(any_found: object) -> None:
     """Ends the command with exit code 1 if `any_found` is true. Call it after everything has been shown."""
     if any_found:
         raise typer.Exit(FINDINGS)
+
+
+def size_bytes(text: str | int) -> int:
+    """Parses a size, or returns a default that is already a number. Raises `typer.BadParameter`."""
+    return _parsed(SizeBytes, text)
+
+
+def duration_ms(text: str | int) -> int:
+    """Parses a duration, or returns a default that is already a number. Raises `typer.BadParameter`."""
+    return _parsed(DurationMs, text)
+
+
+def _parsed(kind: Any, text: str | int) -> int:
+    try:
+        return int(TypeAdapter(kind).validate_python(int(text) if str(text).isdecimal() else text))
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise typer.BadParameter(f"{text!r}: {said}") from error

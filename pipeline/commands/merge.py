@@ -7,8 +7,17 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
-from pipeline.commands.quantities import duration_ms, size_bytes
+from pipeline.commands.common import (
+    AsJson,
+    Conf,
+    ConfigFile,
+    Master,
+    duration_ms,
+    findings,
+    job_session,
+    regular_expression,
+    size_bytes,
+)
 from pipeline.config import load_pipeline_config
 from pipeline.maintenance.merge import DEFAULT_GRACE_MS, Merge, plan_merge
 from pipeline.maintenance.merge import merge as merge_job

@@ -7,13 +7,21 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
-from pipeline.commands.quantities import duration_ms, size_bytes
+from pipeline.commands.common import (
+    AsJson,
+    Conf,
+    ConfigFile,
+    Master,
+    duration_ms,
+    findings,
+    job_session,
+    regular_expression,
+    size_bytes,
+)
 from pipeline.config import load_pipeline_config
 from pipeline.offload.driver import OffloadOptions, OffloadReport, PlannedPartition
 from pipeline.offload.job import offload as run_offload
-from pipeline.offload.job import plan_offload
-from pipeline.offload.rounds import offload_rounds
+from pipeline.offload.job import offload_rounds, plan_offload
 from tiers.commands.console import TERMINAL, say, show_json, show_table
 
 Topics = Annotated[

@@ -8,8 +8,16 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
-from pipeline.commands.quantities import duration_ms
+from pipeline.commands.common import (
+    AsJson,
+    Conf,
+    ConfigFile,
+    Master,
+    duration_ms,
+    findings,
+    job_session,
+    regular_expression,
+)
 from pipeline.config import load_pipeline_config
 from pipeline.maintenance.scrub import ScrubOptions
 from pipeline.maintenance.scrub import scrub as scrub_job

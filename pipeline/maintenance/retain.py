@@ -22,10 +22,9 @@ from pathlib import Path
 
 from pipeline.chosen_partitions import NothingChosenError, chosen_partitions
 from pipeline.config import PipelineConfig
-from pipeline.job_services import job_services, written
+from pipeline.job_services import job_services, tiered_policies, written
 from pipeline.maintenance.segment_purge import Purge, purge
 from pipeline.spark.task_runner import TaskRunner
-from pipeline.tiered_policies import tiered_policies
 from tiers.access.open_tier import OpenTier, open_tier
 from tiers.access.owned_tier import owned_tier
 from tiers.access.progress import SILENCE, Progress

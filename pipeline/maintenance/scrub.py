@@ -36,8 +36,7 @@ from pipeline.maintenance.scrub_report import (
     of_segment,
 )
 from pipeline.maintenance.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
-from pipeline.maintenance.store_listing import Misfit, expected_partition, list_part, listing_plan
-from pipeline.maintenance.tier_store import TierStore
+from pipeline.maintenance.store_listing import Misfit, TierStore, expected_partition, list_part, listing_plan
 from pipeline.maintenance.usage_line import DAY_MS
 from pipeline.spark.task_runner import SparkRunner, TaskRunner
 from pipeline.spark.worker import worker

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from pipeline.maintenance.tier_store import TierStore
+from pipeline.config import PipelineConfig
 from pipeline.maintenance.usage_line import DAY_MS, UsageLine
 from pipeline.spark.worker import worker
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.stored_segment import StoredSegment
+from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import (
     INDEXES_SUFFIX,
     LOG_SUFFIX,
@@ -29,6 +30,19 @@ from tiers.storage.object_key import (
 )
 from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObject
 from tiers.storage.retries import with_retries
+
+
+@dataclass(frozen=True, slots=True)
+class TierStore:
+    """`cluster_id` is the one in object keys."""
+
+    config: PipelineConfig = field(repr=False)
+    cluster_id: str
+
+    async def opened(self) -> LocatedRemoteStorageManager:
+        """Returns this process's open store. Raises `RemoteTierError`, `RemoteLogError`."""
+        return await worker().storage(self.config, self.cluster_id)
+
 
 _HEX = "0123456789abcdef"
 _ONE_LISTING = 10_000

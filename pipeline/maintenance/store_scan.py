@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from pipeline.config import PipelineConfig
 from pipeline.job_services import run_beside
-from pipeline.maintenance.tier_store import TierStore
+from pipeline.maintenance.store_listing import TierStore
 from pipeline.spark.task_runner import TaskRunner
 from pipeline.spark.worker import worker
 from tiers.access.open_tier import open_key_ring

@@ -18,8 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
 from pipeline.job_services import run_beside
-from pipeline.maintenance.store_listing import expected_partition, list_part, listing_plan, time_of
-from pipeline.maintenance.tier_store import TierStore
+from pipeline.maintenance.store_listing import TierStore, expected_partition, list_part, listing_plan, time_of
 from pipeline.maintenance.usage_line import DAY_MS, UsageBy, UsageLine, grouped
 from pipeline.spark.job import JobError
 from pipeline.spark.task_runner import SparkRunner, TaskRunner

@@ -12,11 +12,10 @@ from uuid import UUID
 
 from pipeline.config import PipelineConfig
 from pipeline.job_services import Sleep
-from pipeline.offload.batch_ends import DamagedLogError, end_of_batch, first_damaged
 from pipeline.offload.commit import OffloadCommitter, PartitionOffload
+from pipeline.offload.log_probes import DamagedLogError, end_of_batch, first_damaged, log_sizes
 from pipeline.offload.plan import TASKS_PER_CORE, WAVE_BYTES, Backlog, Wave, last_piece, tile_ends
 from pipeline.offload.task import OffloadResult, OffloadTask
-from pipeline.offload.topic_sizes import log_sizes
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
 from tiers.access.open_tier import OpenTier

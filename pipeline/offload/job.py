@@ -17,17 +17,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Final, Never
 
 from pyspark.sql import SparkSession
 
 from pipeline.chosen_partitions import NothingChosenError
 from pipeline.config import PipelineConfig
-from pipeline.job_services import job_services
+from pipeline.job_services import job_services, tiered_policies
 from pipeline.offload.driver import NothingTieredYet, OffloadDriver, OffloadOptions, OffloadReport, PlannedPartition
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
-from pipeline.spark.job import LOST_GRACE_S, run_tasks
+from pipeline.spark.job import LOST_GRACE_S, JobError, run_tasks
 from pipeline.spark.worker import worker
-from pipeline.tiered_policies import tiered_policies
 from tiers.access.open_tier import (
     OpenTier,
     RemoteTierError,
@@ -165,3 +165,40 @@ async def _policies(tier: OpenTier, options: OffloadOptions) -> list[TopicPolicy
     if not chosen:
         raise NothingChosenError(f"no tiered topic with copying enabled matches {options.topics!r}")
     return sorted(chosen, key=lambda policy: policy.topic)
+
+
+MAX_PAUSE_S: Final = 900.0
+_MAX_DOUBLINGS: Final = 16
+
+
+def offload_rounds(
+    has_work: Callable[[], bool],
+    run: Callable[[], OffloadReport],
+    show: Callable[[OffloadReport], None],
+    interval_s: float,
+    wait: Callable[[float], object],
+    say: Callable[[str], None],
+) -> Never:
+    """Repeats offloads, for a service, until `wait` or a round raises.
+
+    A failed round does not end the service, because brokers, stores and Spark may recover. The pause doubles with each
+    consecutive round that fails, or that reports errors and copies nothing. If there is nothing to copy, a round takes
+    no ownership from the proxies. An interrupt ends the current round like any run: it leaves nothing behind and gives
+    up its ownership."""
+    failures = 0
+    while True:
+        try:
+            report = run() if has_work() else None
+            if report is not None:
+                show(report)
+            is_failing = report is not None and bool(report.troubles) and report.log_bytes == 0
+            failures = failures + 1 if is_failing else 0
+        except (JobError, RemoteTierError, RemoteLogError) as error:
+            failures += 1
+            say(f"offload: {' '.join(str(error).split())}; again in {pause_s(interval_s, failures):g} s")
+        wait(pause_s(interval_s, failures))
+
+
+def pause_s(interval_s: float, failures: int) -> float:
+    """Returns the pause after the given number of consecutive failed rounds."""
+    return min(interval_s * 2.0 ** min(failures, _MAX_DOUBLINGS), max(interval_s, MAX_PAUSE_S))

@@ -2,7 +2,7 @@
 
 * A tile [lo, hi) becomes one segment: the batches with lo <= base offset < hi. A batch that begins before hi belongs to
   the tile as a whole. So tiles join without gap or overlap wherever they are cut, and their content depends only on the
-  log, and not on the executor or the number of attempts. Tiles are cut at batch ends (`batch_ends`), so lo and hi also
+  log, and not on the executor or the number of attempts. Tiles are cut at batch ends (`log_probes`), so lo and hi also
   bound the offsets of the segment.
 * The last piece of a partition is left alone while it is small and young, because records still arrive. The proxies'
   copiers take it when it is due.

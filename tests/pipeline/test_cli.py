@@ -60,7 +60,7 @@ def test_an_export_of_a_wrong_place_or_schema_is_misuse(
 
 def test_the_list_of_commands_is_whole_and_loads_none_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
-    assert set(cli.COMMANDS) == modules - {"common", "failures", "quantities"}
+    assert set(cli.COMMANDS) == modules - {"common", "failures"}
     listing = "import sys; from pipeline import cli; cli.run(['--help']); print('pyspark' in sys.modules)"
     listed = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, timeout=300, check=True)
     assert listed.stdout.splitlines()[-1] == "False"

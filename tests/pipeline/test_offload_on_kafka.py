@@ -12,8 +12,8 @@ import pytest
 import pipeline.offload.task
 from pipeline.offload.driver import OffloadDriver, OffloadOptions
 from pipeline.offload.job import plan_offload
+from pipeline.offload.log_probes import log_sizes
 from pipeline.offload.task import OffloadResult, OffloadTask, Stop, Stopped
-from pipeline.offload.topic_sizes import log_sizes
 from protocol.records.record_batch import iterate_batches
 from tests.support.pipeline.offload_rig import (
     CLAIM_TIMEOUT_MS,

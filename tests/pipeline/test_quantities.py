@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from pipeline.commands.quantities import duration_ms, size_bytes
+from pipeline.commands.common import duration_ms, size_bytes
 
 
 def test_units_are_those_of_the_configuration() -> None:

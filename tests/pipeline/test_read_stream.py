@@ -17,8 +17,14 @@ from pipeline.source.columns import spark_schema
 from pipeline.source.options import LATEST, Position, ReadOptions, parse_options
 from pipeline.source.read_plan import LogView, MissingOffsets, ReadRange, cover
 from pipeline.source.read_task import ReadTask
-from pipeline.source.stream import TieredStreamReader, rate_limit
-from pipeline.source.stream_offsets import Offsets, StreamOffsets, decode_offsets, encode_offsets
+from pipeline.source.stream import (
+    Offsets,
+    StreamOffsets,
+    TieredStreamReader,
+    decode_offsets,
+    encode_offsets,
+    rate_limit,
+)
 from pipeline.source.tiered_log import DataLossError, LogBounds
 from tests.support.fakes.remote_tier import TOPIC_ID
 from tiers.errors import RemoteLogError

@@ -20,8 +20,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import ErrorCode
-from proxy.config import parse_config
 from proxy.process.app import Proxy
+from tests.support.proxy.parsed_config import parse_config
 from tests.support.rigs.broker_fetches import answered, client_of, fetch, settled
 from tests.support.rigs.waiting import TIMEOUT_S
 from tests.support.servers.jars import ServerUnavailable

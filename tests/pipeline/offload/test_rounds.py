@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from pipeline.offload.driver import OffloadReport, PartitionReport
-from pipeline.offload.rounds import offload_rounds, pause_s
+from pipeline.offload.job import offload_rounds, pause_s
 from pipeline.spark.job import JobError
 from tiers.access.open_tier import RemoteTierError
 from tiers.errors import BrokerError

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from proxy.config import TidegateConfig, parse_config
+from proxy.config import TidegateConfig
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
+from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import OpenTier
 from tiers.metadata.partition_manifest import encode_partition_manifest
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate

@@ -31,9 +31,9 @@ from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import Buffer
 from protocol.records.record_batch import skip_to_offset
-from proxy.config import parse_config
 from proxy.process.app import Proxy
 from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState
+from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of
 from tests.support.servers.ports import consecutive_free_ports

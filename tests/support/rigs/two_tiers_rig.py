@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 from protocol.api_keys import ApiKey
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
-from proxy.config import parse_config
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.delete_topics import DeleteTopicsHandler
@@ -29,6 +28,7 @@ from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.process.app import Proxy
 from tests.support.fakes.faulty_storage import FaultyStorage
 from tests.support.fakes.in_memory_rlmm import IN_MEMORY_TOPIC_ID, InMemoryRemoteLogMetadataManager
+from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.ports import consecutive_free_ports
 from tests.support.servers.producing import create_topic, delete_topics, produce, topic_id_partition

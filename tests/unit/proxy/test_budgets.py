@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from proxy.config import TidegateConfig, parse_config
+from proxy.config import TidegateConfig
 from proxy.process.budgets import share_of
+from tests.support.proxy.parsed_config import parse_config
 
 BUDGETS = [
     ("limits", "max_connections"),

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import TidegateConfig, parse_config
+from proxy.config import TidegateConfig
 from proxy.process.budgets import chunk_folder, remove_other_chunk_folders
+from tests.support.proxy.parsed_config import parse_config
 
 
 def settings(state: Path, cache_bytes: int) -> TidegateConfig:

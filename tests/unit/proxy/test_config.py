@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from proxy.commands.config_reference import reference
-from proxy.config import load_config, parse_config
+from proxy.config import load_config
+from tests.support.proxy.parsed_config import parse_config
 from tiers.config.tier_config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
 from proxy.cluster.permissions import missing_permissions
-from proxy.config import parse_config
+from tests.support.proxy.parsed_config import parse_config
 from tiers.broker.client import BrokerClient
 
 METADATA_TOPIC = "metadata"

@@ -15,11 +15,11 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.config import parse_config
 from proxy.process import processes
 from proxy.process.processes import merge_metrics
 from proxy.process.remote_log import metadata_folder
 from proxy.wire.server import bind
+from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.ports import free_ports
 from tiers.access.open_tier import RemoteTierError
 from tiers.metadata.state.layout import LOCK_FILE

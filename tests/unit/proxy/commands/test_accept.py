@@ -13,9 +13,9 @@ import pytest
 from proxy import cli
 from proxy.commands import accept
 from proxy.commands.bounds import PartitionBounds
-from proxy.config import parse_config
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
+from tests.support.proxy.parsed_config import parse_config
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import witness_of
 from tiers.tasks.partition_manifest import read_manifest

@@ -14,8 +14,8 @@ import pytest
 
 from proxy.commands import metadata
 from proxy.commands.metadata import partition_to_export, records_of_file
-from proxy.config import parse_config
 from tests.support.proxy.command_bench import CommandBench
+from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.segment_metadata import segment
 from tiers.access.open_tier import RemoteTierError
 from tiers.metadata.records.flat_file import FlatFile, PartitionDeleteEntry, encode_flat_file

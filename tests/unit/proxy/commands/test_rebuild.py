@@ -25,7 +25,6 @@ from tiers.upkeep.rebuild import (
     judge_unknown_topics,
     manifests_of,
     plan_rebuild,
-    show_rebuild,
     write_manifests,
 )
 

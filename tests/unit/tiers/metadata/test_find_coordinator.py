@@ -11,7 +11,7 @@ from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError
 from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, find_coordinator
-from tiers.upkeep.record_import import count_owners
+from tiers.upkeep.importing import count_owners
 
 FOUND = SimpleNamespace(error_code=ErrorCode.NONE, node_id=7)
 NONE_YET = SimpleNamespace(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, node_id=-1)

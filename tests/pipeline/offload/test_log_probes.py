@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.offload.batch_ends import DamagedLogError, end_of_batch, first_damaged
+from pipeline.offload.log_probes import DamagedLogError, end_of_batch, first_damaged
 from protocol.records.record_batch import iterate_batches
 from tests.support.fakes.in_memory_log import DamagedLog
 from tests.support.fakes.record_batches import batch_of
