@@ -25,6 +25,8 @@ from pipeline.maintenance.merge_plan import MergeGroup, MergeLimits
 from pipeline.spark.task_runner import SparkRunner
 from tiers.commands.console import TERMINAL, say, show_json, show_table
 
+_DEFAULTS = MergeLimits()
+
 
 def merge(
     config: ConfigFile,
@@ -36,13 +38,13 @@ def merge(
         typer.Option(
             "--below", parser=size_bytes, metavar="SIZE", show_default="64MiB", help="Only merges smaller segments."
         ),
-    ] = 64 << 20,
+    ] = _DEFAULTS.below_bytes,
     target: Annotated[
         int,
         typer.Option(
             "--target", parser=size_bytes, metavar="SIZE", show_default="512MiB", help="Limit of a merged segment."
         ),
-    ] = 512 << 20,
+    ] = _DEFAULTS.target_bytes,
     grace: Annotated[
         int,
         typer.Option(
