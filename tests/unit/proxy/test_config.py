@@ -136,13 +136,13 @@ def test_half_of_what_security_needs_is_a_mistake(text: str, said: str) -> None:
 
 
 def documented() -> Iterator[tuple[str, str, str]]:
-    """Yields the section, the key and the default of every row of the reference page."""
-    section = ""
+    """Yields the section, the key and the default of every row of the reference page that is a key of the file."""
+    section: str | None = None
     for line in (ROOT / "docs/configuration.md").read_text().splitlines():
         if line.startswith("## "):
             title = line.removeprefix("## ").strip("`")
-            section = "" if title == "Top of the file" else title
-        elif line.startswith("| `"):
+            section = {"Top of the file": "", "Settings of one topic, through the proxy": None}.get(title, title)
+        elif section is not None and line.startswith("| `"):
             key, default = line.split(" | ")[:2]
             yield section, key.removeprefix("| ").strip("`"), default.strip().strip("`")
 

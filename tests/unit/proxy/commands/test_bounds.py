@@ -63,7 +63,6 @@ def test_json_is_for_programs(monkeypatch: pytest.MonkeyPatch, config: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["tier"], "Missing command"),
         (["tier", "bounds"], "Missing option '--config'"),
         (["tier", "bounds", "--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file or directory"),
     ],
