@@ -37,7 +37,6 @@ from tiers.tasks.bounds import violated_bounds
 from tiers.tasks.clamp_task import RLMClampTask
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.expiration_task import RLMExpirationTask
-from tiers.tasks.lineage import check_remote_lineage
 from tiers.tasks.log_gap_task import LogGapTask
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.remote_disable import RemoteDisableTask
@@ -362,7 +361,7 @@ class RemoteLogManager:
             logger.exception("a partition could not be processed", extra=fields)
 
     async def _process(self, managed: _Managed) -> bool:
-        """Runs one round. Returns whether more is ready to be copied."""
+        """Runs one round. Returns whether the next round begins at once: for more to copy, or for a new leader."""
         services, partition, policy = self._services, managed.partition, managed.policy
         settings, timeout_ms = services.settings, services.settings.request_timeout_ms
         services.require_ownership(partition)
@@ -391,12 +390,11 @@ class RemoteLogManager:
             await managed.gaps.end_passed(bounds, log_start.offset)
         # The bounds and the policy may be old: the leader or the topic's retention may have changed during the copy.
         bounds = await services.source.bounds(partition, timeout_ms)
-        log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         if bounds.leader_epoch != checked_epoch:
-            # Expiry deletes below a log start, also at this leader, which may have another history.
-            await check_remote_lineage(
-                services.source, services.metadata, partition, bounds.log_start_offset, log_start.offset, timeout_ms
-            )
+            # Expiry deletes below a log start, also at this leader, which may have another history. The next round
+            # begins at once, and checks that history first.
+            return True
+        log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await managed.manifest.run()
         if managed.manifest.is_written:
             await managed.trim.run(managed.policy, managed.copy.local_only_bytes, log_start.offset)
