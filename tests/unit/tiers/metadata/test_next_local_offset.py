@@ -21,12 +21,14 @@ P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
     [
         (3, 10, None, 0, 4),
         (5, 10, None, 0, 5),
-        (5, 10, 7, 0, 7),
+        (5, 10, 7, 0, 5),
+        (7, 10, 7, 0, 7),
         (8, 10, 7, 0, 8),
         (0, 10, None, 6, 6),
         (2, 3, None, 0, 3),
         (4, 4, None, 0, 4),
         (6, 6, 7, 0, 6),
+        (0, 10, 7, 0, 4),
     ],
 )
 async def test_behind_the_remote_end(
