@@ -133,8 +133,6 @@ class DelayedRemoteFetch:
         self._max_wait_at_ms = max_wait_at_ms
         self._deadline_ms = deadline_ms
         self._changed = asyncio.Event()
-        for read in reads:
-            read.on_done = self.wake
 
     @property
     def has_expired(self) -> bool:
@@ -156,6 +154,16 @@ class DelayedRemoteFetch:
 
     async def wait(self) -> Completion:
         """Waits until the Fetch is satisfied or the deadline passes."""
+        for read in self.reads:
+            read.on_done = self.wake
+        try:
+            return await self._until_complete()
+        finally:
+            # A slow read outlives the Fetch. It must not keep the records of the other reads.
+            for read in self.reads:
+                read.on_done = _nothing
+
+    async def _until_complete(self) -> Completion:
         while not self.is_satisfied():
             now_ms = self._clock_ms()
             ends_at_deadline = not now_ms < self._max_wait_at_ms < self._deadline_ms

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -124,6 +126,18 @@ async def test_enough_bytes_complete_it_at_max_wait(stage: Stage) -> None:
     await waiting
     assert stage.purgatory.completed == {Completion.SATISFIED: 1}
     assert not fetch.reads[1].is_done
+
+
+async def test_a_slow_read_does_not_keep_the_records_of_the_others(stage: Stage) -> None:
+    fetch = stage.fetch(reads=2, min_bytes=100, max_wait_ms=1)
+    waiting = stage.wait(fetch)
+    await stage.reader.end(0, 100)
+    await waiting
+    fast, slow = weakref.ref(fetch.reads[0]), fetch.reads[1]
+    del fetch, waiting
+    gc.collect()
+    assert not slow.is_done
+    assert fast() is None
 
 
 async def test_the_deadline_completes_it(stage: Stage) -> None:
