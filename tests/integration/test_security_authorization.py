@@ -19,6 +19,7 @@ from kafka.protocol.admin import (
 )
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 
+from protocol.apis.list_offsets import NEXT_LOCAL_TIMESTAMP
 from protocol.errors import ErrorCode
 from tests.support.rigs.security_rig import (
     READ,
@@ -88,11 +89,11 @@ async def asked(
             await asyncio.sleep(0.05)
 
 
-async def listed(client: BrokerClient, topic: str, timestamp: int) -> tuple[int, int]:
+async def listed(client: BrokerClient, topic: str, timestamp: int, max_version: int | None = None) -> tuple[int, int]:
     of = ListOffsetsRequest.ListOffsetsTopic
     partition = of.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)
     request = ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[of(name=topic, partitions=[partition])])
-    answer = (await asked(client, request, of_partitions)).topics[0].partitions[0]
+    answer = (await asked(client, request, of_partitions, max_version)).topics[0].partitions[0]
     return answer.error_code, answer.offset
 
 
@@ -210,6 +211,7 @@ async def test_who_may_nothing_learns_nothing_and_changes_nothing(plain: Tidegat
         reads = await asyncio.to_thread(reads_for_clients, plain)
         for timestamp in TIMESTAMPS:
             assert await listed(bob, topic, timestamp) == (REFUSED, -1)
+        assert await listed(bob, topic, NEXT_LOCAL_TIMESTAMP, max_version=6) == (REFUSED, -1)
         assert await epoch_end(bob, topic) == (REFUSED, -1)
         for offset in (200, inside.local_log_start - 1, inside.local_log_start, RECORDS):
             assert await fetched(bob, topic, offset) == (REFUSED, 0)
@@ -233,6 +235,9 @@ async def test_who_may_describe_is_told_offsets_and_no_more(
     async with as_user(plain, "alice") as alice, as_user(plain, PROXY) as owner:
         assert await listed(alice, topic, -2) == await listed(owner, topic, -2)
         assert await listed(alice, topic, 0) == await listed(owner, topic, 0)
+        error_code, next_local = await listed(alice, topic, NEXT_LOCAL_TIMESTAMP, max_version=6)
+        assert error_code == 0
+        assert inside.local_log_start < next_local <= RECORDS
         assert await epoch_end(alice, topic) == (0, RECORDS)
         assert await deleted(alice, 150, topic) == [REFUSED]
         assert await altered(alice, {"local.retention.bytes": "88"}, topic) == [REFUSED]
