@@ -274,14 +274,15 @@ def test_check_prints_the_address_map(rig: Rig) -> None:
         """Whether `check` reported all brokers. It reports a stalled broker as late, or not at all."""
         checked = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         lines[:] = checked.stdout.splitlines()
-        if re.search(r" in (time|\d+ ms)", checked.stdout) or len(lines) < 1 + BROKERS:
+        if re.search(r" in (time|\d+ ms)", checked.stdout) or len(lines) < 2 + BROKERS:
             return False
         assert (checked.returncode, checked.stderr) == (0, "")
         return True
 
     until(all_are_in_time)
     assert lines[0] == f"cluster {rig.cluster.cluster_id}"
-    for (node_id, broker), line in zip(sorted(rig.cluster.brokers.items()), lines[1:], strict=True):
+    assert lines[-1] == "no problems"
+    for (node_id, broker), line in zip(sorted(rig.cluster.brokers.items()), lines[1:-1], strict=True):
         advertised = f"{CLIENT_HOST}:{rig.proxy.address[1] + node_id}"
         assert line == f"broker {node_id}: {broker.host}:{broker.port} is advertised as {advertised}, reached"
 
