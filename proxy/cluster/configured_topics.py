@@ -61,6 +61,10 @@ class ConfiguredTopics:
         name = self._topics.topic_name(topic_id)
         return name is None or self._rule(topic_id, name) is not None
 
+    def has_rule_for(self, name: str) -> bool:
+        """Whether the configuration file tiers topics of this name. The topic may be unknown here, or not exist."""
+        return managed_rule(name, self._rules, None) is not None
+
     async def is_tiered(self, topic_id: UUID, timeout_ms: int) -> bool:
         """Whether an owner with this configuration manages the topic. Raises `RemoteLogError` when that is unknown.
 
@@ -95,6 +99,9 @@ class NothingConfigured:
     """Replaces `ConfiguredTopics` where no configuration tiers a topic."""
 
     def may_be_tiered(self, topic_id: UUID) -> bool:
+        return False
+
+    def has_rule_for(self, name: str) -> bool:
         return False
 
     async def is_tiered(self, topic_id: UUID, timeout_ms: int) -> bool:

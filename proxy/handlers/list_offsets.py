@@ -78,11 +78,19 @@ class ListOffsetsHandler:
         return Forward(frame, hold_bytes=None), _State(self, exchange, parsed)
 
     def _refused_by_the_broker(self, request: ListOffsetsRequest) -> list[ListOffsetsPartition]:
-        """Returns the partitions of topics that may be tiered, at which the request asks for NEXT_LOCAL_TIMESTAMP."""
+        """Returns the partitions of topics that may be tiered, at which the request asks for NEXT_LOCAL_TIMESTAMP.
+
+        A topic that was created a moment ago is still unknown here, and only its name tells."""
         if request.has_max_timestamp:
             return []
+        tools = self._tools
+
+        def may_be_tiered(topic: str) -> bool:
+            is_unknown = tools.topology.topic_id(topic) is None
+            return tools.configured.has_rule_for(topic) if is_unknown else self._may_be_tiered(topic)
+
         asked = [each for each in request.partitions if each.timestamp == NEXT_LOCAL_TIMESTAMP]
-        return [each for each in asked if self._may_be_tiered(each.topic)]
+        return [each for each in asked if may_be_tiered(each.topic)]
 
     async def complete(self, exchange: Exchange, request: ListOffsetsRequest, payload: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.LIST_OFFSETS, request.version, payload)

@@ -1,4 +1,4 @@
-"""What the Fetch handler keeps of a request whose response is held, and of a connection between two requests.
+"""The state of a Fetch whose response is held, and of a connection between two Fetches.
 
 The correctness of the next response does not depend on the state of a connection. If the handler forgets a connection,
 it only loses the predictions. If it forgets that it must drop a session, the next OFFSET_OUT_OF_RANGE of the session

@@ -310,6 +310,16 @@ async def test_the_next_local_offset_is_behind_the_remote_end(bench: Bench, vers
     assert bench.handler.on_request(exchange) == (Forward(exchange.request.frame), None)
 
 
+async def test_a_topic_that_the_proxy_does_not_know_yet_is_judged_by_its_name(tmp_path: Path) -> None:
+    settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
+    async with bench_of(tmp_path, settings, TopicConfig(pattern="new*")) as bench:
+        for topic, forwarded in (("new-topic", EARLIEST), ("other", NEXT_LOCAL), ("__new", NEXT_LOCAL)):
+            exchange = FakeExchange(bench.cluster, request_frame(6, NEXT_LOCAL, topic))
+            action, _ = bench.handler.on_request(exchange)
+            assert isinstance(action, Forward)
+            assert action.frame == request_frame(6, forwarded, topic)
+
+
 async def test_metadata_that_knows_no_segment_tells_the_next_local_offset_at_zero_alone(tmp_path: Path) -> None:
     settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
     configs = FakeConfigs({"compacted": {**TIERABLE, "cleanup.policy": "compact"}})
