@@ -43,7 +43,7 @@ def _why_not(done: Rebuild, options: RebuildOptions, apply: str) -> str:
         )
     if done.taken:
         lacking = sum(done.lacking.values())
-        said = f", and lacks {lacking} records that the store has" if lacking else ""
+        said = f", and lacks records that the store has: {lacking}" if lacking else ""
         return (
             f"Nothing was written: topic {done.topic} is not empty{said}. See 'The metadata topic is lost' in"
             " docs/operations.md."
@@ -96,7 +96,7 @@ def _verdict(done: Rebuild, plan: PartitionPlan) -> str:
     if not done.taken:
         return "to be written"
     lacking = done.lacking.get(plan.topic_id_partition, 0)
-    return f"{lacking} records are not in the metadata" if lacking else "already in the metadata"
+    return f"records not in the metadata: {lacking}" if lacking else "already in the metadata"
 
 
 def _name(partition: TopicIdPartition) -> str:

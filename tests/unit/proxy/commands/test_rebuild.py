@@ -118,8 +118,8 @@ async def test_what_the_metadata_topic_lacks_is_counted(
     assert (done.lacking, done.is_needless) == ({PARTITION: 1}, False)
     show_rebuild(done, RebuildOptions(), "--yes", as_json=False)
     captured = capsys.readouterr()
-    assert "1 records are not in the metadata" in captured.out
-    assert "topic __metadata is not empty, and lacks 1 records that the store has" in captured.err
+    assert "records not in the metadata: 1" in captured.out
+    assert "topic __metadata is not empty, and lacks records that the store has: 1" in captured.err
 
 
 NEW_POSITION = MetadataPosition(UUID(int=77), 3, 12)
