@@ -64,6 +64,8 @@ class Tier(RuleBasedStateMachine):
         self.log = InMemoryLog()
         self.metadata_log = MetadataLog(lambda: self.clock.wall_ms, owner="a")
         self.topics = OneTopic(FIRST_POLICY)
+        self.policies = [FIRST_POLICY]
+        """The topic's settings since the last check. A round that is frozen goes on with the settings of its beginning."""
         self.frozen: dict[str, asyncio.Task[None]] = {}
         self.deleted_to = 0
         """By users."""
@@ -222,6 +224,7 @@ class Tier(RuleBasedStateMachine):
     @rule(policy=policies)
     def change_settings(self, policy: TopicPolicy) -> None:
         self.topics.policy = policy
+        self.policies.append(policy)
 
     def owner_metadata(self) -> FollowingMetadataManager:
         self.owner.metadata.follow()
@@ -381,19 +384,23 @@ class Tier(RuleBasedStateMachine):
         return [*runs, (first, end)] if first < end else runs
 
     def check_log_start(self, recorded: int | None) -> None:
-        policy = self.topics.policy
         start = self.log.log_start_offset if recorded is None else recorded
         assert start >= self.log_start, "the log start went back"
         if start > max(self.log_start, self.deleted_to, self.broker_removed_to):
             expired = [b for b in self.model.batches if self.log_start <= b.last_offset < start]
-            too_old = all(0 <= policy.retention_ms < self.clock.wall_ms - b.timestamp_ms for b in expired)
-            too_much = 0 <= policy.retention_bytes <= self.model.size_bytes_from(start)
-            assert too_old or too_much, f"[{self.log_start}, {start}) expired too early"
+            newest_ms = max((batch.timestamp_ms for batch in expired), default=0)
+            assert any(
+                0 <= policy.retention_ms < self.clock.wall_ms - newest_ms
+                or 0 <= policy.retention_bytes <= self.model.size_bytes_from(start)
+                for policy in self.policies
+            ), f"[{self.log_start}, {start}) expired too early"
         self.log_start = start
+        if not self.frozen:
+            self.policies = [self.topics.policy]
 
     async def recover(self) -> None:
         """With no more trouble all is copied, and nothing is left over."""
-        self.topics.policy = FIRST_POLICY
+        self.change_settings(FIRST_POLICY)
         for producer_id in list(self.model.open_transactions()):
             self.appended(self.model.end_transaction(producer_id, self.clock.wall_ms, commit=False))
         for name in NAMES:
@@ -410,7 +417,9 @@ class Tier(RuleBasedStateMachine):
         end = metadata.remote_end_offset(PARTITION)
         # Without a remote segment the log begins where the leader's log does, whatever lower log start is recorded.
         copied_to = self.log.log_start_offset if end is None else end + 1
-        assert max(copied_to, self.log_start) == self.log.end_offset
+        # The log may end with a gap, whose records the broker removed before they were copied.
+        gap_ends = [gap.next_offset for gap in metadata.gaps(PARTITION) if gap.first_offset == copied_to]
+        assert max(copied_to, self.log_start, *gap_ends) == self.log.end_offset
         named = {key("cluster", one) for one in segments for key in (log_key, indexes_key)}
         paths = [str(path.relative_to(self.root / "remote")) for path in (self.root / "remote").rglob("*.*")]
         stored = {path for path in paths if path.endswith((".log", ".indexes"))}
