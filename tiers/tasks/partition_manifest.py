@@ -16,6 +16,7 @@ effect if it comes back because the metadata topic lost the record of its end.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tiers.errors import (
@@ -34,8 +35,8 @@ from tiers.metadata.partition_manifest import (
 )
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogStart
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -398,11 +399,19 @@ class PartitionManifestTask:
         )
 
     def _last_copies(self, local_log_start: int) -> list[RemoteLogSegmentMetadata]:
-        """Returns the copies without an end that have a record of neither the local log nor a readable segment."""
+        """Returns the copies without an end that have a record of neither the local log nor a readable segment.
+
+        Records that a user or the topic's retention deleted do not count."""
         metadata, partition = self._services.metadata, self._partition
         found = []
         for leftover in unfinished_segments(metadata, partition, metadata.log_start_offset(partition) or 0):
-            offset = leftover.start_offset
+            deleted_to = [
+                start.offset
+                for start in metadata.log_starts(partition)
+                if start.reason is not LogStartReason.SEEN
+                and _is_of_the_same_history(start, leftover.segment_leader_epochs)
+            ]
+            offset = max([leftover.start_offset, *deleted_to])
             while (readable := metadata.remote_log_segment_metadata(partition, offset)) is not None:
                 offset = readable.valid_end_offset + 1
             is_copy = leftover.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
@@ -413,4 +422,8 @@ class PartitionManifestTask:
 
 def _deletes(start: LogStart, segment: ManifestSegment) -> bool:
     """Whether the whole segment lies below the log start. A segment of a later leader epoch has another history."""
-    return segment.end_offset < start.offset and segment.leader_epochs[-1].epoch <= start.leader_epoch
+    return segment.end_offset < start.offset and _is_of_the_same_history(start, segment.leader_epochs)
+
+
+def _is_of_the_same_history(start: LogStart, leader_epochs: Sequence[LeaderEpochEntry]) -> bool:
+    return leader_epochs[-1].epoch <= start.leader_epoch

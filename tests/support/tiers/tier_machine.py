@@ -65,7 +65,7 @@ class Tier(RuleBasedStateMachine):
         self.metadata_log = MetadataLog(lambda: self.clock.wall_ms, owner="a")
         self.topics = OneTopic(FIRST_POLICY)
         self.policies = [FIRST_POLICY]
-        """The topic's settings since the last check. A round that is frozen goes on with the settings of its beginning."""
+        """The topic's settings since the last check. A frozen round keeps the settings of its beginning."""
         self.frozen: dict[str, asyncio.Task[None]] = {}
         self.deleted_to = 0
         """By users."""

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.support.fakes.io_calls import Event
 from tests.support.fakes.metadata_log import FollowingMetadataManager
 from tests.support.fakes.tier_process import PARTITION
 from tests.support.tiers.tier_machine import Tier
@@ -126,3 +127,19 @@ def test_it_sees_a_planted_bug(
     plant(monkeypatch)
     with pytest.raises((AssertionError, RemoteLogError)):
         played(history)
+
+
+@pytest.mark.parametrize("call", [8, 9, 10, 11])
+def test_a_deletion_inside_an_unfinished_copy_stops_nothing(call: int) -> None:
+    """The first copy fails when it has begun, and then a user deletes a part of its records."""
+
+    def history(tier: Tier) -> None:
+        tier.produce_in_a_transaction(1, 3)
+        tier.delete_records(0)
+        tier.end_a_transaction(commit=False, number=0)
+        tier.produce_in_a_transaction(1, 3)
+        tier.end_a_transaction(commit=False, number=0)
+        tier.fail_in_a_round(call, Event.FAILED_AFTER)
+        tier.delete_records(4)
+
+    played(history)
