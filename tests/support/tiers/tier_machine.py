@@ -415,8 +415,9 @@ class Tier(RuleBasedStateMachine):
         segments: list[RemoteLogSegmentMetadata] = list(metadata.list_remote_log_segments(PARTITION))
         assert {one.state for one in segments} <= {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
         end = metadata.remote_end_offset(PARTITION)
-        # Without a remote segment the log begins where the leader's log does, whatever lower log start is recorded.
-        copied_to = self.log.log_start_offset if end is None else end + 1
+        # Without a readable remote segment the log begins where the leader's log does, whatever lower log start is
+        # recorded. A segment in quarantine may lie below the log start.
+        copied_to = self.log.log_start_offset if end is None or end < self.log_start else end + 1
         # The log may end with a gap, whose records the broker removed before they were copied.
         gap_ends = [gap.next_offset for gap in metadata.gaps(PARTITION) if gap.first_offset == copied_to]
         assert max(copied_to, self.log_start, *gap_ends) == self.log.end_offset
