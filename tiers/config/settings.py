@@ -18,6 +18,7 @@ from tiers.quota import DEFAULT_WINDOW_NUM, DEFAULT_WINDOW_SIZE_MS, QuotaWindow
 from tiers.segment.segment_encryption import KeyRing, read_key_file
 
 MIB = 1024 * 1024
+DEFAULT_COPIER_THREADS: Final = 10
 
 _DURATION_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZE_UNITS: Final = {
@@ -107,11 +108,24 @@ class RemoteLogConfig(Section):
         gt=0,
         description="How long the owner waits before it retries a failed task.",
     )
-    copier_threads: int = Field(
-        default=10,
+    manager_threads: int | None = Field(
+        default=None,
+        validation_alias="remote.log.manager.thread.pool.size",
+        gt=0,
+        description=(
+            "The number of partitions that are processed at the same time, whatever the task. By default the number "
+            "of partitions that are copied at the same time."
+        ),
+    )
+    copier_threads: int | None = Field(
+        default=None,
         validation_alias="remote.log.manager.copier.thread.pool.size",
         gt=0,
-        description="The number of partitions that are copied at the same time.",
+        description=(
+            "The number of partitions that are copied at the same time; by default "
+            "`remote.log.manager.thread.pool.size`, or 10 without it. The owner processes a partition whose copying is "
+            "off or stopped without one of these places."
+        ),
     )
     copy_max_bytes_per_second: SizeBytes | None = Field(
         default=None,
@@ -208,8 +222,12 @@ class RemoteLogConfig(Section):
     custom_metadata_max_bytes: SizeBytes = Field(
         default=128,
         validation_alias="remote.log.metadata.custom.metadata.max.bytes",
-        gt=0,
-        description="The maximum size of the custom metadata that a storage manager keeps with a segment (KIP-917).",
+        ge=0,
+        lt=1 << 31,
+        description=(
+            "The maximum size of the custom metadata that a storage manager keeps with a segment (KIP-917). 0 allows "
+            "no custom metadata except an empty one."
+        ),
     )
     index_cache_bytes: SizeBytes = Field(
         default=64 * MIB,
@@ -304,6 +322,16 @@ class RemoteLogConfig(Section):
         gt=0,
         description="How long a copied segment must be visible before the owner may trim the broker's copy (T_vis).",
     )
+
+    @property
+    def manager_pool_size(self) -> int:
+        """The number of partitions that are processed at the same time."""
+        return self.manager_threads or self.copier_pool_size
+
+    @property
+    def copier_pool_size(self) -> int:
+        """The number of partitions that are copied at the same time."""
+        return self.copier_threads or self.manager_threads or DEFAULT_COPIER_THREADS
 
     @property
     def copy_quota_window(self) -> QuotaWindow:

@@ -5,7 +5,8 @@
   copied, or after `retry_interval_ms` (doubling, up to the interval) after a failure.
 * If a copy has work and makes no progress, for any reason, an alarm reports it within a minute, and a log line says
   since when and why.
-* At most `copier_tasks` partitions are processed at a time. The failure of one partition does not affect the others.
+* At most `manager_pool_size` partitions are processed at a time, and at most `copier_pool_size` of them are copied. The
+  failure of one partition does not affect the others.
 * `run` lives in the caller's TaskGroup. After `stop` no step begins, and the steps in progress have a deadline.
 """
 
@@ -90,6 +91,10 @@ class _Managed:
     """The reasons for which the partition stopped since its last successful round."""
 
     @property
+    def is_copied(self) -> bool:
+        return not (self.policy.copy_disable or self.copy_stopped)
+
+    @property
     def has_trouble(self) -> bool:
         return self.failures > 0 or self.copy_stopped or self.copy.throttled_ms > 0
 
@@ -113,6 +118,8 @@ class RemoteLogManager:
         self._log_starts = LogStartConfirmation(services.source, services.metadata)
         self._managed: dict[TopicIdPartition, _Managed] = {}
         self._steps: set[asyncio.Task[None]] = set()
+        self._copying: set[asyncio.Task[None]] = set()
+        """The steps that may copy, among `_steps`."""
         self._wake = asyncio.Event()
         self._stopping = False
 
@@ -283,17 +290,30 @@ class RemoteLogManager:
         now_ms = self._services.clock_ms()
         due = [each for each in self._managed.values() if each.step is None and each.due_ms <= now_ms]
         for managed in sorted(due, key=lambda each: each.due_ms):
-            if len(self._steps) >= self._services.settings.remote_log.copier_threads:
-                return
-            managed.step = tasks.create_task(self._step(managed), name=_step_name(managed.partition))
-            self._steps.add(managed.step)
-            managed.step.add_done_callback(self._steps.discard)
+            if not self._has_place(managed):
+                continue
+            step = managed.step = tasks.create_task(self._step(managed), name=_step_name(managed.partition))
+            self._steps.add(step)
+            if managed.is_copied:
+                self._copying.add(step)
+            step.add_done_callback(self._end_step)
+
+    def _has_place(self, managed: _Managed) -> bool:
+        """Whether a step of the partition may start now: the pool has a free place, and a free copier if it copies."""
+        remote_log = self._services.settings.remote_log
+        if len(self._steps) >= remote_log.manager_pool_size:
+            return False
+        return not managed.is_copied or len(self._copying) < remote_log.copier_pool_size
+
+    def _end_step(self, step: asyncio.Task[None]) -> None:
+        """Frees the step's places, and wakes `run`, which may give them to a partition that is due."""
+        self._steps.discard(step)
+        self._copying.discard(step)
+        self._wake.set()
 
     def _idle_ms(self) -> int:
-        """Returns the time until a step is due. A free copier or an assignment ends the wait earlier."""
-        if len(self._steps) >= self._services.settings.remote_log.copier_threads:
-            return self._services.settings.remote_log.task_interval_ms
-        waiting = [each.due_ms for each in self._managed.values() if each.step is None]
+        """Returns the time until a step is due. A step that ends or an assignment ends the wait earlier."""
+        waiting = [each.due_ms for each in self._managed.values() if each.step is None and self._has_place(each)]
         now_ms = self._services.clock_ms()
         return max(1, min(waiting, default=now_ms + self._services.settings.remote_log.task_interval_ms) - now_ms)
 
@@ -338,7 +358,6 @@ class RemoteLogManager:
             managed.due_ms = self._services.clock_ms() + pause_ms
             if self._managed.get(managed.partition) is not managed:
                 managed.copy.discard()
-            self._wake.set()
 
     def _on_failure(self, managed: _Managed, error: Exception) -> None:
         topic = managed.partition.topic

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
+from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.workbench import Workbench
+from tiers.config.tier_config import ConfigError
 from tiers.errors import CustomMetadataTooLargeError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+UPSTREAM = '[upstream]\nbootstrap.servers = "a:9092"\n'
 
 
 def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
@@ -68,3 +75,32 @@ async def test_custom_metadata_is_kept_with_the_finished_segment(
     monkeypatch.setattr(bench.store, "copy_log_segment_data", talkative)
     await bench.copy()
     assert bench.segments[0].custom_metadata == b"etag"
+
+
+async def test_a_limit_of_0_refuses_one_byte_and_allows_none(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy, returned = bench.store.copy_log_segment_data, b""
+
+    async def with_custom_metadata(*args: object) -> bytes:
+        await copy(*args)  # type: ignore[arg-type]  # handed through
+        return returned
+
+    remote_log = parse_config("remote.log.metadata.custom.metadata.max.bytes = 0\n" + UPSTREAM).remote_log
+    bench.services = replace(bench.services, settings=replace(bench.services.settings, remote_log=remote_log))
+    bench.restart()
+    bench.log.append(*batches(0, 7))
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", with_custom_metadata)
+    await bench.copy()
+    copied = len(bench.finished)
+    assert copied > 0
+    bench.log.append(*batches(70, 4))
+    returned = b"x"
+    with pytest.raises(CustomMetadataTooLargeError, match="returned 1 bytes of custom metadata; the limit is 0"):
+        await bench.copy()
+    assert len(bench.finished) == copied
+
+
+@pytest.mark.parametrize(("value", "is_valid"), [(-1, False), (0, True), (2**31 - 1, True), (2**31, False)])
+def test_the_limit_has_the_range_of_kafkas_key(value: int, is_valid: bool) -> None:
+    text = f"remote.log.metadata.custom.metadata.max.bytes = {value}\n{UPSTREAM}"
+    with contextlib.nullcontext() if is_valid else pytest.raises(ConfigError, match=r"custom\.metadata\.max\.bytes"):
+        assert parse_config(text).remote_log.custom_metadata_max_bytes == value
