@@ -145,6 +145,8 @@ def _explain(error: ValidationError, model: type[TierConfig]) -> Iterator[str]:
         where = [str(part) for part in detail["loc"] if part != "remote_log"]
         section, key = _place(where, model)
         match detail["type"]:
+            case "extra_forbidden" if other := _other_name(section, key, model):
+                yield f"{_quoted(section, key)}: this is another name of {other}, which is set as well: remove one"
             case "extra_forbidden":
                 yield f"unknown key {_quoted(section, key)}{_hint(section, key, model)}"
             case "missing":
@@ -169,6 +171,19 @@ def _place(where: list[str], model: type[TierConfig]) -> tuple[str, str]:
 
 def _quoted(section: str, key: str) -> str:
     return f"[{section}] {key}".strip() if section else f"{key}"
+
+
+def _other_name(section: str, key: str, model: type[TierConfig]) -> str | None:
+    """Returns the first name of the setting that has `key` as another name; None if there is no such setting.
+
+    Pydantic reports a second name as unknown only when the file sets the first one too."""
+    if section not in model.section_models:
+        return None
+    for name, field in own_fields(model.section_models[section]).items():
+        alias = field.validation_alias
+        if isinstance(alias, AliasChoices) and key in alias.choices:
+            return key_of(name, field)
+    return None
 
 
 def _hint(section: str, key: str, model: type[TierConfig]) -> str:

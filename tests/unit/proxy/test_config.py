@@ -55,6 +55,10 @@ def test_founding_names_are_accepted() -> None:
     [
         ("", "missing section [upstream]"),
         ("remote.log.reader.thread = 3\n" + UPSTREAM, "did you mean remote.log.reader.threads?"),
+        (
+            "remote.log.manager.task.interval.ms = 5\nrlm_process_interval_ms = 6\n" + UPSTREAM,
+            "rlm_process_interval_ms: this is another name of remote.log.manager.task.interval.ms, which is set as well",
+        ),
         (UPSTREAM + "[limits]\nmax.conections = 3", "[limits] max.conections; did you mean max.connections?"),
         (UPSTREAM + "[listner]\nhost = 'x'", "unknown key listner.host; did you mean [listener]?"),
         (UPSTREAM + "[log]\nlevel = 'loud'", "[log] level: Input should be"),

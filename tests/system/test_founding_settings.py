@@ -1,0 +1,87 @@
+"""A proxy whose settings have the names of docs/founding.md copies, trims and serves a backfill."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.repository import ROOT
+from tests.support.rigs.strict_consumer import consumer_at, read, until_trimmed
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.ports import consecutive_free_ports, free_ports
+from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.tidegate import TidegateProcess
+
+pytestmark = pytest.mark.integration
+
+RECORDS = 4_000
+FOUNDING_KEYS = """\
+remote.log.storage.enable = true
+remote.log.manager.thread.pool.size = 2
+rlm_process_interval_ms = 1000
+rlm_retry_interval_ms = 500
+remote.log.reader.threads = 3
+remote.log.reader.max.pending.tasks = 20
+remote.log.metadata.custom.metadata.max.bytes = 0
+"""
+"""The top of the file. Only `remote.log.metadata.topic.name` is added to it, since tests share a cluster."""
+
+
+def proxy_with_founding_keys(cluster: KafkaCluster, home: Path, topic: str) -> TidegateProcess:
+    bootstrap_port = consecutive_free_ports(1 + len(cluster.brokers))
+    (admin_port,) = free_ports(1)
+    tier = home / "tier"
+    tier.mkdir()
+    config = f"""\
+{FOUNDING_KEYS}
+remote.log.metadata.topic.name = "__metadata-{topic[-60:]}"
+
+[upstream]
+bootstrap.servers = "{cluster.bootstrap_servers}"
+
+[listener]
+host = "127.0.0.1"
+advertised.host = "127.0.0.1"
+bootstrap.port = {bootstrap_port}
+base.port = {bootstrap_port}
+
+[admin]
+host = "127.0.0.1"
+port = {admin_port}
+
+[state]
+path = "{home / "state"}"
+
+[storage]
+implementation = "local"
+path = "{tier}"
+
+[[topics]]
+name = "{topic}"
+local.retention.bytes = 1
+segment.bytes = "64KiB"
+segment.ms = "5s"
+"""
+    return TidegateProcess(config, address=("127.0.0.1", bootstrap_port), admin=("127.0.0.1", admin_port))
+
+
+def test_every_key_has_a_row() -> None:
+    keys = re.findall(r"^(\S+) = ", FOUNDING_KEYS, re.MULTILINE)
+    page = (ROOT / "docs" / "founding.md").read_text()
+    assert keys
+    assert [key for key in keys if f"| `{key}` |" not in page] == []
+
+
+async def test_it_copies_trims_and_serves_a_backfill(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
+    values = random_values(RECORDS)
+    create_topic(kafka.bootstrap_servers, topic_name)
+    with proxy_with_founding_keys(kafka, tmp_path, topic_name) as proxy:
+        await asyncio.to_thread(produce, proxy.bootstrap_servers, topic_name, values)
+        await asyncio.to_thread(until_trimmed, kafka, topic_name, RECORDS // 2)  # only the tier has the first half now
+        assert list((tmp_path / "tier").rglob("*.log"))
+        with consumer_at(proxy.bootstrap_servers, topic_name, 0) as consumer:
+            assert await asyncio.to_thread(read, consumer, RECORDS) == list(enumerate(values))
+        assert 'tier="remote"' in proxy.metrics()
