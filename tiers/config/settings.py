@@ -113,8 +113,8 @@ class RemoteLogConfig(Section):
         validation_alias="remote.log.manager.thread.pool.size",
         gt=0,
         description=(
-            "The number of partitions that are processed at the same time, whatever the task. By default the number "
-            "of partitions that are copied at the same time."
+            "The number of partitions whose tasks run at the same time, whatever the task: copy, trim or expiration. "
+            "By default the number of partitions that are copied at the same time."
         ),
     )
     copier_threads: int | None = Field(
