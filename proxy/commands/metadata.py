@@ -22,9 +22,9 @@ from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import OpenTier, RemoteTierError, open_tier, tiered_cluster
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, say, show_json
 from tiers.metadata.records.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
-from tiers.metadata.topic.metadata_producer import KeyAndValue
+from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
-from tiers.metadata.topic.written_records import key_and_value
+from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import (

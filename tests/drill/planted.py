@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from protocol.records.record_batch import iterate_batches
 from proxy.cli import run
+from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
 from tiers.metadata.topic.metadata_producer import GroupMember, TransactionalProducer
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import AbortedTransaction
 from tiers.segment.segment_builder import SegmentBuilder
@@ -20,10 +20,10 @@ from tiers.segment.segment_builder import SegmentBuilder
 def trim_before_visibility() -> None:
     """A finished segment counts as visible since ever, so the owner does not wait for the other proxies."""
 
-    def seen_at_ms(self: TopicBasedRemoteLogMetadataManager, segment_id: RemoteLogSegmentId) -> int | None:
+    def seen_at_ms(self: RecordBackedMetadataManager, segment_id: RemoteLogSegmentId) -> int | None:
         return -(1 << 40)
 
-    TopicBasedRemoteLogMetadataManager.seen_at_ms = seen_at_ms  # type: ignore[method-assign]  # a bug is planted
+    RecordBackedMetadataManager.seen_at_ms = seen_at_ms  # type: ignore[method-assign]  # a bug is planted
 
 
 def commit_without_fencing() -> None:

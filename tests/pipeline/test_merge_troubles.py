@@ -24,9 +24,9 @@ from tests.support.pipeline.merge_bench import DATA, LIMITS, STARTED, bench_of, 
 from tests.support.tiers.transactional_log import copied, log_of
 from tests.support.tiers.workbench import POLICY
 from tiers.errors import RemoteLogMetadataError, RemoteStorageError
+from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import decode_value
-from tiers.metadata.topic.metadata_producer import KeyAndValue
-from tiers.metadata.topic.written_records import records_of_update
+from tiers.metadata.written_records import records_of_update
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,

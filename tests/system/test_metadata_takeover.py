@@ -18,8 +18,9 @@ from tests.support.tiers.segment_metadata import copied, segment
 from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import encode_key, encode_value, key_of
-from tiers.metadata.topic.metadata_producer import KeyAndValue, TransactionalProducer, _batch
+from tiers.metadata.topic.metadata_producer import TransactionalProducer, _batch
 from tiers.metadata.topic.tier_config_writer import tier_config_transactional_id
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition

@@ -20,12 +20,8 @@ from tiers.access.progress import SILENCE, Progress
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.tier_config import TierConfig
 from tiers.errors import BrokerError
-from tiers.metadata.topic.metadata_producer import (
-    GROUP_COORDINATOR,
-    KeyAndValue,
-    TransactionalProducer,
-    find_coordinator,
-)
+from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, TransactionalProducer, find_coordinator
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager

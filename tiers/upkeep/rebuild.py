@@ -18,10 +18,10 @@ from tiers.bounded_gather import bounded_gather
 from tiers.config.tier_config import TierConfig
 from tiers.errors import RemoteStorageError
 from tiers.metadata.partition_manifest import PartitionManifest, encode_partition_manifest
+from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.topic.metadata_producer import KeyAndValue
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
-from tiers.metadata.topic.written_records import key_and_value
+from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing

@@ -29,9 +29,9 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
+from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
-from tiers.metadata.topic.metadata_producer import KeyAndValue
-from tiers.metadata.topic.written_records import key_and_value
+from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (

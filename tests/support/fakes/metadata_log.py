@@ -12,58 +12,20 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
 from tiers.errors import OwnershipLostError
-from tiers.metadata.records.serde import (
-    decode_key,
-    decode_value,
-    key_of,
-    log_divergence_key,
-    log_gap_key,
-    operator_acceptance_key,
-    topic_deletion_key,
-    topic_missing_key,
-)
+from tiers.metadata.record_backed_manager import MakeRecords, RecordBackedMetadataManager
+from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.records.serde import decode_key, decode_value, key_of
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
-from tiers.metadata.state.state_backed_reader import StateBackedReader
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.metadata.topic.metadata_producer import KeyAndValue
-from tiers.metadata.topic.written_records import (
-    is_log_start_known,
-    key_and_value,
-    records_of_accepted_history,
-    records_of_deletion,
-    records_of_forgotten_copies,
-    records_of_log_start,
-    records_of_new_segment,
-    records_of_plan_end,
-    records_of_update,
-    tombstone,
-)
-from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import (
-    LocalLogStartUpdate,
-    LogDivergenceUpdate,
-    LogGapUpdate,
-    LogStartOffsetUpdate,
-    OperatorAcceptanceUpdate,
-    QuarantineDeletionUpdate,
-    RemoteLogClampUpdate,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentMetadataUpdate,
-    RemotePartitionDeleteMetadata,
-    TopicDeletionUpdate,
-    TopicMissingUpdate,
-)
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.ids import TopicIdPartition
 
 _IDENTITY = StateIdentity("cluster", UUID(int=9), 1)
 
@@ -124,35 +86,32 @@ class MetadataLog:
         return events
 
 
-class FollowingMetadataManager(StateBackedReader):
+class FollowingMetadataManager(RecordBackedMetadataManager):
     def __init__(self, log: MetadataLog, name: str, folder: Path, clock_ms: Callable[[], int]) -> None:
-        super().__init__()
-        self._log, self._name, self._folder, self._clock_ms = log, name, folder, clock_ms
-        self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
-        self._opened_at_ms = 0
-        self._writer: RemoteLogMetadataStateWriter | None = None
+        super().__init__(name, clock_ms, log.wall_clock_ms)
+        self._log, self._name, self._folder = log, name, folder
+        self._state_writer: RemoteLogMetadataStateWriter | None = None
         self.fresh_at_ms = 0
         """The time at which the log was last read to its end."""
 
     async def open(self) -> None:
-        self._writer = self._opened_state = RemoteLogMetadataStateWriter.open(
+        self._state_writer = self._opened_state = RemoteLogMetadataStateWriter.open(
             self._folder, _IDENTITY, wall_clock_ms=self._log.wall_clock_ms, map_size_bytes=1 << 22
         )
-        self._opened_at_ms = self._clock_ms()
+        self._seen.opened_at_ms = self._clock_ms()
         self.follow()
 
     async def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = self._opened_state = None
+        if self._state_writer is not None:
+            self._state_writer.close()
+            self._state_writer = self._opened_state = None
 
     def follow(self) -> None:
-        assert self._writer is not None
-        events = self._log.events_from(self._writer.next_offset(0))
+        assert self._state_writer is not None
+        events = self._log.events_from(self._state_writer.next_offset(0))
         now_ms = self._clock_ms()
         if events:
-            for finished in self._writer.apply([PartitionRead(0, events, self._log.next_offset)]):
-                self._seen_at_ms.setdefault(finished, now_ms)
+            self._seen.finished(self._state_writer.apply([PartitionRead(0, events, self._log.next_offset)]))
         self.fresh_at_ms = now_ms
 
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
@@ -165,84 +124,8 @@ class FollowingMetadataManager(StateBackedReader):
     def owns(self, partition: TopicIdPartition) -> bool:
         return self._log.owner == self._name
 
-    def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
-        known = self.remote_log_segment_metadata_by_id(segment_id)
-        if known is None or known.state < RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            return None
-        return self._seen_at_ms.get(segment_id, self._opened_at_ms)
-
     async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
         return 0
-
-    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
-        self._write(lambda: records_of_new_segment(self._state, metadata))
-
-    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
-        self._write(lambda: records_of_update(self._state, update))
-
-    async def forget_unfinished_copies(self, segments: Sequence[RemoteLogSegmentId]) -> None:
-        self._write(lambda: records_of_forgotten_copies(self._state, segments))
-
-    async def put_copy_plan(self, plan: CopyPlan) -> None:
-        self._write(lambda: [key_and_value(replace(plan, writer=self._name))])
-
-    async def end_copy_plan(self, plan: CopyPlan) -> None:
-        self._write(lambda: records_of_plan_end(self._state, plan))
-
-    async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
-        self._write(lambda: records_of_deletion(self._state, metadata))
-
-    async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
-        self._write(lambda: [key_and_value(replace(clamp, writer=self._name))])
-
-    async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
-        update = LocalLogStartUpdate(partition, self._name, self._log.wall_clock_ms(), start)
-        self._write(lambda: [key_and_value(update)])
-
-    async def begin_accepted_history(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
-        update = LocalLogStartUpdate(partition, self._name, self._log.wall_clock_ms(), start)
-        self._write(lambda: records_of_accepted_history(self._state, update))
-
-    async def put_log_start(
-        self,
-        partition: TopicIdPartition,
-        start: LogStart,
-        timeout_ms: int | None = None,
-        denied: Collection[LogStart] = (),
-    ) -> None:
-        self.follow()
-        if not is_log_start_known(self._state, partition, start, denied):
-            update = LogStartOffsetUpdate(partition, self._name, self._log.wall_clock_ms(), start)
-            self._send(*records_of_log_start(self._state, update))
-
-    async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
-        update = LogGapUpdate(partition, self._name, self._log.wall_clock_ms(), gap, leader_epoch)
-        self._write(lambda: [key_and_value(update)])
-
-    async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
-        self._write(lambda: [tombstone(log_gap_key(partition, gap.first_offset))])
-
-    async def accept(self, partition: TopicIdPartition, witness: str) -> None:
-        self._send(key_and_value(OperatorAcceptanceUpdate(partition, self._name, self._log.wall_clock_ms(), witness)))
-
-    async def end_acceptance(self, partition: TopicIdPartition) -> None:
-        self._write(lambda: [tombstone(operator_acceptance_key(partition))])
-
-    async def put_log_divergence(self, partition: TopicIdPartition, *, is_diverged: bool) -> None:
-        update = LogDivergenceUpdate(partition, self._name, self._log.wall_clock_ms())
-        self._write(lambda: [key_and_value(update) if is_diverged else tombstone(log_divergence_key(partition))])
-
-    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
-        partition = TopicIdPartition(topic_id, 0, topic)
-        self._send(key_and_value(TopicDeletionUpdate(partition, self._name, self._log.wall_clock_ms())))
-
-    async def end_topic_deletion(self, topic_id: UUID) -> None:
-        self._write(lambda: [tombstone(topic_deletion_key(TopicIdPartition(topic_id, 0)))])
-
-    async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
-        partition = TopicIdPartition(topic_id, 0, topic)
-        update = TopicMissingUpdate(partition, self._name, self._log.wall_clock_ms())
-        self._write(lambda: [key_and_value(update) if is_missing else tombstone(topic_missing_key(partition))])
 
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         return MetadataPosition(_IDENTITY.topic_id, 0, self._state.next_offset(0))
@@ -250,26 +133,27 @@ class FollowingMetadataManager(StateBackedReader):
     async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
         return position.topic_id == _IDENTITY.topic_id and self._log.confirms(position)
 
-    def _send(self, *records: KeyAndValue) -> None:
-        """Appends records as a producer without ownership does."""
-        self._log.append(records)
-        self.follow()
+    async def _append(self, partition: TopicIdPartition, records: Sequence[KeyAndValue]) -> None:
+        self._send(records)
 
-    async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
-        self._send(key_and_value(QuarantineDeletionUpdate(segment_id, self._name, self._log.wall_clock_ms())))
+    async def _append_as_owner(self, partition: TopicIdPartition, records: MakeRecords) -> None:
+        self._write(records)
 
-    async def change_topic_tier_config(
-        self,
-        topic_id: UUID,
-        topic: str,
-        changes: Mapping[str, str | None],
-        check: Callable[[Mapping[str, str]], None] = lambda before: None,
-    ) -> None:
-        raise NotImplementedError("the test sets the topic's tier settings itself")
-
-    def _write(self, records: Callable[[], Sequence[KeyAndValue]]) -> None:
+    def _write(self, records: MakeRecords) -> None:
         """Writes records as the owner's transaction does: fenced, based on the known state, and read back."""
         if self._log.owner != self._name:
             raise OwnershipLostError(f"{self._name} does not own the metadata partition")
-        self._log.append(records())
+        self._send(records())
+
+    def _send(self, records: Sequence[KeyAndValue]) -> None:
+        self._log.append(records)
         self.follow()
+
+    async def _append_when_fresh(
+        self, partition: TopicIdPartition, records: MakeRecords, timeout_ms: int | None
+    ) -> None:
+        self.follow()
+        self._send(records())
+
+    async def _append_in_turn(self, partition: TopicIdPartition, records: MakeRecords) -> None:
+        await self._append_when_fresh(partition, records, None)

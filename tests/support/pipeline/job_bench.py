@@ -20,7 +20,7 @@ from tests.support.fakes.segments import metadata_of
 from tests.support.tiers.workbench import FakeFailedDeletionLog, FakeShareGroups
 from tiers.config.topic_policy import TopicPolicy
 from tiers.metadata.log_history import LogStartConfirmation
-from tiers.metadata.topic.metadata_producer import KeyAndValue
+from tiers.metadata.records.record_types import KeyAndValue
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState

@@ -16,10 +16,10 @@ from tests.support.tiers.metadata_state import IDENTITY, NOW_MS, Record, segment
 from tiers.broker.client import Leader
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata
 from tiers.broker.fetch import FetchedPartition
+from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import encode_key, encode_value, key_of
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.follower import MetadataFollower
-from tiers.metadata.topic.metadata_producer import KeyAndValue
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import EpochEndOffset

@@ -23,6 +23,9 @@ from tiers.metadata.records.serde import RecordType, decode_key, is_ignorable, r
 
 FIRST_RECORD_TYPES = frozenset(RecordType(api_key, 0) for api_key in (0, 1, 2, *range(1000, 1006)))
 """The record types that a member without declared record types reads."""
+KeyAndValue = tuple[bytes, bytes | None]
+"""An encoded record. A value of None is a tombstone: it removes the record with this key."""
+
 _TYPE = struct.Struct(">ii")
 _COUNT = struct.Struct(">i")
 
@@ -32,7 +35,7 @@ def known_by_all(members: Iterable[frozenset[RecordType]]) -> frozenset[RecordTy
     return frozenset.intersection(*declared) if declared else FIRST_RECORD_TYPES
 
 
-def check_writable(records: Sequence[tuple[bytes, bytes | None]], known: frozenset[RecordType]) -> None:
+def check_writable(records: Sequence[KeyAndValue], known: frozenset[RecordType]) -> None:
     """Checks that every member of the group understands `records`, which are keys and values.
 
     A member that knows any version of an api key understands its tombstones. Raises `RemoteLogMetadataError` for a

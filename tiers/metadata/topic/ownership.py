@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.records.record_types import check_writable
+from tiers.metadata.records.record_types import KeyAndValue, check_writable
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.membership import Assignment, GroupMembership, MembershipSettings
-from tiers.metadata.topic.metadata_producer import ClockSkew, KeyAndValue, TransactionalProducer
+from tiers.metadata.topic.metadata_producer import ClockSkew, TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.tier_config_writer import tier_config_transactional_id
 

@@ -15,16 +15,23 @@ from uuid import UUID
 
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import RemoteLogMetadataNotReadyError
+from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import encode_key, nothing_key
 from tiers.metadata.state.layout import STATE_FILE, StateIdentity
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.state.state_backed_reader import StateBackedReader, in_turn
-from tiers.metadata.topic.metadata_producer import KeyAndValue, MetadataProducer
+from tiers.metadata.topic.metadata_producer import MetadataProducer
 from tiers.metadata.topic.metadata_topic import DEFAULT_TOPIC_NAME, MetadataTopic
 from tiers.metadata.topic.settings import metadata_group_id
-from tiers.metadata.topic.tier_config_writer import CheckTierConfig, TierConfigWriter, changed_tier_config
-from tiers.metadata.topic.written_records import is_log_start_known, key_and_value, records_of_log_start
+from tiers.metadata.topic.tier_config_writer import TierConfigWriter
 from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
+from tiers.metadata.written_records import (
+    CheckTierConfig,
+    changed_tier_config,
+    is_log_start_known,
+    key_and_value,
+    records_of_log_start,
+)
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import LogStartOffsetUpdate, TopicDeletionUpdate, TopicTierConfigUpdate

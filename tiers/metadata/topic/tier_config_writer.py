@@ -11,32 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError
-from tiers.metadata.records.serde import encode_key, encode_value, key_of
-from tiers.metadata.topic.metadata_producer import KeyAndValue, TransactionalProducer
+from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
-from tiers.model.segment_metadata import TopicTierConfigUpdate
-
-CheckTierConfig = Callable[[Mapping[str, str]], None]
-"""Called with the topic's settings before the change. If it raises an exception, the change is not made."""
 
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 500
-
-
-def changed_tier_config(known: TopicTierConfigUpdate, changes: Mapping[str, str | None]) -> KeyAndValue | None:
-    """Returns the new record, or None when nothing changes.
-
-    `known` has the settings before the change, and the writer and time of the new record."""
-    merged = {**known.config, **changes}
-    config = {key: value for key, value in merged.items() if value is not None}
-    if config == known.config:
-        return None
-    update = TopicTierConfigUpdate(known.topic_id_partition, known.writer, known.event_timestamp_ms, config)
-    return encode_key(key_of(update)), encode_value(update) if config else None
 
 
 def tier_config_transactional_id(prefix: str, metadata_partition: int) -> str:

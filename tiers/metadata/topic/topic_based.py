@@ -11,33 +11,25 @@ import logging
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
-from uuid import UUID
 
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.records.serde import (
-    MetadataRecord,
-    log_divergence_key,
-    log_gap_key,
-    nothing_key,
-    operator_acceptance_key,
-    topic_deletion_key,
-    topic_missing_key,
-)
+from tiers.metadata.record_backed_manager import MakeRecords, RecordBackedMetadataManager
+from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.records.serde import nothing_key
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.state import RemoteLogMetadataState
-from tiers.metadata.state.state_backed_reader import StateBackedReader, in_turn
+from tiers.metadata.state.state_backed_reader import in_turn
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, saved_identity
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.membership import MembershipSettings
-from tiers.metadata.topic.metadata_producer import ClockSkew, KeyAndValue, MetadataProducer
+from tiers.metadata.topic.metadata_producer import ClockSkew, MetadataProducer
 from tiers.metadata.topic.metadata_topic import (
     MetadataTopic,
     MetadataTopicLostError,
@@ -47,44 +39,14 @@ from tiers.metadata.topic.metadata_topic import (
 )
 from tiers.metadata.topic.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.settings import MetadataStatus, TopicBasedSettings
-from tiers.metadata.topic.tier_config_writer import CheckTierConfig, TierConfigWriter, changed_tier_config
-from tiers.metadata.topic.written_records import (
-    is_log_start_known,
-    key_and_value,
-    records_of_accepted_history,
-    records_of_deletion,
-    records_of_forgotten_copies,
-    records_of_log_start,
-    records_of_new_segment,
-    records_of_plan_end,
-    records_of_update,
-    tombstone,
-)
-from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import (
-    LocalLogStartUpdate,
-    LogDivergenceUpdate,
-    LogGapUpdate,
-    LogStartOffsetUpdate,
-    OperatorAcceptanceUpdate,
-    QuarantineDeletionUpdate,
-    RemoteLogClampUpdate,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentMetadataUpdate,
-    RemotePartitionDeleteMetadata,
-    TopicDeletionUpdate,
-    TopicMissingUpdate,
-    TopicTierConfigUpdate,
-)
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.metadata.topic.tier_config_writer import TierConfigWriter
+from tiers.metadata.written_records import tombstone
+from tiers.model.ids import TopicIdPartition
 
 __all__ = ["MetadataStatus", "TopicBasedRemoteLogMetadataManager", "TopicBasedSettings", "wall_clock_ms"]
 
 logger = logging.getLogger(__name__)
 
-_SEEN_KEPT = 100_000
 _CHECK_AGAIN_MS = 2_000
 
 
@@ -92,7 +54,7 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class TopicBasedRemoteLogMetadataManager(StateBackedReader):
+class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
     """Implements `RemoteLogMetadataManager`.
 
     The caller keeps and closes the client. It calls `open` and `close` once, in one event loop."""
@@ -105,16 +67,11 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         clock_ms: Callable[[], int] = monotonic_ms,
         wall_clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        super().__init__()
+        super().__init__(settings.writer or "", clock_ms, wall_clock_ms)
         self._client = client
         self._settings = settings
-        self._clock_ms = clock_ms
-        self._wall_clock_ms = wall_clock_ms
-        self._writer = settings.writer or ""
         self._writing_log_start: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tier_configs = TierConfigWriter(client, settings.group_id, clock_ms=clock_ms)
-        self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
-        self._opened_at_ms = 0
         self._topic: MetadataTopic | None = None
         self._follower: MetadataFollower | None = None
         self._ownership: MetadataPartitionOwnership | None = None
@@ -149,7 +106,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             wall_clock_ms=self._wall_clock_ms,
             max_age_ms=topic.delete_retention_ms // 2 if lost is None else None,
         )
-        self._topic, self._opened_state, self._opened_at_ms = topic, state, self._clock_ms()
+        self._topic, self._opened_state, self._seen.opened_at_ms = topic, state, self._clock_ms()
         self._topic_alarm = self._ended = None
         # A record names its writer for operators. The name stays the same over restarts.
         if not self._writer:
@@ -161,7 +118,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             state,
             clock_ms=self._clock_ms,
             wall_clock_ms=self._wall_clock_ms,
-            on_finished=self._on_finished,
+            on_finished=self._seen.finished,
         )
         if lost is not None:
             self._set_alarm(lost)
@@ -262,99 +219,21 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             return False
         return self._ownership.owns(self.metadata_partition(partition))
 
-    def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
-        metadata = self.remote_log_segment_metadata_by_id(segment_id)
-        if metadata is None or metadata.state < RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            return None
-        return self._seen_at_ms.get(segment_id, self._opened_at_ms)
-
-    def _on_finished(self, segment_ids: list[RemoteLogSegmentId]) -> None:
-        now_ms = self._clock_ms()
-        for segment_id in segment_ids:
-            self._seen_at_ms.setdefault(segment_id, now_ms)
-        # A segment without an entry counts as seen at the opening, long before the many segments that displaced it.
-        while len(self._seen_at_ms) > _SEEN_KEPT:
-            del self._seen_at_ms[next(iter(self._seen_at_ms))]
-
-    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
-        await self._write(metadata.topic_id_partition, lambda: records_of_new_segment(self._state, metadata))
-
-    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
-        partition = update.segment_id.topic_id_partition
-        await self._write(partition, lambda: records_of_update(self._state, update))
-
-    async def forget_unfinished_copies(self, segments: Sequence[RemoteLogSegmentId]) -> None:
-        await self._write(segments[0].topic_id_partition, lambda: records_of_forgotten_copies(self._state, segments))
-
-    async def put_copy_plan(self, plan: CopyPlan) -> None:
-        record = replace(plan, writer=self._writer)
-        await self._write(plan.topic_id_partition, lambda: [key_and_value(record)])
-
-    async def end_copy_plan(self, plan: CopyPlan) -> None:
-        await self._write(plan.topic_id_partition, lambda: records_of_plan_end(self._state, plan))
-
-    async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
-        await self._write(metadata.topic_id_partition, lambda: records_of_deletion(self._state, metadata))
-
-    async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
-        record = replace(clamp, writer=self._writer)
-        await self._write(clamp.topic_id_partition, lambda: [key_and_value(record)])
-
-    async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
-        asked = QuarantineDeletionUpdate(segment_id, self._writer, self._wall_clock_ms())
-        await self._send(segment_id.topic_id_partition, asked)
-
-    async def _write(self, partition: TopicIdPartition, records: Callable[[], Sequence[KeyAndValue]]) -> None:
+    async def _append_as_owner(self, partition: TopicIdPartition, records: MakeRecords) -> None:
         if self._ownership is None:
             raise RemoteLogMetadataError("this process is not a member of the group that owns metadata partitions")
         await self._ownership.write(self.metadata_partition(partition), records, self._settings.write_timeout_ms)
 
-    async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
-        update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), start)
-        await self._write(partition, lambda: [key_and_value(update)])
+    async def _append(self, partition: TopicIdPartition, records: Sequence[KeyAndValue]) -> None:
+        if self._producer is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        metadata_partition = self.metadata_partition(partition)
+        timeout_ms = self._settings.write_timeout_ms
+        written = await self._producer.send(metadata_partition, records, timeout_ms)
+        await self.follower.read_past(metadata_partition, written, timeout_ms)
 
-    async def begin_accepted_history(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
-        update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), start)
-        await self._write(partition, lambda: records_of_accepted_history(self._state, update))
-
-    async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
-        update = LogGapUpdate(partition, self._writer, self._wall_clock_ms(), gap, leader_epoch)
-        await self._write(partition, lambda: [key_and_value(update)])
-
-    async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
-        await self._write(partition, lambda: [tombstone(log_gap_key(partition, gap.first_offset))])
-
-    async def end_acceptance(self, partition: TopicIdPartition) -> None:
-        await self._write(partition, lambda: [tombstone(operator_acceptance_key(partition))])
-
-    async def put_log_divergence(self, partition: TopicIdPartition, *, is_diverged: bool) -> None:
-        update = LogDivergenceUpdate(partition, self._writer, self._wall_clock_ms())
-        record = key_and_value(update) if is_diverged else tombstone(log_divergence_key(partition))
-        await self._write(partition, lambda: [record])
-
-    async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
-        partition = TopicIdPartition(topic_id, 0, topic)
-        update = TopicMissingUpdate(partition, self._writer, self._wall_clock_ms())
-        record = key_and_value(update) if is_missing else tombstone(topic_missing_key(partition))
-        await self._write(partition, lambda: [record])
-
-    async def accept(self, partition: TopicIdPartition, witness: str) -> None:
-        await self._send(partition, OperatorAcceptanceUpdate(partition, self._writer, self._wall_clock_ms(), witness))
-
-    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
-        partition = TopicIdPartition(topic_id, 0, topic)
-        await self._send(partition, TopicDeletionUpdate(partition, self._writer, self._wall_clock_ms()))
-
-    async def end_topic_deletion(self, topic_id: UUID) -> None:
-        partition = TopicIdPartition(topic_id, 0)
-        await self._write(partition, lambda: [tombstone(topic_deletion_key(partition))])
-
-    async def put_log_start(
-        self,
-        partition: TopicIdPartition,
-        start: LogStart,
-        timeout_ms: int | None = None,
-        denied: Collection[LogStart] = (),
+    async def _append_when_fresh(
+        self, partition: TopicIdPartition, records: MakeRecords, timeout_ms: int | None
     ) -> None:
         metadata_partition = self.metadata_partition(partition)
         timeout_ms = self._settings.write_timeout_ms if timeout_ms is None else timeout_ms
@@ -364,22 +243,25 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         async with in_turn(self._writing_log_start[metadata_partition], timeout_ms):
             # The state must contain what this process wrote before. Otherwise it would write the same record again.
             await self.follower.ensure_fresh(metadata_partition, 0, deadline_ms - self._clock_ms())
-            if is_log_start_known(self._state, partition, start, denied):
+            to_write = records()
+            if not to_write:
                 return
-            update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), start)
-            left_ms = deadline_ms - self._clock_ms()
-            records = records_of_log_start(self._state, update)
-            written = await self._producer.send(metadata_partition, records, left_ms)
+            written = await self._producer.send(metadata_partition, to_write, deadline_ms - self._clock_ms())
             await self.follower.read_past(metadata_partition, written, deadline_ms - self._clock_ms())
 
-    async def _send(self, partition: TopicIdPartition, record: MetadataRecord) -> None:
-        """Writes a record that needs no ownership, and waits until this process has read it."""
-        if self._producer is None:
-            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+    async def _append_in_turn(self, partition: TopicIdPartition, records: MakeRecords) -> None:
         metadata_partition = self.metadata_partition(partition)
         timeout_ms = self._settings.write_timeout_ms
-        written = await self._producer.send(metadata_partition, [key_and_value(record)], timeout_ms)
-        await self.follower.read_past(metadata_partition, written, timeout_ms)
+
+        async def read_to_end(left_ms: int) -> None:
+            await self.follower.ensure_fresh(metadata_partition, 0, left_ms)
+
+        def record() -> KeyAndValue | None:
+            return next(iter(records()), None)
+
+        written = await self._tier_configs.write(self.topic, metadata_partition, read_to_end, record, timeout_ms)
+        if written is not None:
+            await self.follower.read_past(metadata_partition, written, timeout_ms)
 
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         return self.follower.metadata_position(self.metadata_partition(partition))
@@ -395,30 +277,6 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         # A replica that copied the log after a compaction may answer with a lower epoch and the same end.
         is_known = 0 <= answer.leader_epoch <= position.leader_epoch
         return is_known and answer.end_offset >= position.next_offset
-
-    async def change_topic_tier_config(
-        self,
-        topic_id: UUID,
-        topic: str,
-        changes: Mapping[str, str | None],
-        check: CheckTierConfig = lambda before: None,
-    ) -> None:
-        partition = TopicIdPartition(topic_id, 0, topic)
-        metadata_partition = self.metadata_partition(partition)
-        timeout_ms = self._settings.write_timeout_ms
-
-        def record() -> KeyAndValue | None:
-            before = self.topic_tier_config(topic_id)
-            check(before)
-            known = TopicTierConfigUpdate(partition, self._writer, self._wall_clock_ms(), before)
-            return changed_tier_config(known, changes)
-
-        async def read_to_end(left_ms: int) -> None:
-            await self.follower.ensure_fresh(metadata_partition, 0, left_ms)
-
-        written = await self._tier_configs.write(self.topic, metadata_partition, read_to_end, record, timeout_ms)
-        if written is not None:
-            await self.follower.read_past(metadata_partition, written, timeout_ms)
 
     async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
         """Returns how far the brokers' clock is ahead of this machine's clock.

@@ -27,7 +27,7 @@ from tests.support.tiers.metadata_state import (
 from tiers.metadata.records.serde import MetadataRecord, RecordKey, decode_key, decode_value, key_of, segment_keys
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.metadata.topic.written_records import records_of_log_start
+from tiers.metadata.written_records import records_of_log_start
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch

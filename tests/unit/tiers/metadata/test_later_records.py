@@ -24,7 +24,7 @@ from tiers.metadata.records.serde import (
     nothing_key,
     read_record_type,
 )
-from tiers.metadata.topic.written_records import key_and_value, tombstone
+from tiers.metadata.written_records import key_and_value, tombstone
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import TopicDeletionUpdate

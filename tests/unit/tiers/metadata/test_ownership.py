@@ -17,7 +17,7 @@ from tiers.metadata.topic.membership import Assignment, GroupMembership, Members
 from tiers.metadata.topic.metadata_producer import GroupMember
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.ownership import MetadataPartitionOwnership
-from tiers.metadata.topic.written_records import key_and_value
+from tiers.metadata.written_records import key_and_value
 
 TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 20, 86_400_000)
 

@@ -41,7 +41,7 @@ from tiers.metadata.records.serde import (
     topic_missing_key,
 )
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.metadata.topic.written_records import is_log_start_known, records_of_deletion, records_of_log_start
+from tiers.metadata.written_records import is_log_start_known, records_of_deletion, records_of_log_start
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (

@@ -1,4 +1,4 @@
-"""Decides which records an owner writes into the metadata topic for each operation, by the state at that time.
+"""Decides which records a metadata manager writes for each operation, by the state at that time.
 
 Every update repeats the custom metadata, since compaction may remove the record before it. When a subject is gone, all
 of its keys get tombstones (docs/design.md, "Metadata"). An operation that the states do not allow raises
@@ -7,10 +7,11 @@ of its keys get tombstones (docs/design.md, "Metadata"). An operation that the s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tiers.errors import InvalidTransitionError
+from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import (
     MetadataRecord,
     RecordKey,
@@ -27,7 +28,6 @@ from tiers.metadata.records.serde import (
     segment_keys,
 )
 from tiers.metadata.state.state import RemoteLogMetadataState
-from tiers.metadata.topic.metadata_producer import KeyAndValue
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
@@ -37,6 +37,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TopicTierConfigUpdate,
 )
 from tiers.model.segment_state import (
     RemoteLogSegmentState,
@@ -44,6 +45,9 @@ from tiers.model.segment_state import (
     is_valid_partition_transition,
     is_valid_transition,
 )
+
+CheckTierConfig = Callable[[Mapping[str, str]], None]
+"""Called with the topic's settings before the change. If it raises an exception, the change is not made."""
 
 
 def key_and_value(record: MetadataRecord) -> KeyAndValue:
@@ -144,6 +148,18 @@ def records_of_accepted_history(state: RemoteLogMetadataState, update: LocalLogS
     partition, start = update.topic_id_partition, update.local_log_start
     ended = [known for known in state.recorded_log_starts(partition) if known.deletes and known.offset > start.offset]
     return [key_and_value(update), *(tombstone(log_start_key(partition, known)) for known in ended)]
+
+
+def changed_tier_config(known: TopicTierConfigUpdate, changes: Mapping[str, str | None]) -> KeyAndValue | None:
+    """Returns the new record, or None when nothing changes.
+
+    `known` has the settings before the change, and the writer and time of the new record."""
+    merged = {**known.config, **changes}
+    config = {key: value for key, value in merged.items() if value is not None}
+    if config == known.config:
+        return None
+    update = TopicTierConfigUpdate(known.topic_id_partition, known.writer, known.event_timestamp_ms, config)
+    return encode_key(key_of(update)), encode_value(update) if config else None
 
 
 def _replaces(new: LogStart, known: LogStart) -> bool:
