@@ -259,6 +259,15 @@ class TidegateConfig(TierConfig):
         ),
     )
 
+    @model_validator(mode="after")
+    def _check_workers(self) -> TidegateConfig:
+        if self.workers and self.is_tiered and not self.remote_log.is_topic_based:
+            raise ValueError(
+                "workers share the metadata of the topic-based metadata manager only, and"
+                f" remote.log.metadata.manager.class.name is {self.remote_log.metadata_manager!r}: set workers = 0"
+            )
+        return self
+
 
 def load_config(path: Path) -> TidegateConfig:
     """Reads and validates a file. Raises `ConfigError`."""

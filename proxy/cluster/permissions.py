@@ -19,6 +19,7 @@ from protocol.errors import ErrorCode
 from proxy.config import TidegateConfig
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
+from tiers.config.settings import RemoteLogConfig
 from tiers.errors import BrokerError
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
@@ -71,13 +72,7 @@ async def missing_permissions(
     message = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
     response: Any = await client.request(None, message, timeout_ms, min_version=_MIN_METADATA_VERSION)
     rights = {topic.name: topic.authorized_operations for topic in response.topics}
-    name = config.remote_log.metadata_topic
-    essential = await _may_keep(client, name, rights, timeout_ms)
-    key = metadata_group_id(name)
-    essential += await _may_coordinate(client, key, _GROUP, f"READ on group {key}", timeout_ms)
-    essential += await _may_coordinate(
-        client, key, _TRANSACTION, f"WRITE on transactional ids that begin with {key}", timeout_ms
-    )
+    essential = await _may_keep_metadata(client, config.remote_log, rights, timeout_ms)
     rules = config.topics
     others = await _may_keep(client, FAILED_DELETIONS_TOPIC, rights, timeout_ms)
     others += [
@@ -87,6 +82,22 @@ async def missing_permissions(
         for line in _lacking(topic, granted, _OF_TIERED_TOPICS)
     ]
     return essential, others
+
+
+async def _may_keep_metadata(
+    client: BrokerClient, remote_log: RemoteLogConfig, rights: Mapping[str, Collection[int] | None], timeout_ms: int
+) -> list[str]:
+    if not remote_log.is_topic_based:
+        return []
+    name = remote_log.metadata_topic
+    key = metadata_group_id(name)
+    return [
+        *await _may_keep(client, name, rights, timeout_ms),
+        *await _may_coordinate(client, key, _GROUP, f"READ on group {key}", timeout_ms),
+        *await _may_coordinate(
+            client, key, _TRANSACTION, f"WRITE on transactional ids that begin with {key}", timeout_ms
+        ),
+    ]
 
 
 def _lacking(topic: str, granted: Collection[int] | None, needed: tuple[int, ...]) -> Iterator[str]:

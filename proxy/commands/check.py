@@ -17,8 +17,11 @@ from proxy.wire.context import Address
 from proxy.wire.tls import listener_tls
 from tiers.broker.client import BrokerClient
 from tiers.broker.tls import TlsError
+from tiers.config.manager_settings import METADATA_MANAGER
+from tiers.config.metadata_registry import create_metadata_manager
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError
+from tiers.metadata.record_log import MetadataManagerContext
 
 TIMEOUT_MS = 10_000
 
@@ -74,12 +77,29 @@ async def check(config: TidegateConfig) -> Report:
     else:
         try:
             await _check_brokers(config, client, report)
+            if config.is_tiered:
+                _check_metadata_manager(config, client, report)
             if config.is_tiered and report.cluster_id is not None:
                 await _check_rights(config, client, report)
         finally:
             await client.close()
     await _check_store(config, report)
     return report
+
+
+def _check_metadata_manager(config: TidegateConfig, client: BrokerClient, report: Report) -> None:
+    """Checks the name and the settings of the metadata manager, without opening it."""
+
+    async def no_refusal() -> str | None:
+        return None
+
+    remote_log = config.remote_log
+    topic, cluster_id = remote_log.metadata_topic_settings, report.cluster_id or ""
+    context = MetadataManagerContext(config.state.path, client, cluster_id, topic, no_refusal)
+    try:
+        create_metadata_manager(remote_log.metadata_manager, remote_log.plain_metadata_settings(), context)
+    except ValueError as error:
+        report.problems.append(f"{METADATA_MANAGER}: {error}")
 
 
 async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: Report) -> None:

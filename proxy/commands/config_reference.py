@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from proxy.config import TidegateConfig
+from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX
 from tiers.config.settings import DurationMs, SizeBytes
 from tiers.config.tier_config import key_of, own_fields
 from tiers.config.topic_settings import (
@@ -54,6 +55,12 @@ or `false`.
 
 """
 
+STORAGE_KEYS = (
+    f"| `{STORAGE_MANAGER}` |  | The storage manager, like `implementation` in `[storage]`. |",
+    f"| `{STORAGE_PREFIX}*` |  | All other keys with this prefix go to the storage manager, without the prefix, like "
+    "the keys in `[storage]`. |",
+)
+
 _MEANINGS = {
     REMOTE_STORAGE_ENABLE: (
         "Whether to tier the topic. The change from true to false needs `remote.log.delete.on.disable=true`."
@@ -86,6 +93,7 @@ def _section(name: str, model: type[BaseModel]) -> str:
     lines = [f"\n## {title}\n", cleandoc(model.__doc__ or "").replace("\n", " "), "", *_table(model)]
     if not name:
         lines += [_row(key, TidegateConfig.model_fields[key]) for key in TidegateConfig.keys_at_top()]
+        lines += STORAGE_KEYS
     return "\n".join(lines) + "\n"
 
 

@@ -29,7 +29,7 @@ def failed_deletes(config: ConfigFile, as_json: AsJson = False) -> None:
 
 
 async def _read(config: TidegateConfig) -> list[FailedDeletion]:
-    async with tiered_cluster(config) as (client, _):
+    async with tiered_cluster(config, reads_metadata=False) as (client, _):
         return await read_failed_deletions(client, TIMEOUT_MS)
 
 

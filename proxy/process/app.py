@@ -41,7 +41,7 @@ from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, BrokerRefusedError
 from tiers.lasting_trouble import LastingTrouble
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class RemoteLogProcess:
         self._config = config
         self._registry = registry
         self._client = broker_client(config.upstream)
-        self._metadata: TopicBasedRemoteLogMetadataManager | None = None
+        self._metadata: RemoteLogMetadataManager | None = None
 
     def not_ready(self) -> list[str]:
         return ["the remote tier is not open yet"] if self._metadata is None else alarms(self._metadata)
@@ -190,8 +190,8 @@ class RemoteLogProcess:
         cluster_id = await self._cluster_id()
         await check_permissions(client, config, RIGHTS_TIMEOUT_MS)
         storage = await open_storage(stack, config, cluster_id, registry)
-        metadata = await open_metadata(stack, config, client, storage)
-        await run_remote_log_manager(stack, config, client, storage, metadata, registry)
+        metadata = await open_metadata(stack, config, client, storage, cluster_id)
+        await run_remote_log_manager(stack, config, client, storage, metadata, registry, cluster_id)
         self._metadata = metadata
 
     async def _cluster_id(self) -> str | None:

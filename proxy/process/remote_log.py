@@ -19,13 +19,16 @@ from proxy.config import TidegateConfig
 from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
+from tiers.config.manager_settings import METADATA_MANAGER
+from tiers.config.metadata_registry import create_metadata_manager
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.storage_registry import create_storage
 from tiers.errors import RemoteLogError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.record_log import MetadataManagerContext
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.quota import RateQuota
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
 from tiers.tasks.copy.spool import Spool
@@ -72,16 +75,23 @@ async def open_metadata(
     config: TidegateConfig,
     client: BrokerClient,
     storage: InstrumentedRemoteStorageManager,
-) -> TopicBasedRemoteLogMetadataManager:
-    """Opens the remote log metadata; the stack closes it. Raises `RemoteTierError`."""
-    metadata = TopicBasedRemoteLogMetadataManager(
+    cluster_id: str | None,
+) -> RemoteLogMetadataManager:
+    """Opens the remote log metadata; the stack closes it. `cluster_id` is the cluster's own.
+
+    Raises `RemoteTierError`."""
+    remote_log = config.remote_log
+    context = MetadataManagerContext(
+        metadata_folder(config),
         client,
-        TopicBasedSettings(
-            metadata_folder(config),
-            topic=config.remote_log.metadata_topic_settings,
-            refusal_to_create=lambda: _segments_without_metadata(config, client, storage),
-        ),
+        cluster_id or "",
+        remote_log.metadata_topic_settings,
+        refusal_to_create=lambda: _segments_without_metadata(config, client, storage),
     )
+    try:
+        metadata = create_metadata_manager(remote_log.metadata_manager, remote_log.plain_metadata_settings(), context)
+    except ValueError as error:
+        raise RemoteTierError(f"{METADATA_MANAGER}: {error}") from error
     stack.push_async_callback(metadata.close)
     await _opened("the remote log metadata", metadata.open, metadata.close)
     return metadata
@@ -99,12 +109,13 @@ async def run_remote_log_manager(
     config: TidegateConfig,
     client: BrokerClient,
     storage: InstrumentedRemoteStorageManager,
-    metadata: TopicBasedRemoteLogMetadataManager,
+    metadata: RemoteLogMetadataManager,
     registry: CollectorRegistry,
+    cluster_id: str | None,
 ) -> None:
     """Runs the RLM tasks until the stack closes. They have their own task group, so a failure ends nothing else."""
     registry.register(RemoteLogMetadataMetrics(metadata))
-    services = _task_services(config, client, storage, metadata, registry)
+    services = _task_services(config, client, storage, metadata, registry, cluster_id)
     rules = config.topics
     manager = RemoteLogManager(
         services,
@@ -152,8 +163,9 @@ def _task_services(
     config: TidegateConfig,
     client: BrokerClient,
     storage: InstrumentedRemoteStorageManager,
-    metadata: TopicBasedRemoteLogMetadataManager,
+    metadata: RemoteLogMetadataManager,
     registry: CollectorRegistry,
+    cluster_id: str | None,
 ) -> TaskServices:
     remote_log = config.remote_log
     settings = RemoteLogManagerSettings(
@@ -179,7 +191,7 @@ def _task_services(
             publish_after=remote_log.delete_attempts,
         ),
         copy_quota=_copy_quota(remote_log),
-        cluster_id=storage_cluster_id(config, metadata.topic.cluster_id),
+        cluster_id=storage_cluster_id(config, cluster_id or ""),
     )
 
 

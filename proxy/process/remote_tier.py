@@ -41,8 +41,9 @@ from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
+from tiers.metadata.topic.topic_based import wall_clock_ms
 from tiers.quota import RemoteFetchQuotas
 from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
 from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes
@@ -53,7 +54,7 @@ from tiers.storage.instrumented import InstrumentedRemoteStorageManager
 from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from tiers.tasks.lineage import check_before_deletion
 
-Metadata = TopicBasedRemoteLogMetadataManager | SharedRemoteLogMetadataReader
+Metadata = RemoteLogMetadataManager | SharedRemoteLogMetadataReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,9 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
         storage = await open_storage(stack, config, proxy.topology.cluster_id, proxy.registry)
         if worker is None:
             await asyncio.to_thread(remove_other_chunk_folders, config, [worker])
-            metadata = await open_metadata(stack, config, client, storage)
-            await run_remote_log_manager(stack, config, client, storage, metadata, proxy.registry)
+            cluster_id = proxy.topology.cluster_id
+            metadata = await open_metadata(stack, config, client, storage, cluster_id)
+            await run_remote_log_manager(stack, config, client, storage, metadata, proxy.registry, cluster_id)
             yield RemoteTier(await _handlers(stack, proxy, storage, metadata, worker), lambda: alarms(metadata))
         else:
             shared = SharedRemoteLogMetadataReader(
@@ -101,8 +103,9 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
             yield RemoteTier(await _handlers(stack, proxy, storage, shared, worker), lambda: _stale(shared, max_age_ms))
 
 
-def alarms(metadata: TopicBasedRemoteLogMetadataManager) -> list[str]:
-    return [] if metadata.alarm is None else [f"the remote log metadata: {metadata.alarm}"]
+def alarms(metadata: RemoteLogMetadataManager) -> list[str]:
+    alarm = metadata.status().alarm
+    return [] if alarm is None else [f"the remote log metadata: {alarm}"]
 
 
 def _stale(metadata: SharedRemoteLogMetadataReader, max_age_ms: int) -> list[str]:

@@ -1,21 +1,29 @@
-"""What every `RemoteLogMetadataManager` promises: the topic-based one on a real Kafka, and the unit tests' own."""
+"""What every `RemoteLogMetadataManager` promises.
+
+The implementations are the topic-based one on a real Kafka, the SQLite one of `docs/examples`, and the two of the unit
+tests."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from tests.support.examples import install_example
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
 from tests.support.rigs.metadata_managers import TIMEOUT_MS, bear_standstills
 from tests.support.servers.kafka import KafkaCluster
+from tests.support.tiers.metadata_context import metadata_context
 from tests.support.tiers.segment_metadata import copied, segment, to
 from tests.support.tiers.waiting import until
-from tiers.broker.client import BrokerClient
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.config.metadata_registry import create_metadata_manager
 from tiers.errors import InvalidTransitionError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
@@ -27,26 +35,45 @@ from tiers.model.segment_metadata import RemoteLogClampUpdate, RemotePartitionDe
 from tiers.model.segment_state import RemoteLogSegmentState as State
 from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
 
+IMPLEMENTATIONS = ["in-memory", "following", "sqlite", pytest.param("topic-based", marks=pytest.mark.integration)]
 
-@pytest.fixture(params=["in-memory", pytest.param("topic-based", marks=pytest.mark.integration)])
+
+@pytest.fixture(params=IMPLEMENTATIONS)
 async def manager(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[RemoteLogMetadataManager]:
-    if request.param == "in-memory":
-        yield InMemoryRemoteLogMetadataManager()
-        return
-    kafka: KafkaCluster = request.getfixturevalue("kafka")
-    unique = f"rlmm-contract-{uuid4().hex[:8]}"
-    client = BrokerClient([kafka.address()], client_id="test")
-    topic = MetadataTopicSettings(unique, 3)
-    settings = TopicBasedSettings(tmp_path, prefix=unique, topic=topic, write_timeout_ms=TIMEOUT_MS)
     bear_standstills(monkeypatch)
-    manager = TopicBasedRemoteLogMetadataManager(client, settings)
-    try:
+    async with AsyncExitStack() as stack:
+        manager: RemoteLogMetadataManager
+        match request.param:
+            case "in-memory":
+                manager = InMemoryRemoteLogMetadataManager()
+            case "following":
+                log = MetadataLog(lambda: time.time_ns() // 1_000_000, owner="one")
+                manager = FollowingMetadataManager(log, "one", tmp_path, monotonic_ms)
+            case "sqlite":
+                install_example("sqlite-metadata", tmp_path / "site-packages")
+                monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+                settings = {"path": str(tmp_path / "metadata.sqlite")}
+                manager = create_metadata_manager("sqlite", settings, metadata_context(tmp_path / "state"))
+            case _:
+                kafka: KafkaCluster = request.getfixturevalue("kafka")
+                manager = await stack.enter_async_context(_topic_based(kafka, tmp_path))
+        stack.push_async_callback(manager.close)
         await manager.open()
         yield manager
+
+
+@asynccontextmanager
+async def _topic_based(kafka: KafkaCluster, folder: Path) -> AsyncIterator[RemoteLogMetadataManager]:
+    unique = f"rlmm-contract-{uuid4().hex[:8]}"
+    client = BrokerClient([kafka.address()], client_id="test")
+    try:
+        topic = MetadataTopicSettings(unique, 3)
+        yield TopicBasedRemoteLogMetadataManager(
+            client, TopicBasedSettings(folder, prefix=unique, topic=topic, write_timeout_ms=TIMEOUT_MS)
+        )
     finally:
-        await manager.close()
         await client.close()
 
 

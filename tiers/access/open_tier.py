@@ -57,18 +57,25 @@ class OpenTier:
 
 @asynccontextmanager
 async def tiered_cluster(
-    config: TierConfig, *, is_new: bool = False
+    config: TierConfig, *, is_new: bool = False, reads_metadata: bool = True
 ) -> AsyncIterator[tuple[BrokerClient, ClusterMetadata]]:
     """Yields a client and the cluster's metadata.
 
-    Unless `is_new` is true, the metadata topic must exist. Raises `RemoteTierError`, with a message of one line, also
+    If `reads_metadata` is true, the metadata manager must be the topic-based one. Unless `is_new` is true, the metadata
+    topic must then exist. Raises `RemoteTierError`, with a message of one line, also
     for a `RemoteLogError` of the code in the context.
     """
+    is_topic_based = config.remote_log.is_topic_based
+    if reads_metadata and not is_topic_based:
+        raise RemoteTierError(
+            "this command reads the metadata topic, and remote.log.metadata.manager.class.name is "
+            f"{config.remote_log.metadata_manager!r}: it only works with the topic-based metadata manager"
+        )
     client = broker_client(config.upstream)
     try:
         cluster = await _cluster(config, client)
         metadata_topic = config.remote_log.metadata_topic
-        if metadata_topic not in cluster.topics and not is_new:
+        if is_topic_based and metadata_topic not in cluster.topics and not is_new:
             # Opening the metadata manager would create the topic, but a command must only read.
             raise RemoteTierError(
                 f"the cluster has no topic {metadata_topic}: nothing was tiered yet; if something was, see 'The "
@@ -113,12 +120,14 @@ async def metadata_to_now(
 
 
 async def segments_without_metadata(config: TierConfig, cluster_id: str, storage: RemoteStorageManager) -> str | None:
-    """Returns why the metadata topic must not be created: the store holds segments of this cluster. None if it may be.
+    """Returns why new metadata must not be created: the store holds segments of this cluster. None if it may be.
 
-    It lists the store, which no other check before creating the topic does. `cluster_id` is the one in object keys."""
+    It lists the store, which no other check before the creation does. `cluster_id` is the one in object keys."""
     async for stored in storage.list_objects(""):
         segment = parse_segment_key(stored.key)
         if segment is not None and segment.cluster_id == cluster_id:
+            if not config.remote_log.is_topic_based:
+                return "the store holds segments of this cluster already, whose metadata is elsewhere"
             return (
                 f"there is no topic {config.remote_log.metadata_topic}, but the store holds segments of this cluster:"
                 " see 'The metadata topic is lost' in docs/operations.md"

@@ -85,8 +85,15 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+TOPIC_BASED = "topic_based"
+TOPIC_BASED_NAMES = frozenset({TOPIC_BASED, "tiers.metadata.topic.topic_based:TopicBasedRemoteLogMetadataManager"})
+METADATA_SETTINGS = "remote.log.metadata.*"
+
+
 class RemoteLogConfig(Section):
     """These keys are at the top of the file. Most of them are Kafka's own."""
+
+    subsections = frozenset({METADATA_SETTINGS})
 
     enabled: bool = Field(
         default=True,
@@ -316,6 +323,23 @@ class RemoteLogConfig(Section):
             "brokers if there are fewer."
         ),
     )
+    metadata_manager: str = Field(
+        default=TOPIC_BASED,
+        validation_alias="remote.log.metadata.manager.class.name",
+        min_length=1,
+        description=(
+            "The metadata manager: an entry point of the group `tidegate.remote_log_metadata_manager`, or "
+            "`module:Class`. Any other than `topic_based` needs `workers = 0`. See `docs/storage.md`."
+        ),
+    )
+    metadata_settings: Mapping[str, SecretStr] = Field(
+        default_factory=dict,
+        validation_alias=METADATA_SETTINGS,
+        description=(
+            "All other keys with this prefix go to the metadata manager, without the prefix. The topic-based one has "
+            "none."
+        ),
+    )
     visible_after_ms: DurationMs = Field(
         default=10_000,
         validation_alias="remote.log.visible.after.ms",
@@ -332,6 +356,15 @@ class RemoteLogConfig(Section):
     def copier_pool_size(self) -> int:
         """The number of partitions that are copied at the same time."""
         return self.copier_threads or self.manager_threads or DEFAULT_COPIER_THREADS
+
+    @property
+    def is_topic_based(self) -> bool:
+        """Whether the metadata is in the metadata topic."""
+        return self.metadata_manager in TOPIC_BASED_NAMES
+
+    def plain_metadata_settings(self) -> dict[str, str]:
+        """Returns the settings with secrets in plain text. Only for the constructor of the metadata manager."""
+        return {key: value.get_secret_value() for key, value in self.metadata_settings.items()}
 
     @property
     def copy_quota_window(self) -> QuotaWindow:
@@ -362,7 +395,7 @@ class _StoreSettings(BaseModel):
             return values
         flat = flatten(values)
         own = {key: flat.pop(key) for key in cls.model_fields if key != "settings" and key in flat}
-        return {**own, "settings": {key: _text(value) for key, value in flat.items()}}
+        return {**own, "settings": {key: text_of(value) for key, value in flat.items()}}
 
     def plain_settings(self) -> dict[str, str]:
         """Returns the settings with secrets in plain text. Only for the constructor of the storage manager."""
@@ -394,13 +427,19 @@ class StorageLocationConfig(_StoreSettings):
 
 
 class StorageConfig(_StoreSettings):
-    """The store. Every key except `implementation` goes to the storage manager unchanged; see `docs/storage.md`."""
+    """The store. Every key except `implementation` goes to the storage manager unchanged; see `docs/storage.md`. At the
+    top of the file, `remote.log.storage.manager.class.name` stands for `implementation`, and `remote.log.storage.KEY`
+    for every other key, unless that is a key of the table above.
+    """
 
     subsections: ClassVar[frozenset[str]] = frozenset({"locations"})
 
     implementation: str = Field(
         min_length=1,
-        description="An entry point of the group `tidegate.remote_storage_manager`: `local`, `s3`, `hdfs`, `arrow`.",
+        description=(
+            "An entry point of the group `tidegate.remote_storage_manager`: `local`, `s3`, `hdfs`, `arrow`; or "
+            "`module:Class`. Also, at the top of the file: `remote.log.storage.manager.class.name`."
+        ),
     )
     locations: tuple[StorageLocationConfig, ...] = ()
 
@@ -440,5 +479,5 @@ class EncryptionConfig(BaseModel):
         return KeyRing({key_id: read_key_file(path) for key_id, path in self.keys.items()}, self.current)
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

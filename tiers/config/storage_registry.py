@@ -5,18 +5,20 @@ Third parties may add entry points to that group."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 
+from tiers.config.class_loading import installed_names, load_class
+from tiers.config.manager_settings import STORAGE_PREFIX, explain_unknown
 from tiers.config.settings import StorageConfig
 from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
 from tiers.storage.remote_storage_manager import RemoteStorageManager, RemoteStorageManagerFactory
+from tiers.storage.settings import UnknownSettingError
 
 ENTRY_POINT_GROUP = "tidegate.remote_storage_manager"
 
 
 def remote_storage_manager_names() -> list[str]:
     """Returns the names of the installed storage managers, sorted."""
-    return sorted({found.name for found in entry_points(group=ENTRY_POINT_GROUP)})
+    return installed_names(ENTRY_POINT_GROUP)
 
 
 def create_storage(config: StorageConfig, cluster_id: str) -> LocatedRemoteStorageManager:
@@ -42,19 +44,12 @@ def create_storage(config: StorageConfig, cluster_id: str) -> LocatedRemoteStora
 
 
 def create_remote_storage_manager(name: str, settings: Mapping[str, str]) -> RemoteStorageManager:
-    """Returns a storage manager that is not yet open.
+    """Returns a storage manager that is not yet open. `name` is that of an entry point, or `module:Class`.
 
-    Raises `ValueError` when no installed storage manager has that name, or when it rejects its settings.
+    Raises `ValueError` when there is no such storage manager, or when it rejects its settings.
     """
-    found = list(entry_points(group=ENTRY_POINT_GROUP, name=name))
-    if not found:
-        known = ", ".join(remote_storage_manager_names()) or "none: is the package itself installed?"
-        raise ValueError(f"no remote storage manager is called {name!r}; installed are {known}")
-    factories = {entry_point.value for entry_point in found}
-    if len(factories) > 1:
-        raise ValueError(f"several packages call their remote storage manager {name!r}: {', '.join(sorted(factories))}")
+    factory: RemoteStorageManagerFactory = load_class(ENTRY_POINT_GROUP, name, "remote storage manager")
     try:
-        factory: RemoteStorageManagerFactory = found[0].load()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"remote storage manager {name!r} ({found[0].value}) cannot be imported: {error}") from error
-    return factory(settings)
+        return factory(settings)
+    except UnknownSettingError as error:
+        raise ValueError(explain_unknown(error, STORAGE_PREFIX)) from error

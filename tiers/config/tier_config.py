@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX, gathered
 from tiers.config.settings import (
     EncryptionConfig,
     RemoteLogConfig,
@@ -71,7 +72,10 @@ class TierConfig(BaseModel):
     @classmethod
     def _gather_remote_log(cls, values: Any) -> Any:
         known = {key: value for key, value in values.items() if key in cls.model_fields}
-        return {**known, "remote_log": {key: value for key, value in values.items() if key not in known}}
+        rest, storage = gathered(
+            {key: value for key, value in values.items() if key not in known}, known.get("storage")
+        )
+        return {**known, **({} if storage is None else {"storage": storage}), "remote_log": rest}
 
     @model_validator(mode="after")
     def _check_together(self) -> TierConfig:
@@ -93,7 +97,7 @@ class TierConfig(BaseModel):
     def keys_of(cls, section: str) -> list[str]:
         fields = own_fields(cls.section_models[section])
         names = [key_of(name, field) for name, field in fields.items()]
-        return names if section else [*names, *cls.keys_at_top()]
+        return names if section else [*names, *cls.keys_at_top(), STORAGE_MANAGER]
 
     @classmethod
     def sections(cls) -> list[str]:
@@ -188,8 +192,10 @@ def _other_name(section: str, key: str, model: type[TierConfig]) -> str | None:
 
 def _hint(section: str, key: str, model: type[TierConfig]) -> str:
     """Returns a hint for an unknown key: the nearest known key, or the section to which the key belongs."""
+    is_of_manager = not section and key.startswith(STORAGE_PREFIX)
+    ending = f" A storage manager of which this is a setting needs {STORAGE_MANAGER}." if is_of_manager else ""
     if nearest := difflib.get_close_matches(key, model.keys_of(section), 1, 0.6):
-        return f"; did you mean {nearest[0]}?"
+        return f"; did you mean {nearest[0]}?{ending}"
     for other in ("", *model.sections()):
         known = model.keys_of(other)
         if key in known or (other and key.startswith(f"{other}.") and key.removeprefix(f"{other}.") in known):

@@ -16,6 +16,7 @@ metadata topic. Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
@@ -38,6 +39,21 @@ class MetadataPosition(NamedTuple):
     topic_id: UUID
     leader_epoch: int
     next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataStatus:
+    """The manager's status for operators."""
+
+    alarm: str | None
+    """The trouble that an operator must end; None without any. While there is trouble, nothing is written."""
+    freshness_age_ms: int | None
+    """The age of the metadata partition that is furthest behind; None: not all partitions were read yet."""
+    owned_partitions: frozenset[int]
+    """The metadata partitions that this process owns."""
+    events_read: int
+    foreign_records_read: int
+    clock_skew_ms: int | None
 
 
 class RemoteLogMetadataReader(Protocol):
@@ -274,6 +290,11 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
 
         The skew is measured when a record is written. With `anew`, a record is written now."""
 
-    async def open(self) -> None: ...
+    def status(self) -> MetadataStatus:
+        """Returns the status. It may be called at any time, also before `open` and after `close`."""
 
-    async def close(self) -> None: ...
+    async def open(self) -> None:
+        """Raises a `RemoteLogError`. If it is retriable, the caller calls `close`, and then `open` again."""
+
+    async def close(self) -> None:
+        """Gives up the ownership. It may be called twice, and after `open` failed."""

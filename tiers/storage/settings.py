@@ -1,26 +1,40 @@
-"""Reads the settings of a storage manager: strings by dotted keys, the same for built-in and third-party managers."""
+"""Reads the settings of a storage or metadata manager: strings by dotted keys, which the manager declares.
+
+Built-in and third-party managers use the same functions."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 
-def read_settings(store: str, settings: Mapping[str, str], defaults: Mapping[str, str | None]) -> dict[str, str]:
+class UnknownSettingError(ValueError):
+    """A manager does not declare this setting. The message names the nearest one that it declares."""
+
+    def __init__(self, what: str, key: str, declared: Collection[str]) -> None:
+        nearest = difflib.get_close_matches(key, declared, 1)
+        super().__init__(f"{what}; did you mean {nearest[0]}?" if nearest else what)
+        self.what = what
+        self.key = key
+        self.declared = declared
+
+
+def read_settings(
+    manager: str, settings: Mapping[str, str], defaults: Mapping[str, str | None], *, kind: str = "storage manager"
+) -> dict[str, str]:
     """Returns `settings` with the missing ones from `defaults`. A setting whose default is None is required.
 
-    Raises `ValueError`, whose message names the setting but never quotes a value, because values may be secrets.
+    The keys of `defaults` are all settings of the manager. Raises `ValueError`, whose message names the setting but
+    never quotes a value, because values may be secrets.
     """
     for key in settings:
         if key not in defaults:
-            nearest = difflib.get_close_matches(key, defaults, 1)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            raise ValueError(f"unknown setting {key!r} of the {store} storage manager{hint}")
+            raise UnknownSettingError(f"unknown setting {key!r} of the {manager} {kind}", key, list(defaults))
     values: dict[str, str] = {}
     for key, default in defaults.items():
         value = settings.get(key, default)
         if value is None or (default is None and not value):
-            raise ValueError(f"setting {key!r} of the {store} storage manager is missing")
+            raise ValueError(f"setting {key!r} of the {manager} {kind} is missing")
         values[key] = value
     return values
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from tests.support.fakes.stored_segments import stored
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataNotReadyError
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition, MetadataStatus
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
@@ -404,6 +404,9 @@ class InMemoryRemoteLogMetadataManager:
         if anew and self.true_skew_ms is not None:
             self.skew_ms = self.true_skew_ms
         return self.skew_ms
+
+    def status(self) -> MetadataStatus:
+        return MetadataStatus(None, 0, frozenset({0}) if self.owned else frozenset(), 0, 0, self.skew_ms)
 
     async def open(self) -> None:
         return

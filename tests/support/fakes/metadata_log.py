@@ -21,7 +21,7 @@ from tiers.errors import OwnershipLostError
 from tiers.metadata.record_backed_manager import MakeRecords, RecordBackedMetadataManager
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import decode_key, decode_value, key_of
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition, MetadataStatus
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
@@ -123,6 +123,9 @@ class FollowingMetadataManager(RecordBackedMetadataManager):
 
     def owns(self, partition: TopicIdPartition) -> bool:
         return self._log.owner == self._name
+
+    def status(self) -> MetadataStatus:
+        return MetadataStatus(None, self._clock_ms() - self.fresh_at_ms, frozenset(), 0, 0, 0)
 
     async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
         return 0

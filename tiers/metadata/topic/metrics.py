@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 
 
 class RemoteLogMetadataMetrics(Collector):
-    def __init__(self, manager: TopicBasedRemoteLogMetadataManager) -> None:
+    def __init__(self, manager: RemoteLogMetadataManager) -> None:
         self._manager = manager
 
     def collect(self) -> Iterator[Metric]:
@@ -39,12 +39,12 @@ class RemoteLogMetadataMetrics(Collector):
         yield GaugeMetricFamily(
             f"{name}_owned_partitions",
             "Metadata partitions that this process may write.",
-            value=status.owned_partitions,
+            value=len(status.owned_partitions),
         )
         owned = GaugeMetricFamily(
             f"{name}_owned", "1: this process may write the metadata partition.", labels=["metadata_partition"]
         )
-        for number in sorted(self._manager.owned_metadata_partitions()):
+        for number in sorted(status.owned_partitions):
             owned.add_metric([str(number)], 1.0)
         yield owned
         yield CounterMetricFamily(f"{name}_events_read", "Committed records that were read.", value=status.events_read)

@@ -1,4 +1,4 @@
-"""The settings of a `TopicBasedRemoteLogMetadataManager`, and its status for operators."""
+"""The settings of a `TopicBasedRemoteLogMetadataManager`."""
 
 from __future__ import annotations
 
@@ -42,17 +42,3 @@ class TopicBasedSettings:
     @property
     def group_id(self) -> str:
         return metadata_group_id(self.topic.name, self.prefix)
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataStatus:
-    """The manager's status for operators.
-
-    `freshness_age_ms` is that of the partition that is furthest behind; None: not all partitions were read yet."""
-
-    alarm: str | None
-    freshness_age_ms: int | None
-    owned_partitions: int
-    events_read: int
-    foreign_records_read: int
-    clock_skew_ms: int | None

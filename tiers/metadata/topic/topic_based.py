@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from protocol.errors import ErrorCode
@@ -20,9 +20,10 @@ from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataN
 from tiers.lasting_trouble import LastingTrouble
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.record_backed_manager import MakeRecords, RecordBackedMetadataManager
+from tiers.metadata.record_log import MetadataManagerContext
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import nothing_key
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition, MetadataStatus
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.state.state_backed_reader import in_turn
@@ -38,12 +39,13 @@ from tiers.metadata.topic.metadata_topic import (
     open_metadata_topic,
 )
 from tiers.metadata.topic.ownership import MetadataPartitionOwnership
-from tiers.metadata.topic.settings import MetadataStatus, TopicBasedSettings
+from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.metadata.topic.tier_config_writer import TierConfigWriter
 from tiers.metadata.written_records import tombstone
 from tiers.model.ids import TopicIdPartition
+from tiers.storage.settings import read_settings
 
-__all__ = ["MetadataStatus", "TopicBasedRemoteLogMetadataManager", "TopicBasedSettings", "wall_clock_ms"]
+__all__ = ["TopicBasedRemoteLogMetadataManager", "TopicBasedSettings", "wall_clock_ms"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,15 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
         self._clock_skew = ClockSkew(clock_ms, wall_clock_ms)
         self._topic_alarm: str | None = None
         self._ended: str | None = None
+
+    @classmethod
+    def create(cls, settings: Mapping[str, str], context: MetadataManagerContext) -> TopicBasedRemoteLogMetadataManager:
+        """Returns a manager that is not yet open. It has no settings but `remote.log.metadata.topic.*`."""
+        read_settings("topic-based", settings, {}, kind="metadata manager")
+        topic_settings = TopicBasedSettings(
+            context.state_folder, topic=context.topic, refusal_to_create=context.refusal_to_create
+        )
+        return cls(context.client, topic_settings)
 
     async def open(self) -> None:
         """Creates or checks the topic, opens the state, and starts to follow the topic.
@@ -184,7 +195,7 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
         return MetadataStatus(
             self.alarm,
             None if follower is None else follower.oldest_age_ms(),
-            len(self.owned_metadata_partitions()),
+            self.owned_metadata_partitions(),
             0 if follower is None else follower.events_read,
             0 if follower is None else follower.foreign_records_read,
             self._clock_skew.skew_ms(),

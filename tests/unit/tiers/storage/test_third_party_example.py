@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.examples import install_example
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
 from tiers.errors import RemoteResourceNotFoundError
 
-EXAMPLE = Path(__file__).parents[4] / "docs" / "examples" / "tape-store"
-
-
-def install(folder: Path) -> None:
-    """What its own pyproject.toml says, without an index to fetch a build backend from."""
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())
-    info = folder / "tidegate_tape_store-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['project']['name']}\nVersion: 1.0\n")
-    ((group, entries),) = project["project"]["entry-points"].items()
-    lines = [f"{name} = {value}" for name, value in entries.items()]
-    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]) + "\n")
-    for module in project["tool"]["setuptools"]["py-modules"]:
-        (folder / f"{module}.py").write_text((EXAMPLE / f"{module}.py").read_text())
-
 
 async def test_a_package_of_a_third_party_is_found_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path / "site-packages")
+    install_example("tape-store", tmp_path / "site-packages")
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
     (tmp_path / "tapes").mkdir()
     config = StorageConfig.model_validate({"implementation": "tape", "folder": str(tmp_path / "tapes")})
@@ -55,7 +40,7 @@ async def test_a_package_of_a_third_party_is_found_and_used(tmp_path: Path, monk
 
 
 async def test_its_settings_are_checked_as_ours_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path)
+    install_example("tape-store", tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match="did you mean folder"):
         create_storage(StorageConfig.model_validate({"implementation": "tape", "foldr": "/"}), "c")

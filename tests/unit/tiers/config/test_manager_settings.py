@@ -1,0 +1,128 @@
+"""The keys of the founding documents that choose the managers and that go to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.examples import install_example
+from tests.support.proxy.parsed_config import parse_config
+from tests.support.tiers.metadata_context import metadata_context
+from tiers.access.open_tier import RemoteTierError, tiered_cluster
+from tiers.config.metadata_registry import create_metadata_manager
+from tiers.config.storage_registry import create_remote_storage_manager, create_storage
+from tiers.config.tier_config import ConfigError
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.storage.local import LocalRemoteStorageManager
+
+UPSTREAM = "[upstream]\nbootstrap.servers = 'a:1'\n"
+LOCAL = "remote.log.storage.manager.class.name = 'local'\n"
+SQLITE = "remote.log.metadata.manager.class.name = 'sqlite'\n"
+
+
+def test_a_storage_manager_is_chosen_by_founding_keys_alone() -> None:
+    config = parse_config(LOCAL + "remote.log.storage.path = '/tier'\nremote.log.storage.fsync = false\n" + UPSTREAM)
+    assert config.is_tiered
+    assert config.storage is not None
+    assert config.storage.implementation == "local"
+    assert config.storage.plain_settings() == {"path": "/tier", "fsync": "false"}
+
+
+def test_our_own_keys_do_not_go_to_the_storage_manager() -> None:
+    config = parse_config(LOCAL + "remote.log.storage.enable = false\nremote.log.storage.path = '/tier'\n" + UPSTREAM)
+    assert not config.is_tiered
+    assert config.storage is not None
+    assert config.storage.plain_settings() == {"path": "/tier"}
+
+
+def test_founding_keys_complete_the_storage_section() -> None:
+    config = parse_config("remote.log.storage.path = '/tier'\n" + UPSTREAM + "[storage]\nimplementation = 'local'\n")
+    assert config.storage is not None
+    assert config.storage.plain_settings() == {"path": "/tier"}
+
+
+def mistake(text: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        parse_config(text)
+    (line,) = str(raised.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            LOCAL + UPSTREAM + "[storage]\nimplementation = 's3'\n",
+            "class.name and [storage] implementation have",
+        ),
+        (
+            LOCAL + "remote.log.storage.path = '/a'\n" + UPSTREAM + "[storage]\npath = '/b'\n",
+            "remote.log.storage.path and [storage] path have different values",
+        ),
+        ("remote.log.storage.system.enabel = true\n" + UPSTREAM, "did you mean remote.log.storage.system.enable?"),
+        ("remote.log.storage.path = '/a'\n" + UPSTREAM, "needs remote.log.storage.manager.class.name"),
+        ("remote.log.metadata.topic.nam = 'x'\n" + UPSTREAM, "did you mean remote.log.metadata.topic.name?"),
+        ("remote.log.metadata.path = 'x'\n" + UPSTREAM, "unknown key remote.log.metadata.path"),
+        (SQLITE + LOCAL + "workers = 2\n" + UPSTREAM, "'sqlite': set workers = 0"),
+    ],
+)
+def test_a_mistake_names_the_nearest_key_or_what_to_do(text: str, said: str) -> None:
+    assert said in mistake(text)
+
+
+def test_the_rest_of_the_metadata_keys_goes_to_the_metadata_manager() -> None:
+    text = SQLITE + "remote.log.metadata.path = '/m'\nremote.log.metadata.topic.num.partitions = 7\n" + UPSTREAM
+    remote_log = parse_config(text).remote_log
+    assert not remote_log.is_topic_based
+    assert remote_log.plain_metadata_settings() == {"path": "/m"}
+    assert remote_log.metadata_topic_partitions == 7
+    assert "/m" not in repr(remote_log)
+
+
+def test_a_storage_manager_may_be_named_by_its_class(tmp_path: Path) -> None:
+    settings = {"path": str(tmp_path), "cluster.id": "c"}
+    storage = create_remote_storage_manager("tiers.storage.local:LocalRemoteStorageManager", settings)
+    assert isinstance(storage, LocalRemoteStorageManager)
+
+
+@pytest.mark.parametrize("name", ["topic_based", "tiers.metadata.topic.topic_based:TopicBasedRemoteLogMetadataManager"])
+def test_the_topic_based_manager_is_created_by_either_name(tmp_path: Path, name: str) -> None:
+    manager = create_metadata_manager(name, {}, metadata_context(tmp_path))
+    assert isinstance(manager, TopicBasedRemoteLogMetadataManager)
+    assert parse_config(f"remote.log.metadata.manager.class.name = '{name}'\n{UPSTREAM}").remote_log.is_topic_based
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("floppy", {}, r"no remote log metadata manager is called 'floppy'; installed are .*topic_based"),
+        ("no_module:Manager", {}, "'no_module:Manager' cannot be imported"),
+        ("pathlib:Nothing", {}, "'pathlib:Nothing' cannot be imported"),
+        ("pathlib:Path", {}, "is not a remote log metadata manager"),
+        ("sqlite", {"paht": "/m"}, "did you mean path"),
+        ("sqlite", {"topic.nme": "/m"}, r"did you mean remote\.log\.metadata\.topic\.name\?"),
+        ("sqlite", {}, "'path' of the sqlite metadata manager is missing"),
+    ],
+)
+def test_a_metadata_manager_that_cannot_be_created_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, str], said: str
+) -> None:
+    install_example("sqlite-metadata", tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=said):
+        create_metadata_manager(name, settings, metadata_context(tmp_path))
+
+
+def test_an_unknown_storage_key_names_the_nearest_of_ours_too() -> None:
+    config = parse_config(LOCAL + "remote.log.storage.system.enabel = false\n" + UPSTREAM).storage
+    assert config is not None
+    with pytest.raises(ValueError, match=r"did you mean remote\.log\.storage\.system\.enable\?"):
+        create_storage(config, "c")
+
+
+async def test_commands_that_read_the_metadata_topic_refuse_another_manager() -> None:
+    config = parse_config(SQLITE + LOCAL + UPSTREAM)
+    with pytest.raises(RemoteTierError, match="'sqlite': it only works with the topic-based metadata manager"):
+        async with tiered_cluster(config):
+            pass

@@ -1,0 +1,329 @@
+"""`RecordLogMetadataManager` makes a metadata manager of a `MetadataRecordLog`, for a proxy that is one process.
+
+The holder of the log owns all partitions. One thread reads the log, writes it and replays it into the materialised
+state, so that each write is based on all earlier ones. A write that was cancelled or timed out still ends before the
+next one begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import lmdb
+
+from tiers.broker.client import monotonic_ms
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.record_backed_manager import MakeRecords, RecordBackedMetadataManager
+from tiers.metadata.record_log import LoggedRecord, MetadataManagerContext, MetadataRecordLog, RecordLogIdentity
+from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.records.serde import check_known, decode_key, decode_value, key_of
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition, MetadataStatus
+from tiers.metadata.state.layout import StateIdentity
+from tiers.metadata.state.replay import MetadataEvent, PartitionRead
+from tiers.metadata.state.writer import DEFAULT_MAP_SIZE_BYTES, RemoteLogMetadataStateWriter, saved_identity
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_state import RemoteLogSegmentState
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_FOLLOW_INTERVAL_MS = 500
+"""How often the log is read without a caller, so that the age of the state stays small."""
+_UPKEEP_INTERVAL_MS = 60_000
+_TOMBSTONES_KEPT_MS = 7 * 86_400_000
+_READ_RECORDS = 10_000
+_WRITE_TIMEOUT_MS = 8_000
+_PARTITION = 0
+"""The log is one metadata partition."""
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class RecordLogMetadataManager(RecordBackedMetadataManager):
+    """Implements `RemoteLogMetadataManager`. The caller calls `open` and `close` once, in one event loop."""
+
+    def __init__(
+        self,
+        log: MetadataRecordLog,
+        context: MetadataManagerContext,
+        *,
+        clock_ms: Callable[[], int] = monotonic_ms,
+        wall_clock_ms: Callable[[], int] = _wall_clock_ms,
+        map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
+    ) -> None:
+        super().__init__("", clock_ms, wall_clock_ms)
+        self._log = log
+        self._context = context
+        self._map_size_bytes = map_size_bytes
+        self._identity: RecordLogIdentity | None = None
+        self._saved_state: RemoteLogMetadataStateWriter | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._fresh_at_ms: int | None = None
+        self._upkeep_at_ms: int | None = None
+        self._events_read = 0
+        self._trouble: str | None = None
+
+    async def open(self) -> None:
+        """Takes the log and reads it to its end.
+
+        Raises a `RemoteLogMetadataError` when an operator must act: another process holds the log, it is of another
+        cluster, it is missing though there are segments, or it lacks records that this process has read before."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote-log-metadata")
+        self._identity = await self._opened_log()
+        self._saved_state = await self._in_thread(self._open_state)
+        self._opened_state, self._seen.opened_at_ms = self._saved_state, self._clock_ms()
+        self._writer = await self._in_thread(lambda: self._writing.writer_name(socket.gethostname()))
+        await self._in_thread(self._check_history)
+        await self._in_thread(self._follow)
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        self._following = self._tasks.create_task(self._keep_following(), name="remote-log-metadata-follower")
+
+    async def close(self) -> None:
+        """Gives the log up. Safe to call twice, and after `open` failed."""
+        try:
+            if self._tasks is not None and self._following is not None:
+                self._following.cancel()
+                tasks, self._tasks = self._tasks, None
+                await tasks.__aexit__(None, None, None)
+        finally:
+            self._fresh_at_ms = None
+            # A cancellation must not leave the log or the state open: the next process needs their locks.
+            await asyncio.shield(asyncio.to_thread(self._close))
+
+    def _close(self) -> None:
+        thread, self._thread = self._thread, None
+        state, self._saved_state, self._opened_state = self._saved_state, None, None
+        if thread is not None:
+            thread.shutdown()
+        try:
+            if state is not None:
+                state.close()
+        finally:
+            self._log.close()
+
+    async def _opened_log(self) -> RecordLogIdentity:
+        folder, cluster_id = self._context.state_folder, self._context.cluster_id
+        saved = await self._in_thread(lambda: saved_identity(folder))
+        identity = await self._in_thread(lambda: self._log.open(cluster_id, may_create=False))
+        if saved is not None and (identity is None or identity.log_id != saved.topic_id):
+            raise RemoteLogMetadataError(
+                f"{self._log.place} {'is missing' if identity is None else 'is another log'}, but {folder} has the"
+                " metadata of segments: restore the log, or correct the setting that names it"
+            )
+        if identity is None:
+            refusal = await self._context.refusal_to_create()
+            if refusal is not None:
+                raise RemoteLogMetadataError(f"{self._log.place} is missing and is not created: {refusal}")
+            identity = await self._in_thread(lambda: self._log.open(cluster_id, may_create=True))
+        assert identity is not None
+        if identity.cluster_id != cluster_id:
+            raise RemoteLogMetadataError(
+                f"{self._log.place} has the metadata of the Kafka cluster {identity.cluster_id}, and not of"
+                f" {cluster_id}: correct the setting that names it"
+            )
+        return identity
+
+    def _open_state(self) -> RemoteLogMetadataStateWriter:
+        assert self._identity is not None
+        return RemoteLogMetadataStateWriter.open(
+            self._context.state_folder,
+            StateIdentity(self._identity.cluster_id, self._identity.log_id, 1),
+            wall_clock_ms=self._wall_clock_ms,
+            max_age_ms=_TOMBSTONES_KEPT_MS // 2,
+            map_size_bytes=self._map_size_bytes,
+        )
+
+    def _check_history(self) -> None:
+        reached = self._writing.reached(_PARTITION)
+        if not self._has_history(reached.offset, reached.leader_epoch):
+            raise RemoteLogMetadataError(
+                f"{self._log.place} lacks records that {self._context.state_folder} was read from: it was restored from"
+                " an old copy. Restore a later one"
+            )
+
+    def _has_history(self, next_offset: int, epoch: int) -> bool:
+        if epoch < 0:
+            return True
+        return next_offset <= self._log.next_offset() and self._log.epoch_before(next_offset) == epoch
+
+    @property
+    def _writing(self) -> RemoteLogMetadataStateWriter:
+        if self._saved_state is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        return self._saved_state
+
+    def _in_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
+        if self._thread is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _within(self, timeout_ms: int, work: Callable[[], None]) -> None:
+        """Runs `work` in the thread. Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`; `work` goes on."""
+        running = self._in_thread(work)
+        running.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await asyncio.shield(running)
+        except TimeoutError as error:
+            raise RemoteLogMetadataNotReadyError(f"{self._log.place} did not answer in {timeout_ms} ms") from error
+
+    async def _keep_following(self) -> None:
+        """Reads the log until cancelled. An exception becomes an alarm, and reading goes on."""
+        while True:
+            try:
+                await asyncio.shield(self._in_thread(self._follow_and_upkeep))
+            except Exception as error:
+                self._set_trouble(str(error) if isinstance(error, RemoteLogMetadataError) else repr(error))
+            else:
+                self._set_trouble(None)
+            await asyncio.sleep(_FOLLOW_INTERVAL_MS / 1000)
+
+    def _set_trouble(self, trouble: str | None) -> None:
+        if trouble is not None and trouble != self._trouble:
+            logger.error("the remote log metadata is not followed: nothing is written", extra={"reason": trouble})
+        elif trouble is None and self._trouble is not None:
+            logger.warning("the remote log metadata is followed again")
+        self._trouble = trouble
+
+    def _follow_and_upkeep(self) -> None:
+        self._follow()
+        now_ms = self._clock_ms()
+        if self._upkeep_at_ms is None or now_ms - self._upkeep_at_ms >= _UPKEEP_INTERVAL_MS:
+            self._upkeep_at_ms = now_ms
+            wall_ms = self._wall_clock_ms()
+            self._writing.mark_read_to_end(wall_ms)
+            self._log.drop_tombstones(wall_ms - _TOMBSTONES_KEPT_MS)
+
+    def _follow(self) -> None:
+        """Replays the log to its end. Afterwards the state is as fresh as of the time of the call."""
+        if not self._log.is_held():
+            self._fresh_at_ms = None
+            raise OwnershipLostError(f"this process does not hold {self._log.place} any more: restart it")
+        as_of_ms, state = self._clock_ms(), self._writing
+        try:
+            while True:
+                records = self._log.read(state.next_offset(_PARTITION), _READ_RECORDS)
+                if records:
+                    self._replay(state, records)
+                if len(records) < _READ_RECORDS:
+                    break
+            self._fresh_at_ms = as_of_ms
+            state.mark_fresh({_PARTITION: as_of_ms})
+        except (lmdb.Error, OSError) as error:
+            raise RemoteLogMetadataNotReadyError(f"the saved state cannot be written: {error}") from error
+
+    def _replay(self, state: RemoteLogMetadataStateWriter, records: Sequence[LoggedRecord]) -> None:
+        events = [event for record in records if (event := _event(record)) is not None]
+        # The segments count as seen before the commit. Otherwise a reader between the two steps would take a segment
+        # that was seen just now for one that was seen long ago.
+        self._seen.finished(_finished(events))
+        next_offset = records[-1].offset + 1
+        read = PartitionRead(_PARTITION, events, next_offset, self._log.epoch_before(next_offset))
+        try:
+            state.apply([read])
+        except RemoteLogMetadataError as error:
+            self._fresh_at_ms = None
+            state.start_over(f"the saved state contradicts itself: {error}")
+            raise
+        self._events_read += len(events)
+
+    def _append_now(self, records: MakeRecords) -> None:
+        self._follow()
+        to_write = records()
+        if not to_write:
+            return
+        try:
+            self._log.append(to_write, self._wall_clock_ms())
+            self._follow()
+        except BaseException:
+            # The log may have records that the state lacks. Until they are replayed, this process owns nothing.
+            self._fresh_at_ms = None
+            raise
+
+    async def _append_as_owner(self, partition: TopicIdPartition, records: MakeRecords) -> None:
+        await self._within(_WRITE_TIMEOUT_MS, lambda: self._append_now(records))
+
+    async def _append(self, partition: TopicIdPartition, records: Sequence[KeyAndValue]) -> None:
+        await self._append_as_owner(partition, lambda: records)
+
+    async def _append_when_fresh(
+        self, partition: TopicIdPartition, records: MakeRecords, timeout_ms: int | None
+    ) -> None:
+        await self._within(_WRITE_TIMEOUT_MS if timeout_ms is None else timeout_ms, lambda: self._append_now(records))
+
+    async def _append_in_turn(self, partition: TopicIdPartition, records: MakeRecords) -> None:
+        await self._append_as_owner(partition, records)
+
+    def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
+        return self._fresh_at_ms is not None and self._fresh_at_ms >= self._clock_ms() - max_age_ms
+
+    async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        # The time must be later, not equal: two events in the same millisecond have no order.
+        if self._fresh_at_ms is not None and self._fresh_at_ms > self._clock_ms() - max_age_ms:
+            return
+        try:
+            await self._within(timeout_ms, self._follow)
+        except OwnershipLostError as error:
+            raise RemoteLogMetadataNotReadyError(str(error)) from error
+
+    def owns(self, partition: TopicIdPartition) -> bool:
+        return self._fresh_at_ms is not None and self._trouble is None and self._log.is_held()
+
+    def position(self, partition: TopicIdPartition) -> MetadataPosition:
+        if self._identity is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        consumed = self._state.consumed(_PARTITION)
+        return MetadataPosition(self._identity.log_id, consumed.leader_epoch, consumed.offset)
+
+    async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
+        if self._identity is None or position.topic_id != self._identity.log_id:
+            return False
+        return await self._in_thread(lambda: self._has_history(position.next_offset, position.leader_epoch))
+
+    async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
+        """Returns 0: this machine's clock stamps the records."""
+        return 0
+
+    def status(self) -> MetadataStatus:
+        fresh_at_ms, now_ms = self._fresh_at_ms, self._clock_ms()
+        is_owner = self._trouble is None and fresh_at_ms is not None
+        return MetadataStatus(
+            self._trouble,
+            None if fresh_at_ms is None else max(0, now_ms - fresh_at_ms),
+            frozenset({_PARTITION}) if is_owner else frozenset(),
+            self._events_read,
+            0,
+            0,
+        )
+
+
+def _event(record: LoggedRecord) -> MetadataEvent | None:
+    """Returns the event of a record; None: this release may ignore it. Raises `UnknownRecordError` for a later one."""
+    if record.value is None:
+        key = decode_key(record.key)
+        check_known(key)
+        return MetadataEvent(record.offset, record.timestamp_ms, key, None)
+    decoded = decode_value(record.value)
+    return None if decoded is None else MetadataEvent(record.offset, record.timestamp_ms, key_of(decoded), decoded)
+
+
+def _finished(events: Sequence[MetadataEvent]) -> list[RemoteLogSegmentId]:
+    return [
+        event.record.segment_id
+        for event in events
+        if isinstance(event.record, RemoteLogSegmentMetadataUpdate)
+        and event.record.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    ]
