@@ -1,0 +1,228 @@
+"""The example `docs/examples/sqlite-metadata`: one proxy at a time, and no record lost over crashes and mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from protocol.primitives import write_uvarint
+from tests.support.examples import install_example
+from tests.support.repository import ROOT
+from tests.support.tiers.metadata_context import metadata_context
+from tests.support.tiers.segment_metadata import copied, segment
+from tests.support.tiers.waiting import until
+from tiers.config.metadata_registry import create_metadata_manager
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.model.ids import TopicIdPartition
+
+PARTITION = TopicIdPartition(uuid4(), 0, "orders")
+HOLDER = """
+import sys, time
+from pathlib import Path
+from sqlite_metadata import SqliteRecordLog
+log = SqliteRecordLog(Path(sys.argv[1]))
+log.open("c", may_create=True)
+log.append([(b"key", b"value")], 0)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    install_example("sqlite-metadata", tmp_path / "site-packages")
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    return tmp_path / "site-packages"
+
+
+def manager_over(
+    folder: Path, *, state: str = "state", cluster_id: str = "c", refusal: str | None = None
+) -> RemoteLogMetadataManager:
+    context = metadata_context(folder / state, cluster_id=cluster_id, refusal=refusal)
+    return create_metadata_manager("sqlite", {"path": str(folder / "metadata.sqlite")}, context)
+
+
+@asynccontextmanager
+async def opened(manager: RemoteLogMetadataManager) -> AsyncIterator[RemoteLogMetadataManager]:
+    try:
+        await manager.open()
+        yield manager
+    finally:
+        await manager.close()
+
+
+async def refused(manager: RemoteLogMetadataManager, said: str) -> None:
+    with pytest.raises(RemoteLogMetadataError, match=said) as error:
+        async with opened(manager):
+            pass
+    assert not error.value.retriable
+
+
+def ends(manager: RemoteLogMetadataManager) -> list[int]:
+    return [each.end_offset for each in manager.list_remote_log_segments(PARTITION)]
+
+
+@pytest.mark.parametrize("state", ["state", "another"])
+async def test_segments_survive_a_restart_and_the_loss_of_the_state(tmp_path: Path, state: str) -> None:
+    async with opened(manager_over(tmp_path)) as manager:
+        for start in (0, 100):
+            await copied(manager, segment(PARTITION, start, start + 99))
+        before = manager.position(PARTITION)
+    async with opened(manager_over(tmp_path, state=state)) as manager:
+        assert ends(manager) == [99, 199]
+        assert manager.position(PARTITION) == before
+        assert await manager.confirms(PARTITION, before, 1000)
+        await copied(manager, segment(PARTITION, 200, 299))
+        assert manager.position(PARTITION).leader_epoch > before.leader_epoch
+        assert await manager.confirms(PARTITION, before, 1000)
+
+
+async def test_a_second_proxy_is_refused_until_the_first_ends(tmp_path: Path) -> None:
+    async with opened(manager_over(tmp_path)) as first:
+        await refused(manager_over(tmp_path, state="another"), "held by another proxy .* Stop the other proxy first")
+        await copied(first, segment(PARTITION, 0, 99))
+    async with opened(manager_over(tmp_path, state="another")) as second:
+        assert ends(second) == [99]
+
+
+@pytest.fixture
+def holder(tmp_path: Path, site_packages: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the file."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "metadata.sqlite")]
+    environment = {"PYTHONPATH": f"{site_packages}:{ROOT}"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+async def test_the_lock_of_a_killed_process_is_free_and_its_records_stay(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    await refused(manager_over(tmp_path), rf"process {holder.pid}\)")
+    holder.send_signal(signal.SIGKILL)
+    await asyncio.to_thread(holder.wait)
+    log = importlib.import_module("sqlite_metadata").SqliteRecordLog(tmp_path / "metadata.sqlite")
+    assert log.open("c", may_create=False) is not None
+    with closing(log):
+        assert [record.key for record in log.read(0, 10)] == [b"key"]
+
+
+async def test_a_removed_lock_file_does_not_let_two_proxies_write(tmp_path: Path) -> None:
+    first = manager_over(tmp_path)
+    async with opened(first):
+        await copied(first, segment(PARTITION, 0, 99))
+        (tmp_path / "metadata.sqlite.lock").unlink()
+        async with opened(manager_over(tmp_path, state="another")) as second:
+            with pytest.raises(OwnershipLostError):
+                await first.add_remote_log_segment_metadata(segment(PARTITION, 100, 199))
+            with pytest.raises(RemoteLogMetadataNotReadyError):
+                await first.ensure_fresh(PARTITION, 0, 60_000)
+            assert not first.owns(PARTITION)
+            await until(lambda: first.status().alarm is not None)
+            await copied(second, segment(PARTITION, 100, 199))
+            assert second.owns(PARTITION)
+            assert ends(second) == [99, 199]
+
+
+def test_an_append_is_refused_after_a_later_opening(tmp_path: Path) -> None:
+    make = importlib.import_module("sqlite_metadata").SqliteRecordLog
+    with closing(make(tmp_path / "log")) as first, closing(make(tmp_path / "log")) as second:
+        first.open("c", may_create=True)
+        first._lock.close()
+        second.open("c", may_create=False)
+        with pytest.raises(OwnershipLostError, match="stop one of them"):
+            first.append([(b"one", b"value")], 0)
+        second.append([(b"two", b"value")], 0)
+        assert [record.key for record in second.read(0, 10)] == [b"two"]
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def replace_by_another(path: Path) -> None:
+    path.unlink()
+    with closing(importlib.import_module("sqlite_metadata").SqliteRecordLog(path)) as log:
+        log.open("c", may_create=True)
+
+
+@pytest.mark.parametrize(("damage", "said"), [(remove, "is missing, but"), (replace_by_another, "is another log, but")])
+async def test_a_lost_file_is_not_replaced_by_an_empty_one(
+    tmp_path: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    async with opened(manager_over(tmp_path)) as manager:
+        await copied(manager, segment(PARTITION, 0, 99))
+    damage(tmp_path / "metadata.sqlite")
+    await refused(manager_over(tmp_path), said)
+
+
+async def test_a_file_that_was_restored_from_an_old_copy_is_refused(tmp_path: Path) -> None:
+    path, copy = tmp_path / "metadata.sqlite", tmp_path / "copy"
+    async with opened(manager_over(tmp_path)) as manager:
+        await copied(manager, segment(PARTITION, 0, 99))
+    shutil.copy(path, copy)
+    async with opened(manager_over(tmp_path)) as manager:
+        await copied(manager, segment(PARTITION, 100, 199))
+        position = manager.position(PARTITION)
+    shutil.copy(copy, path)
+    await refused(manager_over(tmp_path), "restored from an old copy")
+    async with opened(manager_over(tmp_path, state="another")) as manager:
+        assert not await manager.confirms(PARTITION, position, 1000)
+
+
+async def test_a_file_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    async with opened(manager_over(tmp_path)):
+        pass
+    await refused(manager_over(tmp_path, state="another", cluster_id="d"), "of the Kafka cluster c, and not of d")
+
+
+async def test_no_file_is_created_when_the_store_holds_segments(tmp_path: Path) -> None:
+    await refused(manager_over(tmp_path, refusal="the store holds segments"), "the store holds segments")
+    assert not (tmp_path / "metadata.sqlite").exists()
+
+
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    settings = {"path": str(tmp_path / "nowhere" / "metadata.sqlite")}
+    await refused(create_metadata_manager("sqlite", settings, metadata_context(tmp_path / "state")), "nowhere")
+
+
+async def test_records_of_a_later_release_stop_the_manager(tmp_path: Path) -> None:
+    async with opened(manager_over(tmp_path)) as manager:
+        await copied(manager, segment(PARTITION, 0, 99))
+    value = write_uvarint(1) + write_uvarint(1900) + write_uvarint(0)
+    with closing(sqlite3.connect(tmp_path / "metadata.sqlite", isolation_level=None)) as connection:
+        connection.execute("INSERT INTO records (timestamp_ms, key, value) VALUES (0, ?, ?)", (b"key", value))
+    await refused(manager_over(tmp_path), "later release")
+
+
+def test_a_later_record_with_the_same_key_replaces_the_earlier_one(tmp_path: Path) -> None:
+    with closing(importlib.import_module("sqlite_metadata").SqliteRecordLog(tmp_path / "log")) as log:
+        log.open("c", may_create=True)
+        log.append([(b"a", b"1"), (b"b", b"1"), (b"a", b"2")], 5)
+        assert [(record.offset, record.key, record.value) for record in log.read(0, 10)] == [
+            (2, b"b", b"1"),
+            (3, b"a", b"2"),
+        ]
+        log.append([(b"a", None)], 7)
+        log.drop_tombstones(7)
+        assert len(log.read(0, 10)) == 2
+        log.drop_tombstones(8)
+        assert [record.key for record in log.read(0, 10)] == [b"b"]
+        assert log.next_offset() == 5
+        assert (log.epoch_before(1), log.epoch_before(2) > 0) == (-1, True)
