@@ -170,7 +170,7 @@ def tidegate_over(
 
     Its state goes to `home/state`. `storage` are the storage manager's settings with `implementation`. Default: the
     tier is the folder `home/tier`. `settings` are keys at the top of the file, `more` are sections at its end.
-    `upstream` is another listener of the cluster.
+    With empty ones, the file has no `[storage]`. `upstream` is another listener of the cluster.
     """
     bootstrap_port = consecutive_free_ports(1 + len(cluster.brokers))
     (admin_port,) = free_ports(1)
@@ -195,7 +195,7 @@ def tidegate_over(
     lines += ["[admin]", *_pairs({"host": "127.0.0.1", "port": admin_port})]
     lines += ["[state]", *_pairs({"path": str(home / "state")})]
     lines += ["[limits]", *_pairs({"drain.timeout.ms": "10s"})]
-    lines += ["[storage]", *_pairs(storage)]
+    lines += ["[storage]", *_pairs(storage)] if storage else []
     for name in tiered:
         rule: dict[str, str | int] = {
             "name": name,
