@@ -1,4 +1,4 @@
-"""A proxy over the example `docs/examples/sqlite-metadata`. Keys of the founding documents choose both managers."""
+"""A proxy over the example `docs/examples/sqlite-metadata`. Keys of docs/founding.md choose both managers."""
 
 from __future__ import annotations
 

@@ -1,16 +1,45 @@
 """`RemoteLogMetadataManager` (KIP-405): the interface to strongly consistent metadata of remote segments.
 
-Third parties may add an implementation. Reads are local and synchronous, from the materialised state. Writes go to the
-metadata topic. Rules:
+Third parties may add an implementation: `remote.log.metadata.manager.class.name` names an entry point of the group
+`tidegate.remote_log_metadata_manager`, or `module:Class` (`MetadataManagerFactory`). The shortest way is a
+`MetadataRecordLog` with `RecordLogMetadataManager` over it. `docs/examples/sqlite-metadata` is a complete example.
+`tests/contract/test_remote_log_metadata_manager.py` tests the interface, but no test of one process can show fencing
+and durability.
 
-* A write returns after this process's own read_committed reader has seen it, so a process reads its own writes.
-* A write by a process that lost the partition's ownership raises `OwnershipLostError`, and no reader ever sees it.
+A manager must guarantee:
+
+* Strong consistency. A write returns after this process's reads show it, so a process reads its own writes. All
+  processes see the records of a partition in the same order. A write of several records appears as a whole or not at
+  all.
+* Ownership. At most one process owns a partition at a time. `owns` is true only when the owner's reads show every
+  record of earlier owners, and when its ownership was confirmed less than 2 s ago.
+* Fencing. A write by a process that lost the ownership raises `OwnershipLostError`, and no reader ever sees it, however
+  long the process was suspended before. The writes that need no ownership say so.
+* Freshness. `ensure_fresh` and `is_fresh` limit the age of an answer: the reads show every record that was acknowledged
+  to any process up to that age ago (docs/design.md, safety rule 1). A manager that cannot tell is not fresh, and callers
+  then answer an error that clients retry.
+* Durability. A record that a write acknowledged survives the crash of every process and machine. The owner trims the
+  broker's copy on its word. If records were lost anyway, `confirms` denies a position beyond them, and a manager that
+  notices the loss raises an alarm (`status`) and is neither fresh nor owner. A manager never begins with empty metadata
+  in the place of lost metadata: it asks `MetadataManagerContext.refusal_to_create` first.
+* Order. Concurrent writes of a process to one partition take effect one after the other, each with the knowledge of
+  the earlier ones.
+* Reads are local and synchronous. They need no I/O that may block the event loop for long.
+
+A manager may assume:
+
+* One event loop calls it. `open` comes first and `close` last. The folder of its state belongs to this process.
+* After an error or a cancellation of a write, the caller does not know whether the write happened. It looks at the
+  metadata again before it continues, so the manager need not undo anything.
+* Every segment id is used once, and each call concerns one user partition.
+
+Rules for all implementations:
+
 * `start_offset` and `end_offset` are inclusive. Only COPY_SEGMENT_FINISHED segments answer offset look-ups.
 * A clamp cuts the segments that were finished before it. No such segment answers an offset look-up above the clamp's
   end. A segment that reaches beyond it says how far it may be read (`valid_end_offset`). Later segments are not
   affected.
-* Every process reads every metadata partition. `ensure_fresh` limits the age of an answer
-  (docs/design.md, safety rule 1).
+* Every process reads the metadata of every partition.
 """
 
 from __future__ import annotations

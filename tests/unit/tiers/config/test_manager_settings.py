@@ -1,4 +1,4 @@
-"""The keys of the founding documents that choose the managers and that go to them."""
+"""The keys of docs/founding.md that choose the managers and that go to them."""
 
 from __future__ import annotations
 
