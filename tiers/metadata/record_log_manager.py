@@ -276,7 +276,9 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
             return
         try:
             await self._within(timeout_ms, self._follow)
-        except OwnershipLostError as error:
+        except RemoteLogMetadataNotReadyError:
+            raise
+        except RemoteLogMetadataError as error:
             raise RemoteLogMetadataNotReadyError(str(error)) from error
 
     def owns(self, partition: TopicIdPartition) -> bool:

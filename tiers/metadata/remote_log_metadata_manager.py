@@ -16,7 +16,7 @@ A manager must guarantee:
 * Fencing. A write by a process that lost the ownership raises `OwnershipLostError`, and no reader ever sees it, however
   long the process was suspended before. The writes that need no ownership say so.
 * Freshness. `ensure_fresh` and `is_fresh` limit the age of an answer: the reads show every record that was acknowledged
-  to any process up to that age ago (docs/design.md, safety rule 1). A manager that cannot tell is not fresh, and callers
+  to any process up to that age ago (docs/design.md, safety rule 1). A manager that cannot tell is not fresh. Callers
   then answer an error that clients retry.
 * Durability. A record that a write acknowledged survives the crash of every process and machine. The owner trims the
   broker's copy on its word. If records were lost anyway, `confirms` denies a position beyond them, and a manager that

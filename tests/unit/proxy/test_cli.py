@@ -118,6 +118,14 @@ def test_check_says_what_is_wrong_with_the_store(config: Path, capsys: pytest.Ca
     assert captured.out.splitlines()[-1] == "2 problems"
 
 
+def test_check_says_what_is_wrong_with_the_metadata_manager(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manager = "remote.log.metadata.manager.class.name"
+    config.write_text(f"{manager} = 'floppy'\n{NOBODY}[storage]\nimplementation = 'local'\npath = '/'\n")
+    assert cli.run(["check", "--config", str(config)]) == 1
+    said = f"problem: {manager}: no remote log metadata manager is called 'floppy'; installed are"
+    assert said in capsys.readouterr().out
+
+
 def test_a_report_without_problems_says_so() -> None:
     assert list(Report(cluster_id="c", store="s3").lines())[-1] == "no problems"
 

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -184,6 +185,68 @@ async def test_a_file_that_was_restored_from_an_old_copy_is_refused(tmp_path: Pa
     await refused(manager_over(tmp_path), "restored from an old copy")
     async with opened(manager_over(tmp_path, state="another")) as manager:
         assert not await manager.confirms(PARTITION, position, 1000)
+
+
+async def test_a_write_with_an_unknown_end_is_read_before_the_next(tmp_path: Path) -> None:
+    manager = manager_over(tmp_path)
+    async with opened(manager):
+        log = manager._log  # type: ignore[attr-defined]  # the log behind the interface
+        append, first, second = log.append, segment(PARTITION, 0, 99), segment(PARTITION, 100, 199)
+
+        def unanswered(*records: object) -> None:
+            append(*records)
+            raise RemoteLogMetadataError("disk I/O error")
+
+        log.append = unanswered
+        with pytest.raises(RemoteLogMetadataError, match="disk I/O error"):
+            await manager.add_remote_log_segment_metadata(first)
+        log.append = append
+        await manager.add_remote_log_segment_metadata(second)
+        assert ends(manager) == [99, 199]
+        assert manager.owns(PARTITION)
+
+
+async def test_nothing_is_fresh_or_owned_while_the_file_cannot_be_read(tmp_path: Path) -> None:
+    manager = manager_over(tmp_path)
+    async with opened(manager):
+        log = manager._log  # type: ignore[attr-defined]  # the log behind the interface
+        read = log.read
+
+        def fails(offset: int, max_records: int) -> list[object]:
+            raise RemoteLogMetadataError("disk I/O error")
+
+        log.read = fails
+        await until(lambda: manager.status().alarm == "disk I/O error")
+        with pytest.raises(RemoteLogMetadataNotReadyError, match="disk I/O error"):
+            await manager.ensure_fresh(PARTITION, 0, 60_000)
+        assert not manager.owns(PARTITION)
+        log.read = read
+        await until(lambda: manager.owns(PARTITION))
+        assert manager.status().alarm is None
+        await manager.ensure_fresh(PARTITION, 0, 60_000)
+
+
+async def test_a_cancelled_write_ends_before_the_next_begins(tmp_path: Path) -> None:
+    manager = manager_over(tmp_path)
+    async with opened(manager):
+        log = manager._log  # type: ignore[attr-defined]  # the log behind the interface
+        append, begun, goes_on = log.append, threading.Event(), threading.Event()
+
+        def slow(*records: object) -> None:
+            begun.set()
+            goes_on.wait()
+            append(*records)
+
+        log.append = slow
+        first = asyncio.create_task(manager.add_remote_log_segment_metadata(segment(PARTITION, 0, 99)))
+        await asyncio.to_thread(begun.wait)
+        first.cancel()
+        log.append = append
+        second = asyncio.create_task(manager.add_remote_log_segment_metadata(segment(PARTITION, 100, 199)))
+        goes_on.set()
+        await second
+        assert ends(manager) == [99, 199]
+        assert first.cancelled()
 
 
 async def test_a_file_of_another_cluster_is_refused(tmp_path: Path) -> None:
