@@ -216,7 +216,7 @@ async def _of_listing(tier: OpenTier, misfits: Sequence[Misfit], report: ScrubRe
 
 
 async def _is_there(tier: OpenTier, segment: RemoteLogSegmentMetadata, suffix: str) -> bool:
-    last = segment.segment_size_bytes - 1
+    last = max(0, segment.segment_size_bytes - 1)
     try:
         if suffix == INDEXES_SUFFIX:
             await with_retries(lambda: tier.storage.fetch_indexes(segment))

@@ -92,6 +92,26 @@ async def test_ranges_are_inclusive_and_clamped(storage: RemoteStorageManager, s
         assert len(await storage.fetch_log_segment(metadata, start, start + 10)) == 0
 
 
+async def test_a_range_without_an_end_goes_to_the_end(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, data = segment
+    await storage.copy_log_segment_data(metadata, data)
+    log = data.log_segment.read_bytes()
+    size = len(log)
+    for start in (0, 1, size // 2, size - 1):
+        assert await storage.fetch_log_segment(metadata, start) == log[start:]
+        assert await storage.fetch_log_segment(metadata, start, None) == log[start:]
+    for start in (size, size + 1, 1 << 40):
+        assert len(await storage.fetch_log_segment(metadata, start)) == 0
+
+
+async def test_a_range_that_ends_before_its_start_is_an_error(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, data = segment
+    await storage.copy_log_segment_data(metadata, data)
+    for start, end in ((1, 0), (10, 3), (0, -1), (-1, 5), (-1, None)):
+        with pytest.raises(ValueError, match="not a range"):
+            await storage.fetch_log_segment(metadata, start, end)
+
+
 async def test_the_caller_owns_the_buffer(storage: RemoteStorageManager, segment: Copied) -> None:
     metadata, data = segment
     await storage.copy_log_segment_data(metadata, data)

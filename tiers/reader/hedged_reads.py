@@ -81,7 +81,7 @@ class HedgedReads:
         return min(max(slow_ms, settings.min_delay_ms), settings.max_delay_ms)
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         if not self._settings.max_percent:
             return await self._inner.fetch_log_segment(metadata, start_position, end_position)
@@ -93,7 +93,8 @@ class HedgedReads:
             except Exception as error:
                 return error
 
-        size_bytes = end_position + 1 - start_position
+        next_position = metadata.segment_size_bytes if end_position is None else end_position + 1
+        size_bytes = max(0, next_position - start_position)
         began_ms = self._clock_ms()
         self._credit = min(self._credit + self._settings.max_percent, _MAX_CREDIT)
         async with asyncio.TaskGroup() as group:

@@ -30,7 +30,7 @@ from typing import Any
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.file_system import FileSystemRemoteStorageManager
-from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
+from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, check_range
 
 logger = logging.getLogger(__name__)
 
@@ -125,8 +125,9 @@ class ChildStorageManager:
         return None
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
+        check_range(start_position, end_position)
         return memoryview(await self._call("fetch_log_segment", metadata, start_position, end_position))
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:

@@ -20,7 +20,7 @@ from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, Retria
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.blocking_calls import BlockingCalls, Call
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
-from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
+from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, check_range
 from tiers.storage.settings import read_number
 
 T = TypeVar("T")
@@ -144,10 +144,9 @@ class FileSystemRemoteStorageManager:
         return None
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
-        if end_position < start_position:
-            return memoryview(b"")
+        check_range(start_position, end_position)
         log, _ = self._paths(metadata)
         return await self._run(lambda _: self._files.read(log, start_position, end_position))
 

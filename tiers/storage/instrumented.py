@@ -62,7 +62,7 @@ class InstrumentedRemoteStorageManager:
         return custom_metadata
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         with self._measured("fetch_log_segment"):
             view = await self._inner.fetch_log_segment(metadata, start_position, end_position)

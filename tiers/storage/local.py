@@ -29,7 +29,7 @@ from typing import TypeVar
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
-from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
+from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, check_range
 from tiers.storage.settings import read_number, read_settings
 
 T = TypeVar("T")
@@ -93,8 +93,9 @@ class LocalRemoteStorageManager:
         return None
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
+        check_range(start_position, end_position)
         path = self._path(log_key(self._cluster_id, metadata))
         return await self._run(lambda: _read_range(path, start_position, end_position))
 
@@ -260,10 +261,10 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _read_range(path: Path, start_position: int, end_position: int) -> memoryview:
+def _read_range(path: Path, start_position: int, end_position: int | None) -> memoryview:
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        length = max(0, min(end_position + 1, size) - start_position)
+        length = max(0, (size if end_position is None else min(end_position + 1, size)) - start_position)
         # A `bytearray` would be zeroed first, which costs half as much as the read.
         data = os.pread(file.fileno(), length, start_position)
         while len(data) < length:

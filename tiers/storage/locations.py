@@ -114,7 +114,7 @@ class LocatedRemoteStorageManager:
         return encode_location(name, inner) if self._locations else inner
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         place, metadata = self._place_of(metadata)
         return await place.fetch_log_segment(metadata, start_position, end_position)

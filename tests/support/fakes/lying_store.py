@@ -70,7 +70,7 @@ class LyingStore:
         return custom_metadata
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         await self._before_a_read()
         view = await self._inner.fetch_log_segment(metadata, start_position, end_position)

@@ -20,7 +20,7 @@ from botocore.exceptions import BotoCoreError
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
-from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, UnfinishedUpload
+from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, UnfinishedUpload, check_range
 from tiers.storage.s3.download import S3Downloader
 from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError
 from tiers.storage.s3.upload import S3Uploader, StagedUpload
@@ -119,10 +119,9 @@ class S3RemoteStorageManager:
         return None
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
-        if end_position < start_position:
-            return memoryview(b"")
+        check_range(start_position, end_position)
         return await self._down.get(self._log_key(metadata), start_position, end_position)
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:

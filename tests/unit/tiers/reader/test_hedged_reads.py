@@ -33,7 +33,7 @@ ALWAYS = HedgeSettings(max_percent=100)
 
 @dataclass
 class Get:
-    range: tuple[int, int]
+    range: tuple[int, int | None]
     answer: asyncio.Future[memoryview]
 
 
@@ -42,7 +42,7 @@ class ScriptedStore:
         self.asked: asyncio.Queue[Get] = asyncio.Queue()
 
     async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         get = Get((start_position, end_position), asyncio.get_running_loop().create_future())
         self.asked.put_nowait(get)

@@ -30,7 +30,11 @@ async def test_a_package_of_a_third_party_is_found_and_used(tmp_path: Path, monk
     log = data.log_segment.read_bytes()
     copied = replace(metadata, custom_metadata=await storage.copy_log_segment_data(metadata, data))
     assert await storage.fetch_log_segment(copied, 3, 9) == log[3:10]
+    assert await storage.fetch_log_segment(copied, 3) == log[3:]
     assert len(await storage.fetch_log_segment(copied, len(log), len(log) + 9)) == 0
+    assert len(await storage.fetch_log_segment(copied, len(log))) == 0
+    with pytest.raises(ValueError, match="not a range"):
+        await storage.fetch_log_segment(copied, 3, 2)
     assert await storage.fetch_indexes(copied) == data.indexes
     assert await storage.delete_log_segment_data(metadata)
     with pytest.raises(RemoteResourceNotFoundError):

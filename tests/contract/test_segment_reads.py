@@ -1,0 +1,95 @@
+"""The contract of `fetch_log_segment` over every wrapper of a store, and over the example of a third party's store.
+
+`test_remote_storage_manager.py` has the same contract over the real stores."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.support.fakes.faulty_storage import FaultyStorage
+from tests.support.fakes.lying_store import LyingStore
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
+from tiers.broker.client import monotonic_ms
+from tiers.config.settings import StorageConfig
+from tiers.config.storage_registry import create_storage
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.reader.hedged_reads import HedgedReads, HedgeSettings
+from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
+from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+TAPE_STORE = Path(__file__).parents[2] / "docs" / "examples" / "tape-store" / "tape_store.py"
+
+
+class NoIdleSlot:
+    def take_idle_slot(self, size_bytes: int) -> bool:
+        return False
+
+    def give_back_slot(self, size_bytes: int) -> None:
+        raise AssertionError("no slot was taken")
+
+
+def tape_store(folder: Path) -> RemoteStorageManager:
+    spec = importlib.util.spec_from_file_location("tape_store", TAPE_STORE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    store: RemoteStorageManager = module.TapeRemoteStorageManager({"folder": str(folder), "cluster.id": "c"})
+    return store
+
+
+def located(folder: Path) -> RemoteStorageManager:
+    (folder / "east").mkdir()
+    east = {"name": "east", "path": str(folder / "east")}
+    config = {"implementation": "local", "path": str(folder), "locations": [east]}
+    return create_storage(StorageConfig.model_validate(config), "c")
+
+
+def store_of(kind: str, folder: Path) -> RemoteStorageManager:
+    local = LocalRemoteStorageManager({"path": str(folder), "cluster.id": "c"})
+    match kind:
+        case "tape":
+            return tape_store(folder)
+        case "located":
+            return located(folder)
+        case "instrumented":
+            return InstrumentedRemoteStorageManager(local, "local", RemoteStorageMetrics(CollectorRegistry()))
+        case "lying":
+            return LyingStore(local)
+        case "faulty":
+            return FaultyStorage(local)
+    return local
+
+
+@pytest.mark.parametrize("kind", ["tape", "located", "instrumented", "lying", "faulty", "hedged", "not hedged"])
+async def test_ranges_of_a_segment(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    store = store_of(kind, folder)
+    await store.open()
+    built = build_segment(tmp_path / "log", [batch_of(0, 5), batch_of(5, 3)])
+    data = built.log_segment_data(metadata_of(built))
+    metadata: RemoteLogSegmentMetadata = metadata_of(built)
+    metadata = replace(metadata, custom_metadata=await store.copy_log_segment_data(metadata, data))
+    reads: RemoteStorageManager | HedgedReads = store
+    if "hedged" in kind:
+        reads = HedgedReads(store, NoIdleSlot(), HedgeSettings(100 if kind == "hedged" else 0), monotonic_ms)
+    log = data.log_segment.read_bytes()
+    size = len(log)
+    for start in (0, 1, size - 1, size, size + 1, 1 << 40):
+        assert await reads.fetch_log_segment(metadata, start) == log[start:]
+        assert await reads.fetch_log_segment(metadata, start, start) == log[start : start + 1]
+        assert await reads.fetch_log_segment(metadata, start, 1 << 41) == log[start:]
+    for start, end in ((0, size - 1), (3, 9), (size - 4, size + 100)):
+        assert await reads.fetch_log_segment(metadata, start, end) == log[start : end + 1]
+    for start, no_end in ((1, 0), (10, 3), (0, -1), (-1, None)):
+        with pytest.raises(ValueError, match="not a range"):
+            await reads.fetch_log_segment(metadata, start, no_end)
+    await store.close()
