@@ -1,14 +1,20 @@
-"""`LocalIndexCache` keeps the indexes of remote segments in local files, to save GETs after a restart or an eviction.
+"""Keeps the indexes of remote segments in local files, to save GETs (docs/founding.md, "Local index files").
 
-    <folder>/<topic>-<partition>-<topic id>/<base>.remoteLogIndex, ...   see tiers/segment/indexes/local_index_files.py
+    <folder>/<topic>-<partition>/<base>.remoteLogIndex, ...   see tiers/segment/indexes/local_index_files.py
 
-* After the reader has read a segment's index from the store, it appends the index to a set of files. A set is rolled by
-  size and by age. Only the process that began a set appends to it; a later process only reads the set.
-* All sets together stay below the configured size. The cache evicts the least recently used set first. It removes an
-  inconsistent set at once, and the reader fetches those indexes from the store again. The same applies to a set after a
-  disk error.
-* The folder belongs to one process, and one thread at a time works on it. If another thread is busy in the folder or
-  the disk fails, a call has no effect.
+* `LocalIndexCache` writes and reads one folder. Each folder has one writer, and one thread at a time works on it. If
+  another thread is busy in the folder or the disk fails, a call has no effect.
+* The process that runs the RLM tasks writes `index` under `state.path`. After it copied a segment, it appends the
+  segment's index. The workers read that folder through `SharedIndexFiles`, without a lock and without writing to it.
+* A process that reads segments appends each index that it read from the store to its own folder. The only process of a
+  proxy without workers uses `index` for both.
+* A set of files is rolled by size and by age. Only the process that began a set appends to it; a later process only
+  reads the set. So nothing is ever appended to a torn tail.
+* A segment is found by its uuid, and only if all of its entries are whole. So an entry of a segment that was clamped,
+  deleted or copied again by another owner is never used for another segment.
+* All sets of a folder together stay below the configured size. The cache evicts the least recently used set first. It
+  removes an inconsistent set at once, and the reader fetches those indexes from the store again. The same applies to a
+  set after a disk error.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +32,7 @@ from typing import TypeVar
 
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
+from tiers.lasting_trouble import LastingTrouble
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
@@ -37,8 +45,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(rf"(\d{{20}})({'|'.join(map(re.escape, SUFFIXES))})")
-_MAX_TOPIC_CHARACTERS = 200
-"""A topic's name may have 249 characters, but a folder's name only 255. The topic id makes the folder's name unique."""
+_MAX_SHARED_SETS = 8
+"""How many sets `SharedIndexFiles` opens for one segment. The first one has the segment, unless the log was clamped."""
 
 
 @dataclass(slots=True)
@@ -46,6 +54,8 @@ class _Set:
     files: LocalIndexFiles
     began_ms: int | None
     """None if an earlier process began the set."""
+    used_ns: int = 0
+    """The time of the last use, as the writer knows it. A reader in another process sets the file's time."""
 
 
 class LocalIndexCache:
@@ -72,6 +82,12 @@ class LocalIndexCache:
         self._stems: dict[Path, dict[Path, None]] = {}
         """The keys of `_sets` by folder, in the same order."""
         self._is_loaded = False
+        self._trouble = LastingTrouble(
+            logger,
+            "local index files cannot be read or written; the indexes come from the store",
+            "local index files can be read and written again",
+            clock_ms=clock_ms,
+        )
         self.size_bytes = 0
 
     def get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
@@ -86,6 +102,10 @@ class LocalIndexCache:
         indexes = decode_indexes_object(raw, segment)
         self._alone(lambda: self._put(indexes))
 
+    def remove_below(self, partition: TopicIdPartition, offset: int) -> None:
+        """Removes the sets of the partition that end below `offset`: the remote log begins there now."""
+        self._alone(lambda: self._remove_below(partition, offset))
+
     def _alone(self, work: Callable[[], T | None]) -> T | None:
         """Runs `work` unless another call is busy; returns None otherwise. A call that hangs in the disk stays busy."""
         if not self._busy.acquire(blocking=False):
@@ -96,10 +116,7 @@ class LocalIndexCache:
                 self._is_loaded = True
             return work()
         except OSError as error:
-            logger.warning(
-                "local index files cannot be read or written; the indexes come from the store",
-                extra={"error": str(error)},
-            )
+            self._trouble.found(error=str(error))
             return None
         finally:
             self._busy.release()
@@ -116,9 +133,8 @@ class LocalIndexCache:
                 self._remove(stem)
                 continue
             if found is not None:
+                _note_use(files)
                 self._add(stem, self._sets[stem])
-                with contextlib.suppress(OSError):
-                    os.utime(files.path(OFFSET_INDEX))
                 return found
         return None
 
@@ -136,11 +152,24 @@ class LocalIndexCache:
             raise
         self.size_bytes += files.size_bytes
         self._add(stem, self._sets[stem])
+        self._trouble.ended()  # a full disk can still be read, so only an append shows that the trouble is over
         self._shrink()
 
     def _shrink(self) -> None:
+        spared = len(self._sets)
         while self.size_bytes > self._remote_log.index_file_cache_bytes:
-            self._remove(next(iter(self._sets)))
+            stem, one = next(iter(self._sets.items()))
+            used_ns = _used_ns(one.files)
+            if used_ns > one.used_ns and spared > 0:  # another process has read it
+                one.used_ns, spared = used_ns, spared - 1
+                self._add(stem, one)
+            else:
+                self._remove(stem)
+
+    def _remove_below(self, partition: TopicIdPartition, offset: int) -> None:
+        for stem in [*self._stems.get(self._folder(partition), ())]:
+            if self._sets[stem].files.last_offset < offset:
+                self._remove(stem)
 
     def _stem_that_takes(self, folder: Path, segment: RemoteLogSegmentMetadata) -> Path | None:
         """Returns the set that can take the segment and ends nearest before it; None when no set can take it.
@@ -170,6 +199,7 @@ class LocalIndexCache:
 
     def _add(self, stem: Path, one: _Set) -> None:
         """Adds the set, or moves it to the end, as the most recently used one."""
+        one.used_ns = _used_ns(one.files)
         self._sets.pop(stem, None)
         self._sets[stem] = one
         stems = self._stems.setdefault(stem.parent, {})
@@ -194,13 +224,13 @@ class LocalIndexCache:
         for path in self._root.glob("*/*"):
             if named := _NAME.fullmatch(path.name):
                 found.setdefault(path.parent / named[1], set()).add(named[2])
-        known: list[tuple[float, Path, LocalIndexFiles]] = []
+        known: list[tuple[int, Path, LocalIndexFiles]] = []
         for stem, suffixes in found.items():
             try:
                 if len(suffixes) < len(SUFFIXES):
                     raise CorruptSegmentError(f"{stem}: the set has only the files {', '.join(suffixes)}")
                 files = LocalIndexFiles.existing(stem.parent, int(stem.name))
-                known.append((files.path(OFFSET_INDEX).stat().st_mtime, stem, files))
+                known.append((_used_ns(files), stem, files))
             except (CorruptSegmentError, OSError):
                 with contextlib.suppress(OSError):
                     LocalIndexFiles(stem.parent, int(stem.name)).remove()
@@ -210,8 +240,60 @@ class LocalIndexCache:
         self._shrink()
 
     def _folder(self, partition: TopicIdPartition) -> Path:
-        name = f"{partition.topic[:_MAX_TOPIC_CHARACTERS]}-{partition.partition}-{partition.topic_id}"
-        return self._root / name
+        return folder_of(self._root, partition)
+
+
+class SharedIndexFiles:
+    """Reads the folder that another process writes. Its calls block on the disk.
+
+    Without a lock, a reader may see a set that the writer is just appending to, removing or beginning anew. The checks
+    of `LocalIndexFiles.find` turn that into a miss. No call raises for a disk error or a damaged file."""
+
+    def __init__(self, folder: Path, ciphers: SegmentCiphers | None = None) -> None:
+        self._root = folder
+        self._ciphers = ciphers
+
+    def get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
+        """Returns the index and its size in bytes; None when the files do not have it."""
+        folder = folder_of(self._root, segment.topic_id_partition)
+        for base_offset in self._base_offsets(folder, segment.start_offset)[:_MAX_SHARED_SETS]:
+            # The writer alone removes damaged files: by now there may be others with the same names.
+            with contextlib.suppress(CorruptSegmentError, EncryptionKeyError, OSError):
+                files = LocalIndexFiles.existing(folder, base_offset)
+                if (found := files.find(segment, self._ciphers)) is not None:
+                    _note_use(files)
+                    return found
+        return None
+
+    def _base_offsets(self, folder: Path, start_offset: int) -> list[int]:
+        """Returns the base offsets of the sets that may have a segment from `start_offset` on, the nearest first."""
+        try:
+            names = [path.name for path in folder.iterdir()]
+        except OSError:
+            return []
+        found = (
+            int(name[: -len(OFFSET_INDEX)]) for name in names if name.endswith(OFFSET_INDEX) and _NAME.fullmatch(name)
+        )
+        return sorted((base for base in found if base <= start_offset), reverse=True)
+
+
+def folder_of(root: Path, partition: TopicIdPartition) -> Path:
+    """Returns the folder of a partition's sets. A topic that was created anew has the same folder, but other uuids."""
+    return root / f"{partition.topic}-{partition.partition}"
+
+
+def _used_ns(files: LocalIndexFiles) -> int:
+    try:
+        return files.path(OFFSET_INDEX).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _note_use(files: LocalIndexFiles) -> None:
+    """Sets the time of the last use. It survives a restart, and the writer of the folder sees it."""
+    now_ns = time.time_ns()  # the kernel's own time of a write is coarser, so a use is always later
+    with contextlib.suppress(OSError):
+        os.utime(files.path(OFFSET_INDEX), ns=(now_ns, now_ns))
 
 
 DEADLINE_MS = 1_000
@@ -222,29 +304,46 @@ class LocalIndexes:
 
     The cache is used in a thread of its own. It adds a few threads while calls hang in the disk."""
 
-    def __init__(self, cache: LocalIndexCache, deadline_ms: int = DEADLINE_MS) -> None:
+    def __init__(
+        self, cache: LocalIndexCache, deadline_ms: int = DEADLINE_MS, shared: SharedIndexFiles | None = None
+    ) -> None:
+        """`shared` are the files that another process writes. They are asked first."""
         self.cache = cache
+        self._shared = shared
         self.hits = 0
         self.misses = 0
         self._deadline_s = deadline_ms / 1000
         self._calls = BlockingCalls("local-indexes", 1)
+        self._is_closed = False
 
     async def get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
         """Returns the index and its size in bytes; None when it is not in the files or the deadline passes."""
-        try:
-            found = await self._calls.run(lambda _: self.cache.get(segment), self._deadline_s)
-        except TimeoutError:
-            found = None
+        found = await self._run(lambda: self._get(segment))
         self.hits += found is not None
         self.misses += found is None
         return found
 
+    def _get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
+        found = None if self._shared is None else self._shared.get(segment)
+        return self.cache.get(segment) if found is None else found
+
     async def put(self, segment: RemoteLogSegmentMetadata, raw: bytes) -> None:
         """Caches `raw`, the stored object. `raw` must be intact."""
+        await self._run(lambda: self.cache.put(segment, raw))
+
+    async def remove_below(self, partition: TopicIdPartition, offset: int) -> None:
+        """Removes the sets of the partition that end below `offset`."""
+        await self._run(lambda: self.cache.remove_below(partition, offset))
+
+    async def _run(self, work: Callable[[], T | None]) -> T | None:
+        if self._is_closed:
+            return None
         try:
-            await self._calls.run(lambda _: self.cache.put(segment, raw), self._deadline_s)
+            return await self._calls.run(lambda _: work(), self._deadline_s)
         except TimeoutError:
-            return
+            return None
 
     def close(self) -> None:
+        """Later calls have no effect. Safe to call twice."""
+        self._is_closed = True
         self._calls.close()

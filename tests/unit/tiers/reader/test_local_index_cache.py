@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
 
@@ -11,8 +14,8 @@ from tests.support.fakes.segments import PARTITION
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.local_index_cache import LocalIndexCache
-from tiers.segment.indexes.local_index_files import LOG_INDEX, OFFSET_INDEX, append_to
+from tiers.reader.local_index_cache import LocalIndexCache, SharedIndexFiles
+from tiers.segment.indexes.local_index_files import LOG_INDEX, OFFSET_INDEX, SUFFIXES, TIME_INDEX, append_to
 from tiers.segment.segment_encryption import KeyRing
 
 SET_BYTES = 4 * 4096
@@ -42,7 +45,7 @@ class Bench:
         append_to(path, content)
 
     def sets(self, partition: TopicIdPartition = PARTITION) -> list[int]:
-        folder = self.folder / f"{partition.topic}-{partition.partition}-{partition.topic_id}"
+        folder = self.folder / f"{partition.topic}-{partition.partition}"
         return sorted(int(path.stem) for path in folder.glob(f"*{OFFSET_INDEX}"))
 
 
@@ -102,7 +105,7 @@ def test_sets_are_rolled_by_size_and_by_age(bench: Bench) -> None:
 
 
 def test_partitions_are_kept_apart_whatever_their_topics_name(bench: Bench) -> None:
-    longest = TopicIdPartition(UUID(int=5), 1_000_000, "t" * 249)
+    longest = TopicIdPartition(UUID(int=5), 99_999, "t" * 249)
     cache = bench.cache()
     mine, other = segment_object(0), segment_object(0, uuid=50, partition=longest)
     put(cache, mine, other)
@@ -166,7 +169,8 @@ def test_a_full_disk_costs_what_was_kept_in_that_set_and_nothing_else(
     put(cache, segment_object(0))
     bench.full = True
     put(cache, segment_object(30))
-    assert "cannot be read or written" in caplog.text
+    put(cache, segment_object(60))
+    assert caplog.text.count("cannot be read or written") == 1
     assert not holds(cache, segment_object(0))
     assert not holds(cache, segment_object(30))
     assert (bench.sets(), cache.size_bytes) == ([], 0)
@@ -220,3 +224,154 @@ def test_while_a_call_is_stuck_in_the_disk_others_do_without(bench: Bench) -> No
     writer.join()
     assert holds(cache, segment_object(0))
     assert not holds(cache, segment_object(30))
+
+
+def test_the_founding_layout_of_the_folder(bench: Bench) -> None:
+    put(bench.cache(), segment_object(1_000_121, 1))
+    assert {str(path.relative_to(bench.folder)) for path in bench.folder.glob("*/*")} == {
+        f"{PARTITION.topic}-{PARTITION.partition}/00000000000001000121{suffix}" for suffix in SUFFIXES
+    }
+
+
+def test_a_topic_that_was_created_anew_never_gets_entries_of_the_old_one(bench: Bench) -> None:
+    anew = TopicIdPartition(UUID(int=99), PARTITION.partition, PARTITION.topic)
+    old, new = segment_object(0), segment_object(0, uuid=500, partition=anew)
+    cache = bench.cache()
+    put(cache, old)
+    assert not holds(cache, new)
+    put(cache, new, segment_object(30, uuid=501, partition=anew))
+    for one in (cache, bench.cache()):
+        assert not holds(one, old)
+        assert holds(one, new)
+
+
+def test_files_below_the_log_start_are_removed(bench: Bench) -> None:
+    cache = bench.cache(roll_ms=0)
+    segments = [segment_object(start) for start in (0, 30, 60)]
+    other = segment_object(0, uuid=50, partition=TopicIdPartition(UUID(int=5), 7, "other"))
+    put(cache, *segments, other)
+    cache.remove_below(PARTITION, 59)
+    assert bench.sets() == [30, 60]
+    cache.remove_below(PARTITION, 60)
+    assert [holds(cache, one) for one in segments] == [False, False, True]
+    assert holds(cache, other)
+    cache.remove_below(PARTITION, 1 << 62)
+    assert bench.sets() == []
+    assert cache.size_bytes == SET_BYTES
+
+
+def shared_holds(reader: SharedIndexFiles, segment: Segment) -> bool:
+    found = reader.get(segment[0])
+    assert found is None or contents(found[0], segment[0]) == expected(segment)
+    return found is not None
+
+
+def test_readers_see_each_append_of_the_writer_at_once(bench: Bench) -> None:
+    cache, readers = bench.cache(roll_bytes=4 * 83), [SharedIndexFiles(bench.folder) for _ in range(3)]
+    segments = [segment_object(start) for start in range(0, 300, 30)]
+    for count, segment in enumerate(segments, 1):
+        assert not any(shared_holds(reader, segment) for reader in readers)
+        put(cache, segment)
+        for reader in readers:
+            assert all(shared_holds(reader, one) for one in segments[:count])
+
+
+def test_a_reader_never_writes_to_damaged_files(bench: Bench) -> None:
+    segment = segment_object(0)
+    put(bench.cache(), segment)
+    (path,) = bench.folder.glob(f"*/*{LOG_INDEX}")
+    path.write_bytes(path.read_bytes()[::-1])
+    reader = SharedIndexFiles(bench.folder)
+    assert not shared_holds(reader, segment)
+    assert bench.sets() == [0]
+    path.unlink()
+    assert not shared_holds(reader, segment)
+    assert not shared_holds(SharedIndexFiles(bench.folder / "missing"), segment)
+
+
+def test_a_torn_tail_is_a_miss_and_is_never_appended_to(bench: Bench) -> None:
+    first, second, third = segment_object(0), segment_object(30), segment_object(60)
+    put(bench.cache(), first, second)
+    for suffix in SUFFIXES:
+        (path,) = bench.folder.glob(f"*/*0{suffix}")
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        assert not shared_holds(SharedIndexFiles(bench.folder), second) or suffix == TIME_INDEX
+        assert shared_holds(SharedIndexFiles(bench.folder), first)
+        path.write_bytes(whole)
+    (offset_index,) = bench.folder.glob(f"*/*{OFFSET_INDEX}")
+    offset_index.write_bytes(offset_index.read_bytes()[:-4])
+    restarted = bench.cache()
+    put(restarted, third)
+    assert bench.sets() == [0, 60]
+    reader = SharedIndexFiles(bench.folder)
+    assert [shared_holds(reader, one) for one in (first, second, third)] == [True, False, True]
+
+
+def test_a_set_that_a_worker_reads_is_not_the_next_to_go(bench: Bench) -> None:
+    cache = bench.cache(max_bytes=2 * SET_BYTES, roll_ms=0)
+    first, second, third = segment_object(0), segment_object(30), segment_object(60)
+    put(cache, first, second)
+    assert shared_holds(SharedIndexFiles(bench.folder), first)
+    put(cache, third)
+    assert bench.sets() == [0, 60]
+
+
+READER = """
+import sys
+from pathlib import Path
+from tests.support.fakes.local_indexes import contents, expected, segment_object
+from tiers.reader.local_index_cache import SharedIndexFiles
+reader = SharedIndexFiles(Path(sys.argv[1]))
+left = {start: segment_object(start) for start in range(0, int(sys.argv[2]), 30)}
+while left:
+    for start, segment in [*left.items()]:
+        found = reader.get(segment[0])
+        if found is not None:
+            assert contents(found[0], segment[0]) == expected(segment)
+            del left[start]
+    print(len(left), flush=True)
+"""
+
+
+def test_reader_processes_follow_a_writing_process(bench: Bench) -> None:
+    end = 3000
+    command = [sys.executable, "-c", READER, str(bench.folder), str(end)]
+    readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    try:
+        for reader in readers:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "100\n"
+        cache = bench.cache(roll_bytes=10 * 83)
+        for start in range(0, end, 30):
+            put(cache, segment_object(start))
+        for reader in readers:
+            reader.communicate(timeout=120)
+            assert reader.returncode == 0
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+
+
+def test_readers_of_a_set_that_begins_anew_are_never_wrong(bench: Bench) -> None:
+    """Each attempt at the same offsets replaces the set while the readers are in it."""
+    attempts = [segment_object(0, uuid=number) for number in range(1, 200)]
+    over = threading.Event()
+
+    def read() -> None:
+        reader = SharedIndexFiles(bench.folder)
+        while not over.is_set():
+            for attempt in attempts:
+                shared_holds(reader, attempt)
+
+    with ThreadPoolExecutor(2) as threads:
+        readers = [threads.submit(read) for _ in range(2)]
+        cache = bench.cache()
+        try:
+            put(cache, *attempts)
+        finally:
+            over.set()
+        for each in readers:
+            each.result()
+    assert shared_holds(SharedIndexFiles(bench.folder), attempts[-1])
