@@ -30,6 +30,7 @@ from proxy.handlers.fetch.pass_through import PassThroughFetchHandler, ShareFetc
 from proxy.handlers.produce import ProduceHandler
 from proxy.metrics import ProxyMetrics
 from proxy.process.admin_http import admin_http
+from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
 from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
 from proxy.wire.context import Router
@@ -42,6 +43,7 @@ from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, BrokerRefusedError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.tasks.task_services import NoLocalIndexes
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +193,8 @@ class RemoteLogProcess:
         await check_permissions(client, config, RIGHTS_TIMEOUT_MS)
         storage = await open_storage(stack, config, cluster_id, registry)
         metadata = await open_metadata(stack, config, client, storage, cluster_id)
-        await run_remote_log_manager(stack, config, client, storage, metadata, registry, cluster_id)
+        indexes = writer_of_local_indexes(stack, config) or NoLocalIndexes()
+        await run_remote_log_manager(stack, config, client, storage, metadata, registry, cluster_id, indexes)
         self._metadata = metadata
 
     async def _cluster_id(self) -> str | None:

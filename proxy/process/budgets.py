@@ -55,11 +55,24 @@ def share_of(config: TidegateConfig) -> TidegateConfig:
                     "chunk_cache_bytes": part(remote_log.chunk_cache_bytes),
                     "chunk_file_cache_bytes": part(remote_log.chunk_file_cache_bytes),
                     "index_cache_bytes": part(remote_log.index_cache_bytes),
-                    "index_file_cache_bytes": part(remote_log.index_file_cache_bytes),
+                    # The other half is the share of the remote-log process, whose files the workers read.
+                    "index_file_cache_bytes": part(
+                        remote_log.index_file_cache_bytes - _remote_log_index_file_bytes(config)
+                    ),
                 }
             ),
         }
     )
+
+
+def remote_log_share_of(config: TidegateConfig) -> TidegateConfig:
+    """Returns the settings of the remote-log process beside the workers."""
+    files = {"index_file_cache_bytes": _remote_log_index_file_bytes(config)}
+    return config.model_copy(update={"remote_log": config.remote_log.model_copy(update=files)})
+
+
+def _remote_log_index_file_bytes(config: TidegateConfig) -> int:
+    return config.remote_log.index_file_cache_bytes // 2
 
 
 def chunk_folder(config: TidegateConfig, worker: str | None) -> Path:

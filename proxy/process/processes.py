@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from proxy.config import TidegateConfig
 from proxy.process.admin_http import admin_pages
-from proxy.process.budgets import remove_other_chunk_folders, share_of
+from proxy.process.budgets import remote_log_share_of, remove_other_chunk_folders, share_of
 from proxy.process.child import Task, end_timeout_ms
 from proxy.process.remote_log import metadata_folder
 from proxy.process.supervisor import Child, ChildCommand, Supervisor
@@ -122,7 +122,7 @@ def _listener() -> socket.socket:
 
 
 def _stages(config: TidegateConfig, listeners: Mapping[str, socket.socket]) -> list[list[ChildCommand]]:
-    share = share_of(config)
+    share, remote_log_share = share_of(config), remote_log_share_of(config)
     # Python must not search the caller's working directory for modules first.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
 
@@ -130,7 +130,7 @@ def _stages(config: TidegateConfig, listeners: Mapping[str, socket.socket]) -> l
         fds = [listeners[name].fileno()] if name in listeners else []
         admin_fd = fds[0] if fds else None
         is_worker = name != REMOTE_LOG
-        task = Task(share if is_worker else config, name, is_worker, admin_fd)
+        task = Task(share if is_worker else remote_log_share, name, is_worker, admin_fd)
         return ChildCommand(
             name, [sys.executable, "-P", "-m", "proxy.process.child", name], task.to_bytes(), environment, fds
         )

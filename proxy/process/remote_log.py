@@ -37,7 +37,7 @@ from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_disable import RemoteDisableTask
 from tiers.tasks.remote_log_manager import RemoteLogManager
-from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
+from tiers.tasks.task_services import LocalIndexWriter, RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
 from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
@@ -112,10 +112,11 @@ async def run_remote_log_manager(
     metadata: RemoteLogMetadataManager,
     registry: CollectorRegistry,
     cluster_id: str | None,
+    local_indexes: LocalIndexWriter,
 ) -> None:
     """Runs the RLM tasks until the stack closes. They have their own task group, so a failure ends nothing else."""
     registry.register(RemoteLogMetadataMetrics(metadata))
-    services = _task_services(config, client, storage, metadata, registry, cluster_id)
+    services = _task_services(config, client, storage, metadata, registry, cluster_id, local_indexes)
     rules = config.topics
     manager = RemoteLogManager(
         services,
@@ -166,6 +167,7 @@ def _task_services(
     metadata: RemoteLogMetadataManager,
     registry: CollectorRegistry,
     cluster_id: str | None,
+    local_indexes: LocalIndexWriter,
 ) -> TaskServices:
     remote_log = config.remote_log
     settings = RemoteLogManagerSettings(
@@ -190,6 +192,7 @@ def _task_services(
             ),
             publish_after=remote_log.delete_attempts,
         ),
+        local_indexes=local_indexes,
         copy_quota=_copy_quota(remote_log),
         cluster_id=storage_cluster_id(config, cluster_id or ""),
     )

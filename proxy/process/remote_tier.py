@@ -35,6 +35,7 @@ from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.process.budgets import chunk_folder, remove_other_chunk_folders
+from proxy.process.local_indexes import local_indexes_of_worker, writer_of_local_indexes
 from proxy.process.remote_log import metadata_folder, open_metadata, open_storage, run_remote_log_manager
 from proxy.wire.exchange import Handler
 from tiers.access.open_tier import open_key_ring
@@ -46,13 +47,13 @@ from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic.topic_based import wall_clock_ms
 from tiers.quota import RemoteFetchQuotas
 from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
-from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes
+from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
-from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
 from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from tiers.tasks.lineage import check_before_deletion
+from tiers.tasks.task_services import NoLocalIndexes
 
 Metadata = RemoteLogMetadataManager | SharedRemoteLogMetadataReader
 
@@ -87,8 +88,13 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
             await asyncio.to_thread(remove_other_chunk_folders, config, [worker])
             cluster_id = proxy.topology.cluster_id
             metadata = await open_metadata(stack, config, client, storage, cluster_id)
-            await run_remote_log_manager(stack, config, client, storage, metadata, proxy.registry, cluster_id)
-            yield RemoteTier(await _handlers(stack, proxy, storage, metadata, worker), lambda: alarms(metadata))
+            indexes = writer_of_local_indexes(stack, config)
+            await run_remote_log_manager(
+                stack, config, client, storage, metadata, proxy.registry, cluster_id, indexes or NoLocalIndexes()
+            )
+            yield RemoteTier(
+                await _handlers(stack, proxy, storage, metadata, worker, indexes), lambda: alarms(metadata)
+            )
         else:
             shared = SharedRemoteLogMetadataReader(
                 client,
@@ -100,7 +106,10 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
             stack.push_async_callback(shared.close)
             await shared.open()
             max_age_ms = FetchSettings(config.remote_log, config.limits).metadata_max_age_ms
-            yield RemoteTier(await _handlers(stack, proxy, storage, shared, worker), lambda: _stale(shared, max_age_ms))
+            indexes = local_indexes_of_worker(config, worker)
+            yield RemoteTier(
+                await _handlers(stack, proxy, storage, shared, worker, indexes), lambda: _stale(shared, max_age_ms)
+            )
 
 
 def alarms(metadata: RemoteLogMetadataManager) -> list[str]:
@@ -120,6 +129,7 @@ async def _handlers(
     storage: InstrumentedRemoteStorageManager,
     metadata: Metadata,
     worker: str | None,
+    local_indexes: LocalIndexes | None,
 ) -> Mapping[int, Handler]:
     settings = FetchSettings(proxy.config.remote_log, proxy.config.limits)
     key_ring = open_key_ring(proxy.config)
@@ -130,7 +140,7 @@ async def _handlers(
             storage,
             RemoteLogReaderSettings(proxy.config.remote_log),
             decode_indexes=decode,
-            local_indexes=_local_indexes(proxy.config, worker, key_ring),
+            local_indexes=local_indexes,
             disk_chunks=_disk_chunks(proxy.config, worker),
             quotas=_fetch_quotas(proxy.config),
         )
@@ -182,15 +192,6 @@ def _fetch_quotas(config: TidegateConfig) -> RemoteFetchQuotas:
         per_client=config.limits.remote_fetch_max_bytes_per_second,
         per_topic=[(topic.pattern, topic.fetch_max_bytes_per_second) for topic in config.topics],
     )
-
-
-def _local_indexes(config: TidegateConfig, worker: str | None, key_ring: KeyRing) -> LocalIndexes | None:
-    """Every process has a folder of its own, because each file has one writer."""
-    remote_log = config.remote_log
-    if not remote_log.index_file_cache_bytes:
-        return None
-    folder = config.state.path / ("index" if worker is None else f"index-{worker}")
-    return LocalIndexes(LocalIndexCache(folder, remote_log, monotonic_ms, key_ring))
 
 
 def _disk_chunks(config: TidegateConfig, worker: str | None) -> DiskChunkCache | None:

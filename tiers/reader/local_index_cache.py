@@ -342,6 +342,10 @@ class LocalIndexes:
             return await self._calls.run(lambda _: work(), self._deadline_s)
         except TimeoutError:
             return None
+        except RuntimeError:
+            if self._is_closed:  # while the call waited for a thread
+                return None
+            raise
 
     def close(self) -> None:
         """Later calls have no effect. Safe to call twice."""

@@ -50,6 +50,8 @@ class RLMExpirationTask:
         """Returns how many segments were deleted. The caller has checked the lineage of the leader of `bounds`."""
         log_start, segments = await self.expire(policy, bounds.leader_epoch, log_start, local_only_bytes)
         deleted = await self._delete(segments)
+        if deleted and log_start.offset is not None:
+            await self._services.local_indexes.remove_below(self._partition, log_start.offset)
         await self.apply_log_start(bounds, log_start.offset)
         return deleted
 

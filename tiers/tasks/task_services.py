@@ -14,6 +14,7 @@ from tiers.errors import OwnershipLostError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.quota import RateQuota
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -40,6 +41,26 @@ class ShareGroups(Protocol):
     """The part of `ClusterShareGroups` that the tasks use."""
 
     async def lowest_start(self, partition: TopicIdPartition, timeout_ms: int) -> int | None: ...
+
+
+class LocalIndexWriter(Protocol):
+    """The part of `LocalIndexes` that the tasks use. It is a cache, so no call raises for an error of the disk."""
+
+    async def put(self, segment: RemoteLogSegmentMetadata, raw: bytes) -> None:
+        """Appends the entries of a copied segment. `raw` is its `.indexes` object."""
+
+    async def remove_below(self, partition: TopicIdPartition, offset: int) -> None:
+        """Removes the files that end below `offset`."""
+
+
+class NoLocalIndexes:
+    """The `LocalIndexWriter` of a process that keeps no index files."""
+
+    async def put(self, segment: RemoteLogSegmentMetadata, raw: bytes) -> None:
+        return
+
+    async def remove_below(self, partition: TopicIdPartition, offset: int) -> None:
+        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +109,7 @@ class TaskServices:
     key_ring: KeyRing = field(default_factory=KeyRing)
     """The keys with which new segments are encrypted, if there are any."""
     failed_deletions: FailedDeletions = field(default_factory=FailedDeletions)
+    local_indexes: LocalIndexWriter = field(default_factory=NoLocalIndexes)
     copy_quota: RateQuota | None = None
     """The quota for all copying of this process; None: no limit."""
     clock_ms: Callable[[], int] = monotonic_ms

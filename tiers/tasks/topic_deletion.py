@@ -35,6 +35,7 @@ from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
 _METADATA_BY_TOPIC_ID = 12
+_NO_OFFSET_LEFT = (1 << 63) - 1
 
 
 class TopicExistence(Protocol):
@@ -171,6 +172,7 @@ async def end_partition_deletion(services: TaskServices, partition: TopicIdParti
     services.checkpoint("manifest-deleted")
     await _write(services, partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
     services.checkpoint("partition-deletion-finished")
+    await services.local_indexes.remove_below(partition, _NO_OFFSET_LEFT)
     logger.info("the remote log of a deleted topic was deleted", extra={"partition": str(partition)})
 
 

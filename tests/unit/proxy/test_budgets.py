@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proxy.config import TidegateConfig
-from proxy.process.budgets import share_of
+from proxy.process.budgets import remote_log_share_of, share_of
 from tests.support.proxy.parsed_config import parse_config
 
 BUDGETS = [
@@ -20,6 +20,7 @@ BUDGETS = [
     ("remote_log", "index_cache_bytes"),
     ("remote_log", "index_file_cache_bytes"),
 ]
+INDEX_FILES = ("remote_log", "index_file_cache_bytes")
 
 
 def settings(workers: int, more: str = "") -> TidegateConfig:
@@ -36,9 +37,22 @@ def test_shares_add_up_to_the_whole_and_none_is_nothing(workers: int) -> None:
     whole = budgets(settings(workers))
     share = budgets(share_of(settings(workers)))
     assert share.keys() == whole.keys()
-    for name, total in whole.items():
+    of_the_workers = whole | {INDEX_FILES: -(-whole[INDEX_FILES] // 2)}
+    for name, total in of_the_workers.items():
         assert share[name] > 0
         assert total <= share[name] * workers < total + workers
+
+
+@pytest.mark.parametrize(("total", "shares"), [(0, (0, 0)), (1, (0, 1)), (1001, (500, 167)), (6000, (3000, 1000))])
+def test_the_remote_log_process_has_half_of_the_index_files(total: int, shares: tuple[int, int]) -> None:
+    config = settings(3, '[storage]\nimplementation = "local"\npath = "/x"\n')
+    config = config.model_copy(
+        update={"remote_log": config.remote_log.model_copy(update={"index_file_cache_bytes": total})}
+    )
+    remote_log = remote_log_share_of(config)
+    assert (remote_log.remote_log.index_file_cache_bytes, share_of(config).remote_log.index_file_cache_bytes) == shares
+    left = config.remote_log.model_copy(update={"index_file_cache_bytes": shares[0]})
+    assert remote_log == config.model_copy(update={"remote_log": left})
 
 
 def test_no_limit_stays_no_limit() -> None:

@@ -1,5 +1,8 @@
 """Copies one built segment: COPY_SEGMENT_STARTED, the objects, read back, COPY_SEGMENT_FINISHED, in this order.
 
+Then the owner appends the segment's entries to its local index files (docs/founding.md, "Local index files"). After a
+crash before that, a reader fetches the entries from the store.
+
 Every attempt has a new uuid. An attempt that ends early leaves COPY_SEGMENT_STARTED, which `collect_leftovers` deletes.
 """
 
@@ -15,6 +18,7 @@ from tiers.errors import CustomMetadataTooLargeError, RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.indexes.indexes_object import encode_indexes_object
 from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -76,6 +80,20 @@ async def copy_segment(
         logger.warning(
             "the log has no records for some offsets of a segment",
             extra={"partition": str(partition), "missing_offsets": built.missing_offsets},
+        )
+    await _append_to_local_indexes(services, segment, stored)
+
+
+async def _append_to_local_indexes(
+    services: TaskServices, segment: RemoteLogSegmentMetadata, stored: BuiltSegment
+) -> None:
+    try:
+        raw = await services.spool.run(lambda: encode_indexes_object(segment, stored.indexes))
+        await services.local_indexes.put(segment, raw)
+    except Exception:  # the segment is copied: nothing about the local files may fail the copy
+        logger.exception(
+            "the index of a copied segment is not in the local index files; readers fetch it from the store",
+            extra={"partition": str(segment.topic_id_partition), "segment": str(segment.segment_id.id)},
         )
 
 

@@ -1,0 +1,39 @@
+"""The folders of the local index files of a proxy (docs/founding.md, "Local index files").
+
+<state.path>/index             written by the process that runs the RLM tasks, read by every process
+<state.path>/index-<worker>    indexes that a worker read from the store: segments that another proxy copied
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from proxy.config import TidegateConfig
+from tiers.access.open_tier import open_key_ring
+from tiers.broker.client import monotonic_ms
+from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes, SharedIndexFiles
+
+
+def writer_of_local_indexes(stack: AsyncExitStack, config: TidegateConfig) -> LocalIndexes | None:
+    """Returns the index files of the process that runs the RLM tasks; None if they are switched off.
+
+    The stack closes them."""
+    if not config.remote_log.index_file_cache_bytes:
+        return None
+    indexes = LocalIndexes(LocalIndexCache(_shared(config), config.remote_log, monotonic_ms, open_key_ring(config)))
+    stack.callback(indexes.close)
+    return indexes
+
+
+def local_indexes_of_worker(config: TidegateConfig, worker: str) -> LocalIndexes | None:
+    """Returns the index files that a worker reads; None if they are switched off."""
+    if not config.remote_log.index_file_cache_bytes:
+        return None
+    key_ring = open_key_ring(config)
+    own = LocalIndexCache(config.state.path / f"index-{worker}", config.remote_log, monotonic_ms, key_ring)
+    return LocalIndexes(own, shared=SharedIndexFiles(_shared(config), key_ring))
+
+
+def _shared(config: TidegateConfig) -> Path:
+    return config.state.path / "index"
