@@ -3,10 +3,16 @@
     int16 magic 0, uuid topic id, int64 offset of the metadata partition up to which it was read,
     then entries: uvarint length of the rest of the entry, uvarint type, uvarint version, data
 
-The schemas are not flexible. Type 0 is a segment; its version 1 adds the custom metadata (KIP-917) to version 0. Type 1
-is the state of the partition's deletion. The format has no field for the broker id, the partition number and the topic
-name. A file that ends inside an entry is torn, and no entry of it is used. A file that lost whole entries looks
-complete. Therefore a file is always replaced as a whole.
+A type is the api key of the record's schema.
+
+* Type 3, version 0, is a segment: Kafka's RemoteLogSegmentMetadataSnapshotRecord, which is flexible and has the custom
+  metadata (KIP-917).
+* Type 0, version 0, is a segment of the founding text: RemoteLogSegmentMetadataRecordStored. It has neither the custom
+  metadata nor the broker id. It is read, and not written.
+* Type 1, version 0, is the state of the partition's deletion.
+
+The format has no field for the partition number and the topic name. A file that ends inside an entry is torn, and no
+entry of it is used. A file that lost whole entries looks complete. Therefore a file is always replaced as a whole.
 """
 
 from __future__ import annotations
@@ -25,7 +31,6 @@ from protocol.primitives import (
     INT64,
     Buffer,
     read_array_length,
-    read_bytes_bounds,
     read_int8,
     read_int16,
     read_int32,
@@ -35,13 +40,20 @@ from protocol.primitives import (
     write_uvarint,
 )
 from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.records.segment_fields import (
+    SEGMENT_METADATA_SNAPSHOT_API_KEY,
+    SEGMENT_METADATA_SNAPSHOT_VERSION,
+    read_snapshot,
+    write_snapshot,
+)
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
 MAGIC = 0
-_SEGMENT = 0
+_STORED_SEGMENT = 0
 _DELETE_STATE = 1
+_SEGMENT_SNAPSHOT = SEGMENT_METADATA_SNAPSHOT_API_KEY
 _UNKNOWN_BROKER = -1
 _HEADER = struct.Struct(">h16sq")
 _FIRST_FIELDS = struct.Struct(">16sqqiqq")
@@ -63,7 +75,10 @@ class FlatFile:
 
 
 def encode_flat_file(file: FlatFile) -> bytes:
-    entries: Iterable[bytes] = (_entry(_SEGMENT, 1, _segment_data(segment)) for segment in file.segments)
+    entries: Iterable[bytes] = (
+        _entry(_SEGMENT_SNAPSHOT, SEGMENT_METADATA_SNAPSHOT_VERSION, write_snapshot(segment))
+        for segment in file.segments
+    )
     encoded = _HEADER.pack(MAGIC, file.topic_id.bytes, file.metadata_offset) + b"".join(entries)
     if file.deletion is not None:
         state = file.deletion
@@ -94,8 +109,12 @@ def decode_flat_file(buf: Buffer, partition: TopicIdPartition) -> FlatFile:
             entry = memoryview(buf)[pos:end]
             kind, at = read_uvarint(entry, 0)
             version, at = read_uvarint(entry, at)
-            if kind == _SEGMENT and version in (0, 1):
-                segments.append(_read_segment(entry, at, version, partition))
+            if kind == _SEGMENT_SNAPSHOT and version == SEGMENT_METADATA_SNAPSHOT_VERSION:
+                segment, at = read_snapshot(entry, at, partition)
+                _check_end(entry, at)
+                segments.append(segment)
+            elif kind == _STORED_SEGMENT and version == 0:
+                segments.append(_read_stored_segment(entry, at, partition))
             elif kind == _DELETE_STATE and version == 0:
                 deletion = _read_deletion(entry, at)
             else:
@@ -126,29 +145,7 @@ def _entry(kind: int, version: int, data: bytes) -> bytes:
     return write_uvarint(len(body)) + body
 
 
-def _segment_data(segment: RemoteLogSegmentMetadata) -> bytes:
-    epochs = segment.segment_leader_epochs
-    custom = segment.custom_metadata
-    return b"".join(
-        (
-            _FIRST_FIELDS.pack(
-                segment.segment_id.id.bytes,
-                segment.start_offset,
-                segment.end_offset,
-                epochs[-1].epoch,
-                segment.max_timestamp_ms,
-                segment.event_timestamp_ms,
-            ),
-            INT32.pack(len(epochs)),
-            *(INT32.pack(entry.epoch) + INT64.pack(entry.start_offset) for entry in epochs),
-            INT32.pack(segment.segment_size_bytes),
-            INT8.pack(segment.state),
-            INT32.pack(-1) if custom is None else INT32.pack(len(custom)) + custom,
-        )
-    )
-
-
-def _read_segment(entry: memoryview, pos: int, version: int, partition: TopicIdPartition) -> RemoteLogSegmentMetadata:
+def _read_stored_segment(entry: memoryview, pos: int, partition: TopicIdPartition) -> RemoteLogSegmentMetadata:
     uuid, start_offset, end_offset, _, max_timestamp_ms, event_timestamp_ms = _FIRST_FIELDS.unpack_from(entry, pos)
     count, pos = read_array_length(entry, pos + _FIRST_FIELDS.size, compact=False)
     epochs = []
@@ -158,10 +155,6 @@ def _read_segment(entry: memoryview, pos: int, version: int, partition: TopicIdP
         epochs.append(LeaderEpochEntry(epoch, epoch_start))
     segment_size_bytes, pos = read_int32(entry, pos)
     state, pos = read_int8(entry, pos)
-    custom_metadata = None
-    if version == 1:
-        start, end = read_bytes_bounds(entry, pos, compact=False)
-        custom_metadata, pos = (None, start) if end < 0 else (bytes(entry[start:end]), end)
     _check_end(entry, pos)
     return RemoteLogSegmentMetadata(
         segment_id=RemoteLogSegmentId(partition, UUID(bytes=uuid)),
@@ -173,7 +166,6 @@ def _read_segment(entry: memoryview, pos: int, version: int, partition: TopicIdP
         segment_leader_epochs=tuple(epochs),
         segment_size_bytes=segment_size_bytes,
         state=RemoteLogSegmentState(state),
-        custom_metadata=custom_metadata,
     )
 
 

@@ -13,25 +13,22 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from protocol.errors import ProtocolError, TruncatedError
+from protocol.errors import ProtocolError
 from protocol.primitives import (
     EMPTY_TAGGED_SECTION,
     INT8,
     INT32,
     INT64,
     Buffer,
-    read_array_length,
     read_int8,
     read_int32,
     read_int64,
     read_uuid,
     read_uvarint,
     skip_tagged_section,
-    write_array_length,
     write_uvarint,
 )
 from tiers.errors import RemoteLogMetadataError
@@ -65,12 +62,11 @@ from tiers.metadata.records.record_parts import (
     write_partition,
     write_segment_id,
 )
+from tiers.metadata.records.segment_fields import read_segment_fields, write_segment_fields
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogStart
-from tiers.model.quick_values import quick
 from tiers.model.segment_metadata import (
-    LeaderEpochEntry,
     LocalLogStartUpdate,
     LogDivergenceUpdate,
     LogGapUpdate,
@@ -107,10 +103,6 @@ _FIRST_IGNORABLE_API_KEY = 2000
 _FRAME_VERSION = 1
 _MESSAGE_VERSIONS = {LOG_START_OFFSET_API_KEY: 1, LOCAL_LOG_START_API_KEY: 1, OPERATOR_ACCEPTANCE_API_KEY: 1}
 """The message versions of the record types whose messages changed. All other types have version 0."""
-_TXN_INDEX_EMPTY_TAG = 0
-_OFFSETS_AND_TIMES = struct.Struct(">qqiqq")
-_LEADER_EPOCH = struct.Struct(">iq")
-_SEGMENT = quick(RemoteLogSegmentMetadata)
 
 MetadataRecord = (
     RemoteLogSegmentMetadata
@@ -356,78 +348,12 @@ def _refuse_unless_ignorable(api_key: int, version: int) -> None:
 
 
 def _write_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:
-    return b"".join(
-        (
-            write_segment_id(metadata.segment_id),
-            INT64.pack(metadata.start_offset),
-            INT64.pack(metadata.end_offset),
-            INT32.pack(metadata.broker_id),
-            INT64.pack(metadata.max_timestamp_ms),
-            INT64.pack(metadata.event_timestamp_ms),
-            write_array_length(len(metadata.segment_leader_epochs), compact=True),
-            *(
-                INT32.pack(entry.epoch) + INT64.pack(entry.start_offset) + EMPTY_TAGGED_SECTION
-                for entry in metadata.segment_leader_epochs
-            ),
-            INT32.pack(metadata.segment_size_bytes),
-            write_nullable_bytes(metadata.custom_metadata),
-            INT8.pack(metadata.state),
-            b"\x01\x00\x01\x01" if metadata.txn_index_empty else EMPTY_TAGGED_SECTION,
-        )
-    )
+    return write_segment_id(metadata.segment_id) + write_segment_fields(metadata)
 
 
 def _read_metadata(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadata, int]:
     segment_id, pos = read_segment_id(buf, pos)
-    start_offset, end_offset, broker_id, max_timestamp_ms, event_timestamp_ms = _unpack(_OFFSETS_AND_TIMES, buf, pos)
-    count, pos = read_array_length(buf, pos + _OFFSETS_AND_TIMES.size, compact=True)
-    epochs = []
-    for _ in range(count):
-        epochs.append(LeaderEpochEntry(*_unpack(_LEADER_EPOCH, buf, pos)))
-        pos = skip_tagged_section(buf, pos + _LEADER_EPOCH.size)
-    segment_size_bytes, pos = read_int32(buf, pos)
-    custom_metadata, pos = read_nullable_bytes(buf, pos)
-    state, pos = read_int8(buf, pos)
-    txn_index_empty, pos = _read_txn_index_empty(buf, pos)
-    if not epochs or min([start_offset, *[each.start_offset for each in epochs]]) < 0 or start_offset > end_offset:
-        raise RemoteLogMetadataError(f"segment {segment_id.id} holds no offsets or no leader epoch")
-    metadata = _SEGMENT(
-        segment_id=segment_id,
-        start_offset=start_offset,
-        end_offset=end_offset,
-        broker_id=broker_id,
-        max_timestamp_ms=max_timestamp_ms,
-        event_timestamp_ms=event_timestamp_ms,
-        segment_leader_epochs=tuple(epochs),
-        segment_size_bytes=segment_size_bytes,
-        state=RemoteLogSegmentState(state),
-        custom_metadata=custom_metadata,
-        txn_index_empty=txn_index_empty,
-    )
-    return metadata, pos
-
-
-def _unpack(fields: struct.Struct, buf: Buffer, pos: int) -> tuple[Any, ...]:
-    try:
-        return fields.unpack_from(buf, pos)
-    except struct.error as error:
-        raise TruncatedError(f"{fields.size} bytes at byte {pos} exceed the {len(buf)} bytes") from error
-
-
-def _read_txn_index_empty(buf: Buffer, pos: int) -> tuple[bool, int]:
-    end = skip_tagged_section(buf, pos)
-    if end == pos + 1:
-        return False, end
-    count, pos = read_uvarint(buf, pos)
-    for _ in range(count):
-        tag, pos = read_uvarint(buf, pos)
-        size, pos = read_uvarint(buf, pos)
-        if tag == _TXN_INDEX_EMPTY_TAG:
-            if size != 1:
-                raise TruncatedError(f"a flag has {size} bytes, not 1")
-            return buf[pos] != 0, end
-        pos += size
-    return False, end
+    return read_segment_fields(buf, pos, segment_id)
 
 
 def _write_update(update: RemoteLogSegmentMetadataUpdate) -> bytes:

@@ -27,14 +27,15 @@ segments = st.builds(
     RemoteLogSegmentMetadata,
     segment_id=st.builds(RemoteLogSegmentId, st.just(PARTITION), st.uuids()),
     start_offset=int64s,
-    end_offset=int64s,
-    broker_id=st.just(-1),
+    end_offset=st.just((1 << 63) - 1),
+    broker_id=st.integers(-1, (1 << 31) - 1),
     max_timestamp_ms=int64s,
     event_timestamp_ms=int64s,
     segment_leader_epochs=st.lists(st.builds(LeaderEpochEntry, int32s, int64s), min_size=1, max_size=3).map(tuple),
     segment_size_bytes=int32s,
     state=st.sampled_from(RemoteLogSegmentState),
     custom_metadata=st.none() | st.binary(max_size=128),
+    txn_index_empty=st.booleans(),
 )
 files = st.builds(
     FlatFile,
@@ -66,14 +67,43 @@ def test_a_file_survives_its_bytes(file: FlatFile) -> None:
     assert decode_flat_file(encode_flat_file(file), PARTITION) == file
 
 
-def test_the_bytes_are_the_founding_ones_and_custom_metadata() -> None:
+def test_the_entries_have_kafkas_bytes_for_snapshots() -> None:
+    """Kafka 4.3.0's RemoteLogSegmentMetadataSnapshotTransform made the data of both entries."""
+    segment = RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(PARTITION, UUID("01122334455667788899aabbccddeeff")),
+        start_offset=100,
+        end_offset=299,
+        broker_id=2,
+        max_timestamp_ms=1700000000123,
+        event_timestamp_ms=1700000001234,
+        segment_leader_epochs=(LeaderEpochEntry(3, 100), LeaderEpochEntry(5, 150)),
+        segment_size_bytes=1048576,
+        state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+    )
+    copied = replace(
+        segment,
+        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+        custom_metadata=b"\x01\x02\x03",
+        txn_index_empty=True,
+    )
+    fields_hex = (
+        "01122334455667788899aabbccddeeff0000000000000064000000000000012b000000020000018bcfe5687b"
+        "0000018bcfe56cd203000000030000000000000064000000000500000000000000960000100000"
+    )
+    file = FlatFile(PARTITION.topic_id, 10, (segment, copied))
+    golden = HEADER_HEX + "58" + "0300" + fields_hex + "000000" + "5e" + "0300" + fields_hex + "040102030101000101"
+    assert encode_flat_file(file).hex() == golden
+    assert decode_flat_file(bytes.fromhex(golden), PARTITION) == file
+
+
+def test_a_deletion_has_the_founding_bytes() -> None:
     deletion = PartitionDeleteEntry(8, 9, RemotePartitionDeleteState.DELETE_PARTITION_STARTED)
-    file = FlatFile(PARTITION.topic_id, 10, (SEGMENT,), deletion)
+    file = FlatFile(PARTITION.topic_id, 10, (), deletion)
     deletion_hex = "0f" + "0100" + "00000008" + "0000000000000009" + "01"
-    assert encode_flat_file(file).hex() == HEADER_HEX + "4f" + "0001" + SEGMENT_HEX + "ffffffff" + deletion_hex
+    assert encode_flat_file(file).hex() == HEADER_HEX + deletion_hex
 
 
-def test_version_0_is_read() -> None:
+def test_a_founding_segment_is_read() -> None:
     founding = bytes.fromhex(HEADER_HEX + "4b" + "0000" + SEGMENT_HEX)
     assert decode_flat_file(founding, PARTITION) == FlatFile(PARTITION.topic_id, 10, (SEGMENT,))
 
