@@ -98,4 +98,4 @@ async def test_a_store_that_dies_costs_time_and_a_lost_state_folder_nothing(
                 assert await asyncio.to_thread(read, consumer, RECORDS) == expected
         assert asked
         assert 'tier="remote"' in proxy.metrics()
-    assert list((tmp_path / "state" / "index").glob(f"{topic_name}-0-*/*.remoteLogIndex"))
+    assert list((tmp_path / "state" / "index").glob(f"{topic_name}-0/*.remoteLogIndex"))

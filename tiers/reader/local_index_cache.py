@@ -38,7 +38,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.local_index_files import OFFSET_INDEX, SUFFIXES, Append, LocalIndexFiles, append_to
 from tiers.segment.indexes.segment_index import SegmentIndex
-from tiers.storage.blocking_calls import BlockingCalls
+from tiers.storage.blocking_calls import BlockingCalls, CallsClosedError
 
 T = TypeVar("T")
 
@@ -314,7 +314,6 @@ class LocalIndexes:
         self.misses = 0
         self._deadline_s = deadline_ms / 1000
         self._calls = BlockingCalls("local-indexes", 1)
-        self._is_closed = False
 
     async def get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
         """Returns the index and its size in bytes; None when it is not in the files or the deadline passes."""
@@ -336,18 +335,11 @@ class LocalIndexes:
         await self._run(lambda: self.cache.remove_below(partition, offset))
 
     async def _run(self, work: Callable[[], T | None]) -> T | None:
-        if self._is_closed:
-            return None
         try:
             return await self._calls.run(lambda _: work(), self._deadline_s)
-        except TimeoutError:
+        except (TimeoutError, CallsClosedError):
             return None
-        except RuntimeError:
-            if self._is_closed:  # while the call waited for a thread
-                return None
-            raise
 
     def close(self) -> None:
         """Later calls have no effect. Safe to call twice."""
-        self._is_closed = True
         self._calls.close()

@@ -26,6 +26,10 @@ class Abandoned(Exception):
     """Raised in a call whose caller no longer waits for it."""
 
 
+class CallsClosedError(RuntimeError):
+    """An error about a call that had not begun when `BlockingCalls` was closed."""
+
+
 class Call(Generic[T]):
     """One call. The work receives it, to ask whether the caller still waits."""
 
@@ -60,13 +64,14 @@ class BlockingCalls:
     async def run(self, work: Callable[[Call[T]], T], timeout_s: float | None) -> T:
         """Returns the result of `work` or raises its error.
 
-        Raises `TimeoutError` at the deadline, which covers the wait for a thread; None sets no deadline.
+        Raises `TimeoutError` at the deadline, which covers the wait for a thread; None sets no deadline. Raises
+        `CallsClosedError` after `close`.
         """
         async with asyncio.timeout(timeout_s):
             await self._free.acquire()
             if self._is_closed:
                 self._free.release()
-                raise RuntimeError(f"{self._name} is closed")
+                raise CallsClosedError(f"{self._name} is closed")
             call = Call(work, asyncio.get_running_loop())
             inbox = self._idle.pop() if self._idle else self._start()
             inbox.put(call)  # type: ignore[arg-type]  # a queue of calls of every kind
