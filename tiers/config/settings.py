@@ -247,8 +247,9 @@ class RemoteLogConfig(Section):
         validation_alias="remote.log.index.file.cache.total.size.bytes",
         ge=0,
         description=(
-            "The size of the cache of segment indexes in files under `state.path`. The cache survives a restart. 0 "
-            "turns it off."
+            "The size of the segment indexes in files under `state.path`: those of segments that this proxy copied, "
+            "and those that were read from the store. They survive a restart. With workers, the former have half of "
+            "the size, and the latter the other half, divided evenly among workers. 0 turns them off."
         ),
     )
     index_file_roll_bytes: SizeBytes = Field(

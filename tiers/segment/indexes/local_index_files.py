@@ -8,7 +8,7 @@
 The format is the founding one (docs/founding.md, "Local index files").
 
 * `base` is the start offset of the first segment, in 20 digits. Segments are appended in ascending order of their
-  offsets. There may be gaps between them, because a file only holds segments that a client has read.
+  offsets. There may be gaps between them, because a file also holds segments that a client has read.
 * An entry's RDI has version 1. It extends the RDI of the segment's own index by the segment's uuid and by the position
   of the segment in remoteSegments: version int8 = 1, stored position int64, stored length int32, CRC-32C uint32,
   segment uuid 16, place int32. So offsets alone never lead to the bytes of another copy attempt.

@@ -91,8 +91,9 @@ async def _append_to_local_indexes(
         raw = await services.spool.run(lambda: encode_indexes_object(segment, stored.indexes))
         await services.local_indexes.put(segment, raw)
     except Exception:  # the segment is copied: nothing about the local files may fail the copy
-        logger.exception(
+        logger.warning(
             "the index of a copied segment is not in the local index files; readers fetch it from the store",
+            exc_info=True,
             extra={"partition": str(segment.topic_id_partition), "segment": str(segment.segment_id.id)},
         )
 

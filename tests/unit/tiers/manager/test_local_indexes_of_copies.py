@@ -17,6 +17,8 @@ from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes, Shared
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteReadRequest, decode_index, monotonic_ms
 from tiers.segment.indexes.local_index_files import LOG_INDEX, append_to
 from tiers.segment.segment_encryption import KeyRing
+from tiers.tasks.segment_deletion import delete_all
+from tiers.tasks.topic_deletion import begin_partition_deletion, end_partition_deletion
 
 RING = KeyRing({"k": b"1" * 32}, current="k")
 NO_KEY = KeyRing()
@@ -176,3 +178,12 @@ async def test_the_owner_removes_the_files_below_the_log_start(owner: Owner) -> 
     assert owner.files() == before[1:]
     await owner.read_as_a_worker()
     assert owner.index_gets == []
+
+
+async def test_the_owner_removes_the_files_of_a_deleted_topic(owner: Owner) -> None:
+    await owner.copy()
+    assert owner.files()
+    services = owner.bench.services
+    await delete_all(services, await begin_partition_deletion(services, PARTITION), lambda: None)
+    await end_partition_deletion(services, PARTITION)
+    assert owner.files() == []
