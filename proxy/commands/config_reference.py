@@ -25,6 +25,7 @@ from tiers.config.topic_settings import (
     REMOTE_STORAGE_ENABLE,
     TIER_DEFAULTS,
 )
+from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 
 INTRODUCTION = """\
 # Configuration
@@ -74,6 +75,12 @@ _MEANINGS = {
         "With `remote.storage.enable=false`: deletes all remote records of the topic (KIP-950). It has no key in "
         "`[[topics]]`, so no change of the file deletes anything. See 'Stop tiering a topic' in docs/operations.md."
     ),
+    RETENTION_MINUTES: (
+        "The total retention over both tiers, in minutes. -1 is unlimited. -2: the broker's `retention.*` is the total. "
+        "See 'Two retentions' in docs/operations.md. A shorter value deletes records. The key can only be removed while "
+        "the broker's retention is not shorter."
+    ),
+    RETENTION_BYTES: ("The same in bytes per partition. If only one of the two keys is set, the other is unlimited."),
 }
 
 

@@ -1,5 +1,8 @@
 """Handles DescribeConfigs: shows a topic's tier settings as the proxy applies them (docs/semantics.md 9.4).
 
+The total retention is no setting of Kafka. It is shown for a tiered topic, for a topic that has it, and to a client
+that asks for it by name.
+
 All other settings are shown as the broker answered them. The source of a topic's own tier setting is
 DYNAMIC_TOPIC_CONFIG, as in Kafka. The source of a setting in the proxy's settings file is STATIC_BROKER_CONFIG, like
 that of a setting in a broker's file. The source of any other setting is the default.
@@ -30,7 +33,8 @@ from protocol.splice import Splice, splice
 from proxy.handlers.addresses import check_version
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
-from tiers.config.topic_settings import TIER_DEFAULTS, TierValue, is_boolean
+from tiers.config.topic_settings import REMOTE_STORAGE_ENABLE, TIER_DEFAULTS, TierValue, is_boolean
+from tiers.config.total_retention import TOTAL_KEYS
 
 DYNAMIC_TOPIC_CONFIG, STATIC_BROKER_CONFIG, DEFAULT_CONFIG = 1, 4, 5
 _BOOLEAN, _LONG = 1, 5
@@ -76,11 +80,12 @@ class _State:
             and answer.error_code == ErrorCode.NONE
             and wanted.get(answer.name)
         ]
+        asked = {one.name: one.keys for one in self.asked}
         values = await self.configs.values([answer.name for answer in answers], self.node_id) if answers else {}
         splices: list[Splice] = []
         for answer in answers:
             if answer.name in values:
-                keys = wanted[answer.name]
+                keys = wanted[answer.name] - _hidden(asked[answer.name], values[answer.name])
                 splices += tier_entries(
                     response, payload, answer, values[answer.name], keys, with_synonyms=self.with_synonyms
                 )
@@ -88,6 +93,13 @@ class _State:
 
     def on_abandoned(self) -> None:
         return
+
+
+def _hidden(asked: Collection[str] | None, values: Mapping[str, TierValue]) -> set[str]:
+    """Returns the keys that a client that knows only Kafka's settings does not expect. `asked`: all keys if empty."""
+    if asked or values[REMOTE_STORAGE_ENABLE].value == "true":
+        return set()
+    return {key for key in TOTAL_KEYS if not values[key].is_own}
 
 
 def tier_entries(

@@ -36,11 +36,14 @@ from tiers.config.topic_settings import (
     TIER_DEFAULTS,
     InvalidTierConfigError,
     TierValue,
+    check_name,
     check_tier_config,
     checked_value,
     is_enabled,
+    removes,
     tier_values,
 )
+from tiers.config.total_retention import TOTAL_KEYS
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
 
@@ -56,6 +59,9 @@ _RESOLVE_AGAIN_MS = 100
 _HEARD_WITHIN_MS = 1_000
 """How long a broker may not know a topic that was just created."""
 Found = TypeVar("Found")
+_REPLACED = {key: None for key in TIER_DEFAULTS if key not in TOTAL_KEYS}
+"""The keys that AlterConfigs unsets if it does not name them. The total retention stays: a client that does not know it
+must not expire records by leaving it out."""
 _OPERATIONS = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
 
@@ -192,7 +198,7 @@ class TopicTierConfigs:
         replaces = request.api_key == ApiKey.ALTER_CONFIGS
         if topic_id is None:
             if changes and replaces:
-                changes = {**dict.fromkeys(TIER_DEFAULTS), **changes}
+                changes = {**_REPLACED, **changes}
             return _Pending(resource, None, rule, changes, {}, replaces) if changes else None
         try:
             await self._ensure_fresh(topic_id, 0, _LOOK_UP_TIMEOUT_MS)
@@ -202,7 +208,7 @@ class TopicTierConfigs:
         if not changes and not is_enabled(rule, own) and not (own and replaces):
             return None
         if replaces:
-            changes = {**dict.fromkeys(TIER_DEFAULTS), **changes}
+            changes = {**_REPLACED, **changes}
         return _Pending(resource, topic_id, rule, changes, own, replaces)
 
     async def _checked(self, request: ConfigRequest, pending: Sequence[_Pending]) -> dict[str, Plan]:
@@ -272,7 +278,7 @@ class _Pending:
     changes: Mapping[str, str | None]
     own: Mapping[str, str]
     replaces: bool
-    """Whether the request unsets every key that it does not name."""
+    """Whether the request unsets every key that it does not name, the total retention excepted."""
 
     def check_over(self, broker: Mapping[str, BrokerValue], *, creates: bool) -> Callable[[Mapping[str, str]], None]:
         """Returns the check of the change against the broker's settings.
@@ -320,6 +326,8 @@ def _tier_changes(request: ConfigRequest, resource: ConfigResource) -> dict[str,
     changes: dict[str, str | None] = {}
     for change in resource.changes:
         key = change.name
+        if change.operation != DELETE:
+            check_name(key)
         if key not in TIER_DEFAULTS:
             continue
         if key in changes:
@@ -334,7 +342,8 @@ def _tier_changes(request: ConfigRequest, resource: ConfigResource) -> dict[str,
             if request.api_key == ApiKey.CREATE_TOPICS:
                 raise InvalidTierConfigError(f"Null value not supported for topic configs: {key}")
             raise InvalidTierConfigError(f"Null value not supported for : {key}", ErrorCode.INVALID_REQUEST)
-        changes[key] = checked_value(key, change.value)
+        value = checked_value(key, change.value)
+        changes[key] = None if removes(key, value) else value
     return changes
 
 

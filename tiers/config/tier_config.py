@@ -24,6 +24,7 @@ from tiers.config.settings import (
     StorageLocationConfig,
 )
 from tiers.config.topic_policy import TopicConfig
+from tiers.config.total_retention import BROKERS_KEYS, REPLACED_KEYS, TOTAL_KEYS
 from tiers.config.upstream_config import UpstreamConfig, UpstreamSaslConfig, UpstreamTlsConfig
 
 
@@ -191,7 +192,13 @@ def _other_name(section: str, key: str, model: type[TierConfig]) -> str | None:
 
 
 def _hint(section: str, key: str, model: type[TierConfig]) -> str:
-    """Returns a hint for an unknown key: the nearest known key, or the section to which the key belongs."""
+    """Returns a hint for an unknown key: its replacement, the nearest known key, or the section where it belongs."""
+    if replacement := REPLACED_KEYS.get(key):
+        return f"; use {replacement} in [[topics]] instead"
+    if total := BROKERS_KEYS.get(key):
+        return f"; it is a setting of the brokers. For a total retention over both tiers, use {total} in [[topics]]"
+    if key in TOTAL_KEYS:
+        return "; it belongs in [[topics]]"
     is_of_manager = not section and key.startswith(STORAGE_PREFIX)
     ending = f" A storage manager of which this is a setting needs {STORAGE_MANAGER}." if is_of_manager else ""
     if nearest := difflib.get_close_matches(key, model.keys_of(section), 1, 0.6):

@@ -1,7 +1,8 @@
 """The tiered topics of the file, and `TopicPolicy`: one topic's settings from the file's rules and the broker.
 
 * The first rule that matches decides. Tier settings of the topic itself (docs/semantics.md 9.4) override it key by key.
-* `retention.*` are the broker's and mean the total over both tiers. `local.retention.*` are Tidegate's.
+* `retention.*` are the broker's and mean the total over both tiers, unless the topic has a total of its own
+  (`remote.log.retention.*`): then they bound the local tier alone. `local.retention.*` are Tidegate's.
 * Only topics with `cleanup.policy=delete` alone can be tiered: compaction changes old offsets after they were copied.
 """
 
@@ -12,9 +13,19 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from uuid import UUID
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
 from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
+from tiers.config.total_retention import (
+    MAX_MINUTES,
+    NO_TOTAL,
+    NOTHING_EXPIRES,
+    RETENTION_BYTES,
+    RETENTION_MINUTES,
+    UNLIMITED,
+    Retention,
+    TotalRetention,
+)
 from tiers.model.ids import TopicIdPartition
 
 BROKER_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes", "remote.storage.enable")
@@ -22,7 +33,6 @@ BROKER_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes", "remote.stor
 
 SAME_AS_TOTAL = -2
 """The value of `local.retention.*` for a topic to which only the broker's own retention applies."""
-UNLIMITED = -1
 
 
 class TopicConfig(Section):
@@ -47,6 +57,28 @@ class TopicConfig(Section):
         validation_alias="local.retention.bytes",
         ge=SAME_AS_TOTAL,
         description="How many bytes of copied records the broker keeps per partition. -2 stands for retention.bytes.",
+    )
+    total_retention_minutes: int | None = Field(
+        default=None,
+        validation_alias=RETENTION_MINUTES,
+        ge=UNLIMITED,
+        le=MAX_MINUTES,
+        description=(
+            "The total retention over both tiers, in minutes, if it is not the broker's retention.ms. -1 is unlimited. "
+            "The owner records it for a topic without a recorded total, if it is not shorter than the broker's "
+            "retention. Any other change needs `kafka-configs` or `tidegate tier retention`: see 'Two retentions' in "
+            "docs/operations.md."
+        ),
+    )
+    total_retention_bytes: SizeBytes | None = Field(
+        default=None,
+        validation_alias=RETENTION_BYTES,
+        ge=UNLIMITED,
+        lt=1 << 63,
+        description=(
+            "The total retention over both tiers, in bytes per partition, if it is not the broker's retention.bytes. "
+            "-1 is unlimited. The same rules apply. If only one of the two keys is set, the other is unlimited."
+        ),
     )
     segment_bytes: SizeBytes = Field(
         default=64 * MIB,
@@ -76,13 +108,31 @@ class TopicConfig(Section):
         description="Stops copying; copied records stay readable (KIP-950).",
     )
 
+    @model_validator(mode="after")
+    def _check_local_retention(self) -> TopicConfig:
+        local = Retention(max(UNLIMITED, self.local_retention_ms), max(UNLIMITED, self.local_retention_bytes))
+        total = self.total_retention.over(NOTHING_EXPIRES)
+        if UNLIMITED < total.ms < local.ms:
+            raise ValueError(f"local.retention.ms is longer than {RETENTION_MINUTES}")
+        if UNLIMITED < total.size_bytes < local.size_bytes:
+            raise ValueError(f"local.retention.bytes is more than {RETENTION_BYTES}")
+        return self
+
+    @property
+    def total_retention(self) -> TotalRetention:
+        """The total of the file. It counts only when it is recorded."""
+        return TotalRetention(self.total_retention_minutes, self.total_retention_bytes)
+
     def matches(self, topic: str) -> bool:
         return fnmatchcase(topic, self.pattern)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicy:
-    """A topic's policy. A retention of -1 is unlimited. A local retention is None if only the total one applies."""
+    """A topic's policy. A retention of -1 is unlimited.
+
+    `retention_ms` and `retention_bytes` are the total over both tiers. Both are -1 while nothing of the topic may
+    expire. A local retention is None if Tidegate trims nothing for it."""
 
     topic: str
     topic_id: UUID
@@ -94,6 +144,14 @@ class TopicPolicy:
     segment_bytes: int
     segment_ms: int
     copy_disable: bool = False
+    broker_retention: Retention | None = None
+    """The broker's own retention, if it is known. It bounds the local tier, whatever the total is."""
+    recorded_total: TotalRetention = NO_TOTAL
+    """The recorded total that this policy was made of."""
+    total_to_record: TotalRetention | None = None
+    """The total of the file, if it may be recorded as it is. Until then nothing expires."""
+    total_conflict: str = ""
+    """The reason why the total of the file must not be recorded. While there is one, nothing expires."""
 
     def partitions(self) -> list[TopicIdPartition]:
         return [TopicIdPartition(self.topic_id, index, self.topic) for index in range(self.partition_count)]
@@ -138,9 +196,18 @@ def _boolean(values: Mapping[str, str], key: str, default: bool) -> bool:
 
 
 def policy_of(
-    topic: str, topic_id: UUID, partition_count: int, rule: TopicConfig, config: Mapping[str, str]
+    topic: str,
+    topic_id: UUID,
+    partition_count: int,
+    rule: TopicConfig,
+    config: Mapping[str, str],
+    recorded: TotalRetention = NO_TOTAL,
 ) -> TopicPolicy | Refusal:
-    """Returns the topic's policy, or why it cannot be tiered. `config` has the broker's values of `BROKER_KEYS`."""
+    """Returns the topic's policy, or why it cannot be tiered. `config` has the broker's values of `BROKER_KEYS`.
+
+    `recorded` is the total retention in the topic's own tier settings. The file alone shortens nothing: if its total
+    differs from the recorded one, nothing expires. The file's total may be recorded only if no total is recorded, and
+    the broker's retention, which is the total then, is not longer."""
     cleanup = config.get("cleanup.policy", "")
     if cleanup != "delete":
         return Refusal(topic, f"cleanup.policy is {cleanup!r}; only 'delete' can be tiered")
@@ -150,17 +217,32 @@ def policy_of(
         retention_ms, retention_bytes = int(config["retention.ms"]), int(config["retention.bytes"])
     except (KeyError, ValueError):
         return Refusal(topic, "the broker does not report its retention")
+    broker = Retention(retention_ms, retention_bytes)
+    said, to_record, conflict = rule.total_retention, None, ""
+    total = recorded.over(broker)
+    if said.contradicts(recorded):
+        if recorded.is_set:
+            conflict = f"the file has {said}, and {recorded} is recorded"
+        elif said.over(broker).is_shorter_than(broker):
+            conflict = f"the file has {said}, and the broker keeps {broker}, which was the total until now"
+        else:
+            to_record = said
+        total = NOTHING_EXPIRES
     return TopicPolicy(
         topic=topic,
         topic_id=topic_id,
         partition_count=partition_count,
-        retention_ms=retention_ms,
-        retention_bytes=retention_bytes,
+        retention_ms=total.ms,
+        retention_bytes=total.size_bytes,
         local_retention_ms=_local(rule.local_retention_ms),
         local_retention_bytes=_local(rule.local_retention_bytes),
         segment_bytes=rule.segment_bytes,
         segment_ms=rule.segment_ms,
         copy_disable=rule.copy_disable,
+        broker_retention=broker,
+        recorded_total=recorded,
+        total_to_record=to_record,
+        total_conflict=conflict,
     )
 
 

@@ -3,6 +3,9 @@
 Rules, codes and texts are Kafka's (LogConfig.validate), with one exception: tiering needs no switch on the brokers. A
 topic's own settings override those of the settings file, key by key. A request is never refused because of the file:
 local retention beyond the total one simply has no effect.
+
+The total retention (`remote.log.retention.*`) is no setting of Kafka. A request may set a shorter one, since it names
+the number. A request that only removes the keys must not shorten the total.
 """
 
 from __future__ import annotations
@@ -12,13 +15,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.errors import ErrorCode
-from tiers.config.topic_policy import SAME_AS_TOTAL, UNLIMITED, TopicConfig
+from tiers.config.topic_policy import SAME_AS_TOTAL, TopicConfig
+from tiers.config.total_retention import (
+    MAX_MINUTES,
+    MS_PER_MINUTE,
+    REPLACED_KEYS,
+    RETENTION_BYTES,
+    RETENTION_MINUTES,
+    TOTAL_KEYS,
+    UNLIMITED,
+    Retention,
+    TotalRetention,
+    recorded_total,
+)
 
 REMOTE_STORAGE_ENABLE = "remote.storage.enable"
 LOCAL_RETENTION_MS = "local.retention.ms"
 LOCAL_RETENTION_BYTES = "local.retention.bytes"
 COPY_DISABLE = "remote.log.copy.disable"
 DELETE_ON_DISABLE = "remote.log.delete.on.disable"
+SAME_AS_BROKERS = -2
+"""The default of the total retention: it is the broker's. A request that sets it removes the key."""
 
 TIER_DEFAULTS: Mapping[str, str] = {
     REMOTE_STORAGE_ENABLE: "false",
@@ -26,8 +43,10 @@ TIER_DEFAULTS: Mapping[str, str] = {
     LOCAL_RETENTION_BYTES: str(SAME_AS_TOTAL),
     COPY_DISABLE: "false",
     DELETE_ON_DISABLE: "false",
+    RETENTION_MINUTES: str(SAME_AS_BROKERS),
+    RETENTION_BYTES: str(SAME_AS_BROKERS),
 }
-"""Every tier setting of a topic, with Kafka's default."""
+"""Every tier setting of a topic, with its default."""
 
 BROKER_DEFAULTS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"}
 """The broker's settings that the rules check as well, with Kafka's defaults."""
@@ -59,7 +78,20 @@ def checked_value(key: str, value: str) -> str:
         raise _invalid(key, value, "Not a number of type LONG")
     if int(text) < SAME_AS_TOTAL:
         raise _invalid(key, value, f"Value must be at least {SAME_AS_TOTAL}")
+    if key == RETENTION_MINUTES and int(text) > MAX_MINUTES:
+        raise _invalid(key, value, f"Value must be no more than {MAX_MINUTES}")
     return str(int(text))
+
+
+def removes(key: str, value: str) -> bool:
+    """Returns whether a request that sets the key to this checked value removes the key."""
+    return key in TOTAL_KEYS and int(value) == SAME_AS_BROKERS
+
+
+def check_name(key: str) -> None:
+    """Refuses a key that does not exist and has a replacement. Raises `InvalidTierConfigError`."""
+    if key in REPLACED_KEYS:
+        raise InvalidTierConfigError(f"Unknown topic config name: {key}. Use {REPLACED_KEYS[key]} instead.")
 
 
 def _invalid(key: str, value: object, message: str) -> InvalidTierConfigError:
@@ -104,6 +136,9 @@ def check_tier_config(
     """Checks the change of a topic's own settings from `before` to `after`. Raises `InvalidTierConfigError`.
 
     `broker` has the values that the topic will have for the keys of `BROKER_DEFAULTS`."""
+    retention = _brokers_retention(broker)
+    if retention is not None and after.get(DELETE_ON_DISABLE) != "true":
+        _check_removal(before, after, retention)
     if not is_enabled(rule, after):
         if is_enabled(rule, before) and after.get(DELETE_ON_DISABLE) != "true":
             raise InvalidTierConfigError(
@@ -117,24 +152,60 @@ def check_tier_config(
     policies = {policy.strip().lower() for policy in broker["cleanup.policy"].split(",")}
     if policies != {"delete"}:
         raise InvalidTierConfigError("Remote log storage only supports topics with cleanup.policy=delete")
-    for local_key in (LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS):
-        _check_local_retention(local_key, after, broker)
-
-
-def _check_local_retention(local_key: str, after: Mapping[str, str], broker: Mapping[str, str]) -> None:
-    total_key = local_key.removeprefix("local.")
-    try:
-        total = int(broker[total_key])
-    except ValueError:
+    if retention is None:
         return  # the broker refuses the request itself
+    own = _own_total(after)
+    total = own.over(retention)
+    keys = TOTAL_KEYS if own.is_set else ("retention.ms", "retention.bytes")
+    _check_local_retention(LOCAL_RETENTION_BYTES, keys[1], total.size_bytes, after)
+    _check_local_retention(LOCAL_RETENTION_MS, keys[0], total.ms, after)
+    if own.is_set and after.get(COPY_DISABLE) == "true" and retention.is_shorter_than(total):
+        raise InvalidTierConfigError(
+            f"When `{COPY_DISABLE}` is set to true, `retention.ms` and `retention.bytes` must not be shorter than "
+            f"`{RETENTION_MINUTES}` and `{RETENTION_BYTES}`, because new records stay on the brokers, which remove "
+            "them by their own retention."
+        )
+
+
+def _brokers_retention(broker: Mapping[str, str]) -> Retention | None:
+    try:
+        return Retention(int(broker["retention.ms"]), int(broker["retention.bytes"]))
+    except ValueError:
+        return None
+
+
+def _own_total(config: Mapping[str, str]) -> TotalRetention:
+    try:
+        return recorded_total(config)
+    except ValueError as error:
+        raise InvalidTierConfigError(str(error)) from error
+
+
+def _check_removal(before: Mapping[str, str], after: Mapping[str, str], broker: Retention) -> None:
+    """Refuses to remove the total retention if the broker's, which would be the total then, is shorter.
+
+    Such a request would expire records, but has no number that says so."""
+    known = _own_total(before)
+    if known.is_set and not _own_total(after).is_set and broker.is_shorter_than(known.over(broker)):
+        raise InvalidTierConfigError(
+            f"It is invalid to remove `{RETENTION_MINUTES}` and `{RETENTION_BYTES}` while the broker's retention "
+            f"({broker}) is shorter than the total ({known.over(broker)}), because records would expire. Raise "
+            f"`retention.ms` and `retention.bytes` first, or set `{RETENTION_MINUTES}` and `{RETENTION_BYTES}` to the "
+            "shorter retention."
+        )
+
+
+def _check_local_retention(local_key: str, total_key: str, total: int, after: Mapping[str, str]) -> None:
+    """`total` is in the unit of the local key."""
     local = int(after.get(local_key, SAME_AS_TOTAL))
     if local == SAME_AS_TOTAL:
         return
+    shown = total // MS_PER_MINUTE if total_key == RETENTION_MINUTES and total > UNLIMITED else total
     if total > UNLIMITED:
         if local == UNLIMITED:
-            raise _invalid(local_key, local, f"Value must not be -1 as {total_key} value is set as {total}.")
+            raise _invalid(local_key, local, f"Value must not be -1 as {total_key} value is set as {shown}.")
         if local > total:
-            raise _invalid(local_key, local, f"Value must not be more than {total_key} property value: {total}")
+            raise _invalid(local_key, local, f"Value must not be more than {total_key} property value: {shown}")
     if after.get(COPY_DISABLE) == "true" and local != total:
         raise InvalidTierConfigError(
             f"When `remote.log.copy.disable` is set to true, the `{local_key}` and `{total_key}` must be set to the "

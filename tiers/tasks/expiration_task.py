@@ -4,6 +4,8 @@
 * Segments that a clamp cut off are in quarantine. They are deleted only when an operator asks for it.
 * Time is that of the brokers (LogAppendTime of Tidegate's metadata records). Too much skew stops every expiry
   (docs/design.md, safety rule 6).
+* Before anything expires, the task reads the topic's recorded total retention to its end. If it is not the one that the
+  policy was made of, nothing expires: the next policy has the present one.
 * If two copies of a range exist, the copy that answers for no offset is deleted too, without moving the log start
   (KAFKA-16511).
 * If a broker's log start went back (unclean stop), the task tells the broker again to delete the records
@@ -15,11 +17,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from tiers.config.topic_policy import TopicPolicy
+from tiers.config.total_retention import Retention, recorded_total
+from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -37,6 +41,35 @@ logger = logging.getLogger(__name__)
 def is_in_quarantine(segment: RemoteLogSegmentMetadata, log_start: int) -> bool:
     """Returns whether a clamp cut the segment and none of it is readable, so that an operator may have it deleted."""
     return segment.clamped_to is not None and (segment.is_cut_off or segment.valid_end_offset < log_start)
+
+
+def expired_to(
+    alive: Sequence[StoredSegment],
+    retention: Retention,
+    log_start: int,
+    now_ms: int,
+    local_only_bytes: int = 0,
+    budget_bytes: int | None = None,
+) -> int:
+    """Returns the log start that `retention` asks for, at least `log_start`.
+
+    `alive` are the segments that answer for the offsets from `log_start` on. `budget_bytes` limits the bytes that
+    expire, but one segment may always expire. None: no limit."""
+    excess_bytes = local_only_bytes + sum(segment.retained_bytes for segment in alive) - retention.size_bytes
+    end = log_start
+    for segment in alive:
+        size_bytes = segment.retained_bytes
+        too_old = 0 <= retention.ms < now_ms - segment_timestamp_ms(segment)
+        too_much = retention.size_bytes >= 0 and excess_bytes >= size_bytes
+        if not (too_old or too_much):
+            break
+        if budget_bytes is not None:
+            if size_bytes > budget_bytes and end > log_start:
+                break
+            budget_bytes -= size_bytes
+        excess_bytes -= size_bytes
+        end = max(end, segment.valid_end_offset + 1)
+    return end
 
 
 class RLMExpirationTask:
@@ -70,7 +103,11 @@ class RLMExpirationTask:
         services, partition = self._services, self._partition
         start = log_start.offset or 0
         expired_to = self._expired_to(policy, start, local_only_bytes)
-        if expired_to > start and await self._clock_is_trusted(self._readable()):
+        if (
+            expired_to > start
+            and await self._clock_is_trusted(self._readable())
+            and await self._total_is_recorded(policy)
+        ):
             self._check_ownership()
             expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION)
             await services.metadata.put_log_start(partition, expired, denied=log_start.denied)
@@ -105,26 +142,35 @@ class RLMExpirationTask:
         )
         return False
 
+    async def _total_is_recorded(self, policy: TopicPolicy) -> bool:
+        """Returns whether the topic still has the total retention that the policy was made of.
+
+        Raises `RemoteLogMetadataNotReadyError` when the topic's tier settings cannot be read to their end now."""
+        services, partition = self._services, self._partition
+        settings_of = TopicIdPartition(partition.topic_id, 0, partition.topic)
+        await services.metadata.ensure_fresh(settings_of, 0, services.settings.request_timeout_ms)
+        try:
+            recorded = recorded_total(services.metadata.topic_tier_config(partition.topic_id))
+        except ValueError as error:
+            raise RemoteLogMetadataNotReadyError(
+                f"the tier settings of {partition.topic} cannot be read: {error}"
+            ) from error
+        if recorded == policy.recorded_total:
+            return True
+        logger.info("the total retention was changed: nothing expires now", extra={"partition": str(partition)})
+        return False
+
     def _expired_to(self, policy: TopicPolicy, log_start: int, local_only_bytes: int) -> int:
         """Returns the log start that retention asks for, limited by the bytes that one run may expire."""
         services = self._services
-        alive = list(self._answering(log_start))
-        excess_bytes = local_only_bytes + sum(segment.retained_bytes for segment in alive) - policy.retention_bytes
-        budget_bytes = services.settings.expire_max_bytes_per_run
-        now_ms = services.wall_clock_ms()
-        expired_to = log_start
-        for segment in alive:
-            size_bytes = segment.retained_bytes
-            too_old = 0 <= policy.retention_ms < now_ms - segment_timestamp_ms(segment)
-            too_much = policy.retention_bytes >= 0 and excess_bytes >= size_bytes
-            if not (too_old or too_much):
-                break
-            if size_bytes > budget_bytes and expired_to > log_start:
-                break
-            budget_bytes -= size_bytes
-            excess_bytes -= size_bytes
-            expired_to = max(expired_to, segment.valid_end_offset + 1)
-        return expired_to
+        return expired_to(
+            list(self._answering(log_start)),
+            Retention(policy.retention_ms, policy.retention_bytes),
+            log_start,
+            services.wall_clock_ms(),
+            local_only_bytes,
+            services.settings.expire_max_bytes_per_run,
+        )
 
     def _answering(self, offset: int) -> Iterator[StoredSegment]:
         """Yields the segments that answer for the offsets from `offset` on.

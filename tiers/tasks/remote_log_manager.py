@@ -44,7 +44,9 @@ from tiers.tasks.remote_disable import RemoteDisableTask
 from tiers.tasks.segment_deletion import collect_leftovers
 from tiers.tasks.task_services import TaskServices
 from tiers.tasks.topic_deletion import TopicDeletionTask
+from tiers.tasks.total_retention import TotalRetentionTask
 from tiers.tasks.trim_task import TrimTask
+from tiers.tasks.uncopied_watch import UncopiedWatch
 
 _OWNERSHIP_INTERVAL_MS = 1000
 _WATCH_INTERVAL_MS = 1000
@@ -78,6 +80,7 @@ class _Managed:
     expiration: RLMExpirationTask
     manifest: PartitionManifestTask
     gaps: LogGapTask
+    uncopied: UncopiedWatch
     due_ms: int = 0
     failures: int = 0
     copy_stopped: bool = False
@@ -132,6 +135,7 @@ class RemoteLogManager:
                     tasks.create_task(self._keep_topics()),
                     tasks.create_task(self._keep_deletions()),
                     tasks.create_task(self._keep_disabled()),
+                    tasks.create_task(self._keep_totals()),
                     tasks.create_task(self._keep_watch()),
                 ]
                 while not self._stopping:
@@ -205,6 +209,15 @@ class RemoteLogManager:
                 logger.exception("the remote log of a disabled topic could not be removed")
             await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
 
+    async def _keep_totals(self) -> None:
+        totals = TotalRetentionTask(self._services)
+        while True:
+            try:
+                await totals.run(self._topics.policies.values())
+            except Exception:  # the copying goes on
+                logger.exception("the total retention of topics could not be recorded")
+            await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
+
     async def _keep_watch(self) -> None:
         while True:
             for managed in list(self._managed.values()):
@@ -267,6 +280,7 @@ class RemoteLogManager:
                 RLMExpirationTask(self._services, partition),
                 manifest,
                 LogGapTask(self._services, partition, manifest),
+                UncopiedWatch(self._services, partition),
             )
         self._services.metrics.owned_partitions.set(len(self._managed))
 
@@ -390,6 +404,7 @@ class RemoteLogManager:
         self._check_bounds(partition, bounds)
         self._watch(managed, bounds)
         managed.copy.observe(policy, bounds)
+        await managed.uncopied.run(policy, bounds, managed.copy.lag_bytes)
         await managed.manifest.check(bounds.log_start_offset)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         if await managed.clamp.run(bounds, log_start.offset):

@@ -19,7 +19,8 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
-from tiers.config.topic_policy import BROKER_KEYS, UNLIMITED, Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
+from tiers.config.topic_policy import BROKER_KEYS, Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
+from tiers.config.total_retention import UNLIMITED, TotalRetention, recorded_total
 from tiers.errors import BrokerError
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 
@@ -62,31 +63,32 @@ class TieredTopics:
 
         If the configuration of a topic cannot be read, the topic keeps its last policy, but nothing of it expires.
         Raises `BrokerError` when the cluster does not answer; the same then applies to every topic."""
-        wanted: dict[str, tuple[TopicMetadata, TopicConfig]] = {}
+        wanted: dict[str, tuple[TopicMetadata, TopicConfig, TotalRetention]] = {}
         try:
             metadata = await self._client.metadata(0, timeout_ms)
             for topic in metadata.topics.values():
                 rule = self._rule(topic)
                 if rule is not None:
-                    wanted[topic.name] = topic, rule
+                    recorded = recorded_total(self._overrides(topic.topic_id) or {})
+                    wanted[topic.name] = topic, rule, recorded
             configs, doubtful = await self._agreed(sorted(metadata.brokers), list(wanted), timeout_ms)
         except Exception:
             self._policies = {topic_id: _not_expiring(known) for topic_id, known in self._policies.items()}
             raise
         policies: dict[UUID, TopicPolicy] = {}
         refused: dict[str, str] = {}
-        for name, (topic, rule) in wanted.items():
+        for name, (topic, rule, recorded) in wanted.items():
             config = configs.get(name)
             if config is None:
                 if topic.topic_id in self._policies:
                     policies[topic.topic_id] = _not_expiring(self._policies[topic.topic_id])
                 continue
-            found = policy_of(name, topic.topic_id, len(topic.partitions), rule, config)
+            found = policy_of(name, topic.topic_id, len(topic.partitions), rule, config, recorded)
             if isinstance(found, Refusal):
                 refused[name] = found.reason
             else:
                 policies[topic.topic_id] = _not_expiring(found) if name in doubtful else found
-        self._report(refused, {name for name, (topic, rule) in wanted.items() if self._is_named(topic, rule)})
+        self._report(refused, {name for name, (topic, rule, _) in wanted.items() if self._is_named(topic, rule)})
         self._policies = policies
         return policies
 
@@ -157,5 +159,7 @@ class TieredTopics:
 
 
 def _not_expiring(known: TopicPolicy) -> TopicPolicy:
-    """Returns the policy without retention. The present retention is unknown and may be higher, so nothing expires."""
-    return replace(known, retention_ms=UNLIMITED, retention_bytes=UNLIMITED)
+    """Returns the policy without retention. The present retention is unknown and may be higher, so nothing expires.
+
+    For the same reason, no total retention is recorded."""
+    return replace(known, retention_ms=UNLIMITED, retention_bytes=UNLIMITED, total_to_record=None)

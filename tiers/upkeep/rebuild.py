@@ -200,10 +200,10 @@ def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataManager) -> int:
 
 def _records(plans: Sequence[PartitionPlan]) -> Iterator[tuple[TopicIdPartition, Sequence[KeyAndValue]]]:
     now_ms = time.time_ns() // 1_000_000
+    for update in tier_configs_of(plans, WRITER, now_ms):  # first: an owner may expire what it sees without them
+        yield update.topic_id_partition, [key_and_value(update)]
     for plan in plans:
         yield plan.topic_id_partition, records_of(plan, WRITER, now_ms)
-    for update in tier_configs_of(plans, WRITER, now_ms):
-        yield update.topic_id_partition, [key_and_value(update)]
 
 
 def manifests_of(

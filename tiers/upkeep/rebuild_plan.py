@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from tiers.config.total_retention import TOTAL_KEYS, longest_total, recorded_total
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
@@ -384,14 +385,22 @@ def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValu
 
 
 def tier_configs_of(plans: Iterable[PartitionPlan], writer: str, now_ms: int) -> Iterator[TopicTierConfigUpdate]:
-    """Yields one update per topic with tier settings. The manifest of every partition repeats them."""
-    seen: set[UUID] = set()
+    """Yields one update per topic with tier settings. The manifest of every partition repeats them.
+
+    A manifest may be older than the topic's last settings. So the longest total retention of all manifests counts."""
+    by_topic: dict[UUID, list[PartitionPlan]] = {}
     for plan in plans:
-        partition = plan.topic_id_partition
-        if plan.tier_config and partition.topic_id not in seen:
-            seen.add(partition.topic_id)
-            first = TopicIdPartition(partition.topic_id, 0, partition.topic)
-            yield TopicTierConfigUpdate(first, writer, now_ms, plan.tier_config)
+        by_topic.setdefault(plan.topic_id_partition.topic_id, []).append(plan)
+    for topic_id, alike in by_topic.items():
+        said = [each for each in alike if each.tier_config]
+        if not said:
+            continue
+        first = TopicIdPartition(topic_id, 0, said[0].topic_id_partition.topic)
+        own = {key: value for key, value in said[0].tier_config.items() if key not in TOTAL_KEYS}
+        total = longest_total(
+            [recorded_total(each.tier_config) for each in alike if each.has_manifest or each.tier_config]
+        )
+        yield TopicTierConfigUpdate(first, writer, now_ms, own | total.config())
 
 
 def _finished(segment: RemoteLogSegmentMetadata, partition: TopicIdPartition) -> list[KeyAndValue]:

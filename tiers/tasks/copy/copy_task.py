@@ -51,6 +51,8 @@ class RLMCopyTask:
         """Milliseconds for which the quota stops the copying, as of the last run; 0: it did not stop that run."""
         self.progress_at_ms = services.clock_ms()
         """The last time at which a record was read or written for the first time, or there was nothing to copy."""
+        self.lag_bytes = 0
+        """An estimate of the bytes below the LSO that are not remote, as of the last look; 0 also if there is none."""
         self._furthest = -1, 0
 
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, log_start: int | None = None) -> bool:
@@ -270,7 +272,7 @@ class RLMCopyTask:
         builder = self._builder
         next_offset = start if builder is None else builder.next_offset
         unread_offsets = max(0, last_stable_offset - next_offset)
-        lag_bytes = self.local_only_bytes + int(unread_offsets * self._bytes_per_offset(start))
+        self.lag_bytes = self.local_only_bytes + int(unread_offsets * self._bytes_per_offset(start))
         now_ms = self._services.clock_ms()
         first_ms = None if builder is None else builder.first_append_ms
         if unread_offsets == 0:
@@ -279,8 +281,8 @@ class RLMCopyTask:
             self._behind_since_ms = now_ms if first_ms is None else first_ms
         labels = self._partition.topic, str(self._partition.partition)
         metrics = self._services.metrics
-        metrics.copy_lag_bytes.labels(*labels).set(lag_bytes)
-        metrics.copy_lag_segments.labels(*labels).set(lag_bytes // policy.segment_bytes)
+        metrics.copy_lag_bytes.labels(*labels).set(self.lag_bytes)
+        metrics.copy_lag_segments.labels(*labels).set(self.lag_bytes // policy.segment_bytes)
         metrics.copy_lag_seconds.labels(*labels).set(self.behind_ms / 1000)
 
     def _bytes_per_offset(self, start: int) -> float:
