@@ -22,6 +22,7 @@ from proxy.commands.missing_topics import missing_topics
 from proxy.commands.orphans import orphans
 from proxy.commands.quarantine import quarantine
 from proxy.commands.rebuild import rebuild
+from proxy.commands.retention import retention
 from proxy.commands.rewrap import rewrap
 from proxy.commands.segments import segments
 from proxy.commands.topics import topics
@@ -50,7 +51,7 @@ def _tier(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, accept, rewrap):
+for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, accept, retention, rewrap):
     tier.command()(_command)
 tier.command("failed-deletes")(failed_deletes)
 tier.add_typer(quarantine)

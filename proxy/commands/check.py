@@ -1,4 +1,6 @@
-"""`tidegate check`: contacts every broker and the store, and reports the advertised addresses and all problems."""
+"""`tidegate check`: contacts every broker and the store, and reports the advertised addresses and all problems.
+
+It also reads the metadata topic, to find retentions that are not in force and records that may be lost uncopied."""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from proxy.cluster.permissions import missing_permissions, principal_of
 from proxy.cluster.topology import MAX_PORT
+from proxy.commands.retention_check import retention_problems
 from proxy.commands.store_check import store_problems
 from proxy.config import TidegateConfig
 from proxy.process.app import listener_addresses
@@ -81,6 +84,8 @@ async def check(config: TidegateConfig) -> Report:
                 _check_metadata_manager(config, client, report)
             if config.is_tiered and report.cluster_id is not None:
                 await _check_rights(config, client, report)
+                if not report.problems:  # any of them would appear here again
+                    report.problems += await retention_problems(config, client)
         finally:
             await client.close()
     await _check_store(config, report)

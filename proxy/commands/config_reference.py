@@ -76,9 +76,9 @@ _MEANINGS = {
         "`[[topics]]`, so no change of the file deletes anything. See 'Stop tiering a topic' in docs/operations.md."
     ),
     RETENTION_MINUTES: (
-        "The total retention over both tiers, in minutes. -1 is unlimited. -2: the broker's `retention.*` is the total. "
-        "See 'Two retentions' in docs/operations.md. A shorter value deletes records. The key can only be removed while "
-        "the broker's retention is not shorter."
+        "The total retention over both tiers, in minutes. -1 is unlimited. -2: the broker's `retention.*` is the "
+        "total. A shorter value deletes records. The key can only be removed while the broker's retention is not "
+        "shorter. See 'Two retentions' in docs/operations.md."
     ),
     RETENTION_BYTES: ("The same in bytes per partition. If only one of the two keys is set, the other is unlimited."),
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from protocol.records.record_batch import iterate_batches
+from protocol.records.record_batch import RecordBatch, iterate_batches
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import Retention
 from tiers.errors import RemoteLogError
@@ -58,11 +58,13 @@ async def head_batch(source: LogSource, partition: TopicIdPartition, offset: int
     Raises `RemoteLogError`."""
     read = await source.read(partition, offset, 1, timeout_ms)
     batch = next(iterate_batches(read.records), None)
-    if batch is None:
-        return None
+    return None if batch is None else head_of(batch)
+
+
+def head_of(batch: RecordBatch) -> HeadBatch:
     timestamp_ms = batch.max_timestamp if batch.is_log_append_time else batch.base_timestamp
-    count = batch.next_offset - batch.base_offset
-    return HeadBatch(timestamp_ms if timestamp_ms >= 0 else None, batch.size_bytes / max(1, count))
+    count = max(1, batch.next_offset - batch.base_offset)
+    return HeadBatch(timestamp_ms if timestamp_ms >= 0 else None, batch.size_bytes / count)
 
 
 def used_share(broker: Retention, age_ms: int, size_bytes: int) -> float:

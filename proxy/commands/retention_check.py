@@ -1,0 +1,149 @@
+"""The part of `tidegate check` about retention: totals that are not in force, and records that may be lost uncopied."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Collection
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from protocol.errors import ErrorCode, ProtocolError
+from protocol.records.record_batch import iterate_batches
+from proxy.config import TidegateConfig
+from tiers.access.open_tier import metadata_to_now
+from tiers.broker.client import BrokerClient
+from tiers.broker.fetch import READ_UNCOMMITTED, FetchPosition, fetch_raw
+from tiers.config.topic_policy import TopicPolicy
+from tiers.errors import BrokerError, RemoteLogError
+from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.tiered_topics import TieredTopics
+from tiers.tasks.uncopied_watch import HeadBatch, first_uncopied, head_of, used_share
+
+TIMEOUT_MS = 10_000
+_PARTITIONS_AT_ONCE = 16
+_OLD_TRANSACTION_MS = 900_000
+"""The age of an open transaction that hangs, as for the alarm `stuck-lso`."""
+_HALF = 0.5
+
+
+async def retention_problems(config: TidegateConfig, client: BrokerClient) -> list[str]:
+    """Returns the problems of all tiered topics, one line each."""
+    try:
+        async with AsyncExitStack() as stack:
+            cluster = await client.metadata_naming(config.remote_log.metadata_topic, TIMEOUT_MS)
+            metadata = None
+            if config.remote_log.metadata_topic in cluster.topics:  # opening the metadata would create the topic
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
+                metadata = await stack.enter_async_context(metadata_to_now(config, client, Path(folder)))
+            topics = TieredTopics(
+                client,
+                config.topics,
+                RemoteLogManagerMetrics(CollectorRegistry()),
+                (lambda topic_id: None) if metadata is None else metadata.topic_tier_config,
+            )
+            policies = (await topics.refresh(TIMEOUT_MS)).values()
+            problems = conflicts(policies)
+            if metadata is not None:
+                problems += await _risks(client, metadata, policies)
+            return problems
+    except RemoteLogError as error:
+        return [f"the retention of the tiered topics cannot be checked: {error}"]
+
+
+def conflicts(policies: Collection[TopicPolicy]) -> list[str]:
+    """Returns the totals of the file that are not in force."""
+    return [
+        f"{policy.topic}: nothing expires: {policy.total_conflict}: record a total with `tidegate tier retention`,"
+        " or change the file"
+        for policy in policies
+        if policy.total_conflict
+    ]
+
+
+async def _risks(
+    client: BrokerClient, metadata: RemoteLogMetadataReader, policies: Collection[TopicPolicy]
+) -> list[str]:
+    source, slots = BrokerLogSource(client), asyncio.Semaphore(_PARTITIONS_AT_ONCE)
+
+    async def of(policy: TopicPolicy, partition: TopicIdPartition) -> list[str]:
+        async with slots:
+            try:
+                bounds = await source.bounds(partition, TIMEOUT_MS)
+                offset = first_uncopied(metadata, partition, bounds)
+                first = await _head(client, partition, offset) if offset < bounds.high_watermark else None
+                is_open = bounds.last_stable_offset < bounds.high_watermark
+                held = await _head(client, partition, bounds.last_stable_offset) if is_open else None
+            except BrokerError as error:
+                return [f"{_name(partition)}: its records that are not copied cannot be read: {error}"]
+        return risks_of(policy, partition, bounds, offset, first, held, time.time_ns() // 1_000_000)
+
+    async with asyncio.TaskGroup() as tasks:
+        looking = [tasks.create_task(of(policy, each)) for policy in policies for each in policy.partitions()]
+    return [problem for look in looking for problem in look.result()]
+
+
+def risks_of(
+    policy: TopicPolicy,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    offset: int,
+    first: HeadBatch | None,
+    held: HeadBatch | None,
+    now_ms: int,
+) -> list[str]:
+    """Returns the problems of one partition.
+
+    `first` is the batch at `offset`, the first offset that is not copied. `held` is the batch at the LSO, if the LSO
+    lies below the high watermark."""
+    problems = []
+    if held is not None and held.timestamp_ms is not None and now_ms - held.timestamp_ms >= _OLD_TRANSACTION_MS:
+        problems.append(
+            f"{_name(partition)}: the record at the last stable offset {bounds.last_stable_offset} is"
+            f" {_minutes(now_ms - held.timestamp_ms)} old: a transaction hangs, and no record after it is copied"
+        )
+    broker = policy.broker_retention
+    if broker is None or first is None or not policy.recorded_total.is_set:
+        return problems
+    age_ms = 0 if first.timestamp_ms is None else now_ms - first.timestamp_ms
+    share = used_share(broker, age_ms, int(first.bytes_per_offset * (bounds.high_watermark - offset)))
+    if share >= _HALF:
+        problems.append(
+            f"{_name(partition)}: the records from offset {offset} on are not copied, and have used"
+            f" {int(min(share, 1.0) * 100)} % of the broker's retention ({broker}): after that, the broker removes"
+            " them: raise the retention on the topic"
+        )
+    return problems
+
+
+async def _head(client: BrokerClient, partition: TopicIdPartition, offset: int) -> HeadBatch | None:
+    """Returns the batch at `offset`, which may belong to an open transaction. Raises `BrokerError`."""
+    leader = await client.leader_of(partition, TIMEOUT_MS)
+    position = FetchPosition(partition.topic_id, partition.partition, offset, leader.leader_epoch, max_bytes=1)
+    fetched = await fetch_raw(
+        client, leader.node_id, [position], max_bytes=1, isolation_level=READ_UNCOMMITTED, timeout_ms=TIMEOUT_MS
+    )
+    for each in fetched:
+        if each.error != ErrorCode.NONE:
+            raise BrokerError(f"the leader refused offset {offset}", each.error, retriable=True)
+        try:
+            batch = next(iterate_batches(each.records), None)
+        except ProtocolError as error:
+            raise BrokerError(f"the batch at offset {offset} cannot be read: {error}") from error
+        return None if batch is None else head_of(batch)
+    return None
+
+
+def _name(partition: TopicIdPartition) -> str:
+    return f"{partition.topic}-{partition.partition}"
+
+
+def _minutes(ms: int) -> str:
+    return f"{ms // 60_000} minutes"
