@@ -60,6 +60,20 @@ def test_founding_names_are_accepted() -> None:
             "rlm_process_interval_ms: this is another name of remote.log.manager.task.interval.ms",
         ),
         (UPSTREAM + "[limits]\nmax.conections = 3", "[limits] max.conections; did you mean max.connections?"),
+        (
+            UPSTREAM + "[[topics]]\nname = 'x'\nremote.log.retention.ms = 5",
+            "[topics] remote.log.retention.ms; use remote.log.retention.minutes in [[topics]] instead",
+        ),
+        (
+            UPSTREAM + "[[topics]]\nname = 'x'\nremote.log.retention.hours = 5",
+            "[topics] remote.log.retention.hours; use remote.log.retention.minutes in [[topics]] instead",
+        ),
+        (
+            UPSTREAM + "[[topics]]\nname = 'x'\nretention.ms = 5",
+            "use remote.log.retention.minutes in [[topics]]",
+        ),
+        ("log.retention.bytes = 5\n" + UPSTREAM, "it is a setting of the brokers"),
+        ("remote.log.retention.minutes = 5\n" + UPSTREAM, "it belongs in [[topics]]"),
         (UPSTREAM + "[listner]\nhost = 'x'", "unknown key listner.host; did you mean [listener]?"),
         (UPSTREAM + "[log]\nlevel = 'loud'", "[log] level: Input should be"),
         (UPSTREAM + "[admin]\nport = 70000", "[admin] port: Input should be less than 65536"),

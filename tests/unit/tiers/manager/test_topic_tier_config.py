@@ -17,8 +17,10 @@ from tiers.config.topic_settings import (
     TierValue,
     check_tier_config,
     checked_value,
+    removes,
     tier_values,
 )
+from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 
 ON = {REMOTE_STORAGE_ENABLE: "true"}
 
@@ -31,6 +33,8 @@ ON = {REMOTE_STORAGE_ENABLE: "true"}
         (LOCAL_RETENTION_MS, "-2", "-2"),
         (LOCAL_RETENTION_MS, "+10", "10"),
         (LOCAL_RETENTION_BYTES, str((1 << 63) - 1), str((1 << 63) - 1)),
+        (RETENTION_MINUTES, " 129600", "129600"),
+        (RETENTION_BYTES, "-1", "-1"),
     ],
 )
 def test_values_are_kept_as_kafka_reads_them(key: str, value: str, kept: str) -> None:
@@ -46,6 +50,9 @@ def test_values_are_kept_as_kafka_reads_them(key: str, value: str, kept: str) ->
         (LOCAL_RETENTION_MS, "", "Not a number of type LONG"),
         (LOCAL_RETENTION_BYTES, str(1 << 63), "Not a number of type LONG"),
         (LOCAL_RETENTION_BYTES, "-3", "Value must be at least -2"),
+        (RETENTION_MINUTES, "90d", "Not a number of type LONG"),
+        (RETENTION_MINUTES, str((1 << 63) - 1), "Value must be no more than 153722867280912"),
+        (RETENTION_BYTES, "-3", "Value must be at least -2"),
     ],
 )
 def test_values_of_the_wrong_type_are_refused(key: str, value: str, reason: str) -> None:
@@ -65,6 +72,9 @@ def test_values_of_the_wrong_type_are_refused(key: str, value: str, reason: str)
         (ON | {COPY_DISABLE: "true"}, {"retention.ms": "1000"}),
         (ON | {COPY_DISABLE: "true", LOCAL_RETENTION_MS: "1000"}, {"retention.ms": "1000"}),
         ({LOCAL_RETENTION_MS: "5000"}, {"retention.ms": "1000", "cleanup.policy": "compact"}),
+        (ON | {RETENTION_MINUTES: "1", LOCAL_RETENTION_MS: "60000"}, {"retention.ms": "1000"}),
+        (ON | {RETENTION_MINUTES: "1", LOCAL_RETENTION_BYTES: "9"}, {"retention.bytes": "5"}),
+        (ON | {RETENTION_MINUTES: "1", COPY_DISABLE: "true"}, {"retention.ms": "60000"}),
     ],
 )
 def test_what_kafka_accepts_is_accepted(after: dict[str, str], broker: dict[str, str]) -> None:
@@ -84,11 +94,61 @@ def test_what_kafka_accepts_is_accepted(after: dict[str, str], broker: dict[str,
         (ON | {LOCAL_RETENTION_MS: "-1"}, {"retention.ms": "9"}, "not be -1 as retention.ms value is set as 9."),
         (ON | {LOCAL_RETENTION_BYTES: "4"}, {"retention.bytes": "3"}, "more than retention.bytes property value: 3"),
         (ON | {COPY_DISABLE: "true", LOCAL_RETENTION_BYTES: "5"}, {}, "must be set to the identical value"),
+        (
+            ON | {RETENTION_MINUTES: "1", LOCAL_RETENTION_MS: "60001"},
+            {"retention.ms": "90000"},
+            "not be more than remote.log.retention.minutes property value: 1",
+        ),
+        (
+            ON | {RETENTION_BYTES: "4", LOCAL_RETENTION_BYTES: "-1"},
+            {},
+            "not be -1 as remote.log.retention.bytes value is set as 4.",
+        ),
+        (ON | {RETENTION_MINUTES: "2", COPY_DISABLE: "true"}, {"retention.ms": "60000"}, "must not be shorter than"),
     ],
 )
 def test_what_kafka_refuses_is_refused(after: dict[str, str], broker: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidTierConfigError, match=reason):
         check_tier_config(None, {}, after, {**BROKER_DEFAULTS, **broker})
+
+
+SHORTER = {"retention.ms": "60000", "retention.bytes": "100"}
+
+
+@pytest.mark.parametrize(
+    ("before", "broker"),
+    [
+        ({RETENTION_MINUTES: "2"}, SHORTER | {"retention.bytes": "-1"}),
+        ({RETENTION_MINUTES: "1"}, SHORTER),  # whose bytes are unlimited
+        ({RETENTION_BYTES: "101"}, SHORTER | {"retention.ms": "-1"}),
+        ({RETENTION_MINUTES: "-1", RETENTION_BYTES: "-1"}, SHORTER),
+    ],
+)
+@pytest.mark.parametrize("tiered", [ON, {}])
+def test_a_total_is_not_removed_while_the_brokers_is_shorter(
+    before: dict[str, str], broker: dict[str, str], tiered: dict[str, str]
+) -> None:
+    with pytest.raises(InvalidTierConfigError, match=r"invalid to remove `remote.log.retention.minutes`"):
+        check_tier_config(None, tiered | before, tiered, {**BROKER_DEFAULTS, **broker})
+    check_tier_config(None, ON | before, {DELETE_ON_DISABLE: "true"}, {**BROKER_DEFAULTS, **broker})
+
+
+def test_a_total_may_be_removed_or_shortened_by_number() -> None:
+    broker = {**BROKER_DEFAULTS, **SHORTER}
+    check_tier_config(None, ON | {RETENTION_MINUTES: "1", RETENTION_BYTES: "100"}, ON, broker)
+    check_tier_config(None, ON | {RETENTION_MINUTES: "9"}, ON | {RETENTION_MINUTES: "0"}, broker)
+    check_tier_config(None, ON, ON | {RETENTION_MINUTES: "0"}, broker)
+
+
+def test_only_the_default_of_a_total_removes_it() -> None:
+    assert removes(RETENTION_MINUTES, "-2")
+    assert not removes(RETENTION_MINUTES, "-1")
+    assert not removes(LOCAL_RETENTION_MS, "-2")
+
+
+def test_the_total_of_a_file_is_not_shown_as_the_topics() -> None:
+    values = tier_values(TopicConfig(pattern="orders", total_retention_minutes=5), {})
+    assert values[RETENTION_MINUTES] == TierValue("-2")
 
 
 @pytest.mark.parametrize("rule", [None, TopicConfig(pattern="orders")])

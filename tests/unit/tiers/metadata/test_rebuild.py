@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.tiers.segment_metadata import segment
+from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
 from tiers.metadata.records.serde import decode_key, decode_value
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
@@ -381,3 +382,19 @@ def test_replay_makes_of_the_records_what_was_accepted(store: Store, tmp_path: P
         state.close()
     [config] = tier_configs_of([plan, plan], "writer", 1)
     assert (config.topic_id_partition.partition, config.config) == (0, {"local.retention.ms": "5"})
+
+
+def test_the_longest_total_retention_of_all_manifests_is_rebuilt() -> None:
+    """A manifest that was not written again has an older total."""
+    old, new, none = (
+        PartitionPlan(replace(PARTITION, partition=number), has_manifest=True, tier_config=config)
+        for number, config in enumerate(
+            [{RETENTION_MINUTES: "30", "local.retention.ms": "5"}, {RETENTION_MINUTES: "90"}, {}]
+        )
+    )
+    [config] = tier_configs_of([old, new], "writer", 1)
+    assert config.config == {RETENTION_MINUTES: "90", RETENTION_BYTES: "-1", "local.retention.ms": "5"}
+    [config] = tier_configs_of([none, old], "writer", 1)
+    assert config.config == {RETENTION_MINUTES: "-1", RETENTION_BYTES: "-1", "local.retention.ms": "5"}
+    [config] = tier_configs_of([old], "writer", 1)
+    assert config.config == old.tier_config
