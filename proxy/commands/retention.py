@@ -92,7 +92,7 @@ def retention(
             [(found.topic, found.broker, found.file, found.recorded, found.total_before)],
         )
         if found.changes:
-            say(f"New total: {found.total_after} ({found.wanted}).")
+            typer.echo(f"New total: {found.total_after} ({found.wanted}).")
         rows = [
             (
                 f"{topic}-{each.partition}",
@@ -103,7 +103,7 @@ def retention(
             )
             for each in found.expires
         ]
-        say("By this total, these segments expire:" if rows else "By this total, no segment expires now.")
+        typer.echo("By this total, these segments expire:" if rows else "By this total, no segment expires now.")
         if rows:
             numbers = ("segments", "bytes", "new log start")
             show_table(["partition", "segments", "bytes", "new log start", "newest record"], rows, numbers)
