@@ -29,6 +29,7 @@ from tests.support.fakes.io_calls import Event, ProcessEnded
 from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
 from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tiers.config.topic_policy import TopicPolicy
+from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, Retention, TotalRetention
 from tiers.errors import LogDivergedError, RemoteLogError
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.log_source import LocalLogBounds
@@ -52,6 +53,11 @@ policies = st.builds(
 )
 
 
+totals = st.sampled_from(
+    [NO_TOTAL, TotalRetention(minutes=1), TotalRetention(size_bytes=1500), TotalRetention(2, 4000), TotalRetention(-1)]
+)
+
+
 class Tier(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -66,6 +72,11 @@ class Tier(RuleBasedStateMachine):
         self.topics = OneTopic(FIRST_POLICY)
         self.policies = [FIRST_POLICY]
         """The topic's settings since the last check. A frozen round keeps the settings of its beginning."""
+        self.settings = FIRST_POLICY
+        """The settings with the broker's retention, whatever the total is."""
+        self.recorded = NO_TOTAL
+        self.totals = [NO_TOTAL]
+        """The recorded totals since the last check."""
         self.frozen: dict[str, asyncio.Task[None]] = {}
         self.deleted_to = 0
         """By users."""
@@ -187,10 +198,10 @@ class Tier(RuleBasedStateMachine):
         start = LogStart(offset, self.log.leader_epoch, LogStartReason.USER)
         self.run_until_done(proxy.metadata.put_log_start(PARTITION, start))
 
-    @precondition(lambda self: self.topics.policy.retention_ms >= 0)
+    @precondition(lambda self: self.settings.retention_ms >= 0)
     @rule()
     def broker_expires(self) -> None:
-        oldest_ms = self.clock.wall_ms - self.topics.policy.retention_ms
+        oldest_ms = self.clock.wall_ms - self.settings.retention_ms
         expired = [each for each in self.model.batches if each.timestamp_ms < oldest_ms]
         self.broker_removes(expired[-1].last_offset + 1 if expired else 0)
 
@@ -223,8 +234,28 @@ class Tier(RuleBasedStateMachine):
 
     @rule(policy=policies)
     def change_settings(self, policy: TopicPolicy) -> None:
-        self.topics.policy = policy
-        self.policies.append(policy)
+        broker = Retention(policy.retention_ms, policy.retention_bytes)
+        total = self.recorded.over(broker)
+        self.settings = policy
+        self.topics.policy = replace(
+            policy,
+            retention_ms=total.ms,
+            retention_bytes=total.size_bytes,
+            broker_retention=broker,
+            recorded_total=self.recorded,
+        )
+        self.policies.append(self.topics.policy)
+
+    @rule(total=totals, is_read=st.booleans())
+    def change_the_total(self, total: TotalRetention, is_read: bool) -> None:
+        """Through whichever proxy. Unless `is_read`, the owners' policy has the total before, and expires nothing."""
+        proxy = next(each for name, each in self.processes.items() if name not in self.frozen)
+        changes: dict[str, str | None] = {**dict.fromkeys(TOTAL_KEYS), **total.config()}
+        self.run_until_done(proxy.metadata.change_topic_tier_config(PARTITION.topic_id, PARTITION.topic, changes))
+        self.recorded = total
+        self.totals.append(total)
+        if is_read:
+            self.change_settings(self.settings)
 
     def owner_metadata(self) -> FollowingMetadataManager:
         self.owner.metadata.follow()
@@ -393,10 +424,11 @@ class Tier(RuleBasedStateMachine):
                 0 <= policy.retention_ms < self.clock.wall_ms - newest_ms
                 or 0 <= policy.retention_bytes <= self.model.size_bytes_from(start)
                 for policy in self.policies
+                if policy.recorded_total in self.totals
             ), f"[{self.log_start}, {start}) expired too early"
         self.log_start = start
         if not self.frozen:
-            self.policies = [self.topics.policy]
+            self.policies, self.totals = [self.topics.policy], [self.recorded]
 
     async def recover(self) -> None:
         """With no more trouble all is copied, and nothing is left over."""
