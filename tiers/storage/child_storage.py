@@ -121,8 +121,8 @@ class ChildStorageManager:
         await self._call("check", timeout_s=3 * self._timeout_s)
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        await self._call("copy_log_segment_data", metadata, data, timeout_s=self._copy_timeout_s)
-        return None
+        custom: bytes | None = await self._call("copy_log_segment_data", metadata, data, timeout_s=self._copy_timeout_s)
+        return custom
 
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None

@@ -14,14 +14,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tiers.errors import RemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.file_system import FileSystemRemoteStorageManager
-from tiers.storage.remote_storage_manager import StoredObject
+from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
 
 
 def make(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
     return FileSystemRemoteStorageManager(
         StallingFiles(Path(settings["path"])), "cluster-1", 4, int(settings["timeout.ms"]), 600_000
     )
+
+
+def make_with_custom_metadata(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
+    return _WithCustomMetadata(StallingFiles(Path(settings["path"])), "cluster-1", 4, 60_000, 600_000)
+
+
+class _WithCustomMetadata(FileSystemRemoteStorageManager):
+    """A storage manager whose custom metadata is the uuid of the segment."""
+
+    async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes:
+        return metadata.segment_id.id.bytes
 
 
 class StallingFiles:

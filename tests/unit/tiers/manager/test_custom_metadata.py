@@ -104,3 +104,25 @@ def test_the_limit_has_the_range_of_kafkas_key(value: int, is_valid: bool) -> No
     text = f"remote.log.metadata.custom.metadata.max.bytes = {value}\n{UPSTREAM}"
     with contextlib.nullcontext() if is_valid else pytest.raises(ConfigError, match=r"custom\.metadata\.max\.bytes"):
         assert parse_config(text).remote_log.custom_metadata_max_bytes == value
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "weight", "is_valid"), [(13, 1, True), (12, 1, False), (12, 0, True), (0, 1, False)]
+)
+def test_a_location_whose_name_does_not_fit_is_refused(limit_bytes: int, weight: int, is_valid: bool) -> None:
+    text = f"""
+        remote.log.metadata.custom.metadata.max.bytes = {limit_bytes}
+        {UPSTREAM}
+        [storage]
+        implementation = "local"
+        path = "/tier"
+        [[storage.locations]]
+        name = "archive"
+        path = "/archive"
+        weight = {weight}
+    """
+    message = (
+        r"custom\.metadata\.max\.bytes is \d+, but the location 'archive' takes 13 bytes .*: set it to at least 13"
+    )
+    with contextlib.nullcontext() if is_valid else pytest.raises(ConfigError, match=message):
+        assert parse_config(text).storage is not None

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
-from tests.support.fakes.stalling_files import make
+from tests.support.fakes.stalling_files import make, make_with_custom_metadata
 from tiers.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
 from tiers.storage.child_storage import MAX_RETIRED, ChildStorageManager, FrameBuffer, frame_of
+from tiers.storage.remote_storage_manager import LogSegmentData
 
 
 @contextlib.asynccontextmanager
@@ -57,6 +58,17 @@ async def test_calls_results_and_errors_pass(tmp_path: Path) -> None:
             await storage.get_object("../c")
         await storage.check()
         assert storage.processes == [pid]
+
+
+async def test_a_copy_returns_the_custom_metadata_of_the_child(tmp_path: Path) -> None:
+    storage = ChildStorageManager(make_with_custom_metadata, {"path": str(tmp_path)}, grace_s=0.5)
+    metadata = metadata_of(build_segment(tmp_path / "segment", [batch_of(0, 3)]))
+    try:
+        await storage.open()
+        data = LogSegmentData(tmp_path / "segment", b"indexes")
+        assert await storage.copy_log_segment_data(metadata, data) == metadata.segment_id.id.bytes
+    finally:
+        await storage.close()
 
 
 async def test_nothing_is_started_after_the_end(tmp_path: Path) -> None:
