@@ -51,7 +51,8 @@ class Process:
         return (await self.source.bounds(partition, TIMEOUT_MS)).log_start_offset
 
     def objects(self) -> list[Path]:
-        return [path for path in self.remote.rglob("*") if path.is_file()]
+        """Returns the files of the store, without the temporary ones of objects that are being written."""
+        return [path for path in self.remote.rglob("*") if path.is_file() and ".tmp" not in path.parts]
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:

@@ -39,6 +39,8 @@ MUST_DIFFER = frozenset(
         "remote.storage.enable",
         "local.retention.ms",
         "local.retention.bytes",
+        "remote.log.retention.minutes",
+        "remote.log.retention.bytes",
     }
 )
 """The settings of the tier itself, which are the only visible difference between the two topics."""
