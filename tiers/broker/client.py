@@ -14,9 +14,9 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kafka.protocol.api_header import ResponseClassRegistry
 from kafka.protocol.metadata import MetadataRequest
@@ -52,12 +52,48 @@ class Leader(NamedTuple):
     leader_epoch: int
 
 
+class Connection(Protocol):
+    """The part of `BrokerConnection` that the client uses."""
+
+    address: str
+
+    @property
+    def api_versions(self) -> Mapping[int, tuple[int, int]]: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    async def request(self, message: Any, version: int, timeout_ms: int) -> memoryview: ...
+
+    def abort(self, reason: str) -> None: ...
+
+    def retire(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Connect(Protocol):
+    """Opens a connection to a broker, as `BrokerConnection.connect` does. Raises `BrokerError`."""
+
+    async def __call__(
+        self,
+        host: str,
+        port: int,
+        *,
+        client_id: str,
+        clock_ms: Callable[[], int],
+        timeout_ms: int,
+        ssl_context: ssl.SSLContext | None,
+        credentials: SaslCredentials | None,
+    ) -> Connection: ...
+
+
 @dataclass(slots=True)
 class _Link:
     """The slot of a connection, which may be closed and opened again, and its backoff."""
 
     lock: asyncio.Lock
-    connection: BrokerConnection | None = None
+    connection: Connection | None = None
     ssl_context: ssl.SSLContext | None = None
     """The context with which `connection` was opened."""
     failures: int = 0
@@ -79,6 +115,7 @@ class BrokerClient:
         request_timeout_ms: int = DEFAULT_REQUEST_TIMEOUT_MS,
         clock_ms: Callable[[], int] = monotonic_ms,
         jitter: Callable[[], float] = random.random,
+        connect: Connect = BrokerConnection.connect,
     ) -> None:
         if not bootstrap:
             raise ValueError("there is no bootstrap address")
@@ -89,8 +126,9 @@ class BrokerClient:
         self._request_timeout_ms = request_timeout_ms
         self._clock_ms = clock_ms
         self._jitter = jitter
+        self._open_connection = connect
         self._links: dict[tuple[Address, str], _Link] = {}
-        self._retired: list[BrokerConnection] = []
+        self._retired: list[Connection] = []
         self._metadata: ClusterMetadata | None = None
         self._metadata_lock = asyncio.Lock()
         self._refreshes_begun = 0
@@ -274,7 +312,7 @@ class BrokerClient:
             raise BrokerError(f"{connection.address} sent bytes that are no Kafka response: {error}") from error
 
     @staticmethod
-    def _version(connection: BrokerConnection, message: Any, min_version: int, max_version: int | None) -> int:
+    def _version(connection: Connection, message: Any, min_version: int, max_version: int | None) -> int:
         lowest, highest = connection.api_versions.get(message.API_KEY, (0, -1))
         highest = min(highest, int(message.max_version))
         if max_version is not None:
@@ -286,7 +324,7 @@ class BrokerClient:
             )
         return highest
 
-    async def _connection(self, node_id: int | None, lane: str, deadline: _Deadline) -> BrokerConnection:
+    async def _connection(self, node_id: int | None, lane: str, deadline: _Deadline) -> Connection:
         if node_id is not None:
             return await self._connect(await self._address_of(node_id, deadline), lane, deadline)
         candidates = self._candidates(lane)
@@ -321,7 +359,7 @@ class BrokerClient:
             raise BrokerError(f"the cluster names no broker {node_id}", retriable=True)
         return broker.host, broker.port
 
-    async def _connect(self, address: Address, lane: str, deadline: _Deadline) -> BrokerConnection:
+    async def _connect(self, address: Address, lane: str, deadline: _Deadline) -> Connection:
         if self._is_closed:
             raise BrokerError("the client is closed")
         link = self._links.setdefault((address, lane), _Link(asyncio.Lock()))
@@ -337,7 +375,7 @@ class BrokerClient:
         except TimeoutError as error:
             raise BrokerError(f"no connection to {address[0]}:{address[1]} in time", retriable=True) from error
 
-    def _usable(self, link: _Link) -> BrokerConnection | None:
+    def _usable(self, link: _Link) -> Connection | None:
         """Returns the open connection; None when there is none or the certificates have changed since.
 
         A connection would keep the old certificate for as long as it lasts, so it is retired.
@@ -351,10 +389,10 @@ class BrokerClient:
             self._retired = [each for each in (*self._retired, connection) if not each.is_closed]
         return link.connection
 
-    async def _connect_now(self, link: _Link, address: Address, deadline: _Deadline) -> BrokerConnection:
+    async def _connect_now(self, link: _Link, address: Address, deadline: _Deadline) -> Connection:
         ssl_context = None if self.tls is None else self.tls.current()
         try:
-            connection = await BrokerConnection.connect(
+            connection = await self._open_connection(
                 address[0],
                 address[1],
                 client_id=self._client_id,

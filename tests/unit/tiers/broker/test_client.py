@@ -312,27 +312,25 @@ class Certificates:
         return self._context
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ssl.SSLContext, BrokerConnection]]:
-    """The connections, in plain text, and what each would have shown."""
-    connect = BrokerConnection.connect
-    made: list[tuple[ssl.SSLContext, BrokerConnection]] = []
+class PlainTextConnections:
+    """Opens connections in plain text, and keeps the certificate that each of them would have shown."""
 
-    async def in_plain_text(*address: Any, ssl_context: ssl.SSLContext, **settings: Any) -> BrokerConnection:
-        made.append((ssl_context, await connect(*address, **settings)))
-        return made[-1][1]
+    def __init__(self) -> None:
+        self.opened: list[tuple[ssl.SSLContext, BrokerConnection]] = []
 
-    monkeypatch.setattr(BrokerConnection, "connect", in_plain_text)
-    return made
+    async def connect(self, *address: Any, ssl_context: ssl.SSLContext, **settings: Any) -> BrokerConnection:
+        connection = await BrokerConnection.connect(*address, ssl_context=None, **settings)
+        self.opened.append((ssl_context, connection))
+        return connection
 
 
-async def test_changed_certificates_are_shown_at_the_next_request_and_what_is_under_way_is_answered(
-    made: list[tuple[ssl.SSLContext, BrokerConnection]],
-) -> None:
-    """By the old ones brokers would know us for as long as the connection lasts, and refuse what we may by the new."""
+async def test_the_next_request_shows_changed_certificates() -> None:
+    """The request that is in progress on the old connection is still answered."""
     certificates: Any = Certificates()
+    connections = PlainTextConnections()
+    made = connections.opened
     async with ScriptedBroker() as broker:
-        client = client_of(broker, tls=certificates)
+        client = client_of(broker, tls=certificates, connect=connections.connect)
         await client.open()
         asked, go_on = holding_metadata(broker)
         under_way = asyncio.create_task(client.request(1, MetadataRequest(topics=None)))
@@ -352,12 +350,12 @@ async def test_changed_certificates_are_shown_at_the_next_request_and_what_is_un
         await client.close()
 
 
-async def test_what_is_under_way_by_an_old_certificate_ends_with_the_client(
-    made: list[tuple[ssl.SSLContext, BrokerConnection]],
-) -> None:
+async def test_a_request_on_a_retired_connection_ends_with_the_client() -> None:
     certificates: Any = Certificates()
+    connections = PlainTextConnections()
+    made = connections.opened
     async with ScriptedBroker() as broker:
-        client = client_of(broker, tls=certificates)
+        client = client_of(broker, tls=certificates, connect=connections.connect)
         await client.open()
         asked, go_on = holding_metadata(broker)
         under_way = asyncio.create_task(failure_of(client.request(1, MetadataRequest(topics=None))))
