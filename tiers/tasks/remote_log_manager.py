@@ -37,6 +37,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.bounds import violated_bounds
 from tiers.tasks.clamp_task import RLMClampTask
 from tiers.tasks.copy.copy_task import RLMCopyTask
+from tiers.tasks.copy.spool_opening import open_spool
 from tiers.tasks.expiration_task import RLMExpirationTask
 from tiers.tasks.log_gap_task import LogGapTask
 from tiers.tasks.partition_manifest import PartitionManifestTask
@@ -128,8 +129,9 @@ class RemoteLogManager:
 
     async def run(self) -> None:
         """Runs until `stop`. Returns when the steps in progress have ended, or were cancelled at their deadline."""
-        await self._services.spool.open()
         try:
+            opening = self._lasting("the spool cannot be opened: nothing is copied", "the spool is open")
+            await open_spool(self._services, opening, self._wake, lambda: self._stopping)
             async with asyncio.TaskGroup() as tasks:
                 keepers = [
                     tasks.create_task(self._keep_topics()),

@@ -15,6 +15,7 @@ from tiers.errors import BrokerError, LogDivergedError, MetadataLostError, Remot
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
+from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.remote_log_manager import RemoteLogManager
 
 
@@ -217,6 +218,39 @@ async def test_a_spool_file_of_an_earlier_process_is_removed(running: Running, t
     async with running.run():
         await until(lambda: running.topics.refreshes > 0)
     assert not leftover.exists()
+
+
+async def test_a_disk_that_is_full_at_the_start_delays_the_manager(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process owns its partitions by then: if its manager ended, nobody would copy them."""
+    spool, failures = running.bench.services.spool, 3
+    open_spool = spool.open
+
+    async def full() -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise SpoolError("no space left on device")
+        await open_spool()
+
+    monkeypatch.setattr(spool, "open", full)
+    async with running.run():
+        await until(lambda: running.remote_end(PARTITION) == 89)
+    assert "the spool cannot be opened: nothing is copied" in caplog.messages
+
+
+async def test_a_manager_stops_while_its_disk_is_full(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Event()
+
+    async def full() -> None:
+        asked.set()
+        raise SpoolError("no space left on device")
+
+    monkeypatch.setattr(running.bench.services.spool, "open", full)
+    async with running.run():
+        await asyncio.wait_for(asked.wait(), 60)
+    assert running.remote_end(PARTITION) is None
 
 
 async def test_too_much_custom_metadata_stops_copying_for_good(
