@@ -15,7 +15,7 @@ VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/support/s
 # test starts compile its modules again.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-spark test test-all soak matrix check fuzz drill bench lock jars frameworks clean
+.PHONY: help demo demo-spark test test-all soak matrix simulate check fuzz drill bench lock jars frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -39,8 +39,12 @@ test-all: jars frameworks $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check an
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
 	$(PYTEST) $(ARGS)
 
-soak: drill fuzz ## run the drill, the fuzzers and twenty random differential workloads
+soak: drill fuzz ## run the drill, the fuzzers, twenty random differential workloads and the search for planted bugs
 	TIDEGATE_SEEDS=20 $(BIN)/pytest tests/system/test_differential.py
+	$(BIN)/python -m tests.support.simulation.planted_search
+
+simulate: .venv/installed ## run a simulated cluster with faults, in virtual time (SEEDS=1000, FIRST=0; SEED=7 for one)
+	$(BIN)/python -m tests.support.simulation --seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0) $(if $(SEED),--seed $(SEED))
 
 # The newest patch of each minor version whose artifacts are all on Maven Central.
 KAFKA_VERSIONS ?= 3.9.2 4.1.2 4.3.1

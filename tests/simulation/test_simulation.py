@@ -1,0 +1,78 @@
+"""Runs seeds of the simulated cluster: what must never happen does not, whatever fails.
+
+`make simulate SEEDS=10000` runs more of them. A failure prints the seed and the faults that still lead to it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from tests.support.simulation.faults import KINDS, Fault, plan
+from tests.support.simulation.planted import PLANTED, planted
+from tests.support.simulation.planted_search import search
+from tests.support.simulation.shrinking import report, shortened
+from tests.support.simulation.simulation import Outcome, simulate
+
+BUDGET_S = float(os.environ.get("TIDEGATE_SIMULATION_SECONDS", "45"))
+MAX_SEEDS = 60
+
+
+def test_no_seed_violates_a_rule() -> None:
+    """Runs as many seeds as fit in the budget, and one at least."""
+    end_s = time.perf_counter() + BUDGET_S
+    for seed in range(MAX_SEEDS):
+        outcome = simulate(seed, plan(seed))
+        assert outcome.violation is None, report(shortened(outcome))
+        if time.perf_counter() >= end_s:
+            break
+
+
+def test_two_runs_of_a_seed_are_the_same() -> None:
+    one, again = simulate(7, plan(7)), simulate(7, plan(7))
+    assert one.trace == again.trace
+    assert one.counts == again.counts
+    assert one.trace != simulate(8, plan(8)).trace
+
+
+def test_a_run_without_faults_copies_trims_and_reads_both_tiers() -> None:
+    outcome = simulate(1, [])
+    assert outcome.violation is None
+    for what in ("segments", "trims", "remote reads"):
+        assert outcome.counts[what] > 10
+
+
+def test_every_kind_of_fault_is_in_some_plan() -> None:
+    assert {fault.kind for seed in range(300) for fault in plan(seed)} == set(KINDS)
+
+
+@pytest.mark.parametrize("name", ["trims-at-once", "forgets-aborts"])
+def test_a_planted_bug_is_found(name: str) -> None:
+    assert search(name, 0, 20).violation is not None
+
+
+def test_the_three_losses_are_planted() -> None:
+    assert len(PLANTED) >= 20
+    assert {"hole-moves-log-start", "lost-metadata", "foreign-log-start"} <= set(PLANTED)
+
+
+def test_a_failing_plan_is_shortened() -> None:
+    def run(seed: int, faults: object) -> Outcome:
+        assert isinstance(faults, list)
+        kinds = {fault.kind for fault in faults}
+        return Outcome(seed, faults, "lost" if {"crash", "elect"} <= kinds else None)
+
+    faults = [
+        Fault(1.0 + n, kind, 0, 0.5, 1.0) for n, kind in enumerate(["pause", "crash", "disk-full", "elect", "clock"])
+    ]
+    found = shortened(Outcome(3, faults, "lost"), run)
+    assert [fault.kind for fault in found.faults] == ["crash", "elect"]
+    assert "seed 3: lost" in report(found)
+
+
+def test_a_planted_bug_is_gone_afterwards() -> None:
+    with planted("expires-one-more"):
+        pass
+    assert simulate(2, []).violation is None

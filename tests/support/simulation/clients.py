@@ -1,0 +1,270 @@
+"""Clients of a simulated proxy: they send frames through the product's handlers, in the context of its process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
+
+from protocol.api_keys import ApiKey
+from protocol.apis.fetch.request import parse_fetch_request
+from protocol.apis.fetch.response import parse_fetch_response
+from protocol.header import build_response_header, parse_request_header, response_body_position
+from protocol.primitives import Buffer
+from proxy.wire.exchange import Answer, Forward, Prepare, Request
+from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame
+from tests.support.simulation.cluster import SimBroker, SimPartition
+from tests.support.simulation.fetches import AskedFetch, AskedPartition, fetch
+from tests.support.simulation.loop import VirtualLoop
+from tests.support.simulation.network import Network
+from tests.support.simulation.oracle import Asked, Oracle
+from tests.support.simulation.process import SimMachine, SimProcess
+from tiers.broker.client import monotonic_ms
+
+_VERSION = 16
+_TIMEOUT_S = 8.0
+
+
+class ConnectionLostError(Exception):
+    """The proxy lost the broker, so it closes the client's connection."""
+
+
+@dataclass
+class Answered:
+    error_code: int
+    records: memoryview
+    aborted: Any
+    diverging: int | None
+    is_remote: bool
+    high_watermark: int
+    log_start: int
+
+
+class SimExchange:
+    """One request of a client, as a handler sees it."""
+
+    def __init__(self, network: Network, process: SimProcess, broker: SimBroker, frame: bytes, connection: int) -> None:
+        header = parse_request_header(frame)
+        self.request = Request(header.api_key, header.api_version, header.correlation_id, frame, monotonic_ms())
+        self.tier = "none"
+        self.on_sent: Any = None
+        self.connection_id = connection
+        self.node_id: int | None = broker.node_id
+        self._network = network
+        self._process = process
+        self._broker = broker
+
+    def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
+        return self.forward(bytes(frame))
+
+    async def forward(self, frame: bytes) -> memoryview:
+        """Sends a frame to the broker, and returns the payload of its answer."""
+        network, broker, name = self._network, self._broker, self._process.name
+        answer: asyncio.Future[bytes] = network.loop.create_future()
+        incarnation = broker.incarnation
+
+        def is_gone() -> bool:
+            return not broker.is_up or broker.incarnation != incarnation or network.is_cut(name, broker.node_id)
+
+        def deliver(payload: bytes) -> None:
+            if answer.done():
+                return
+            if is_gone():
+                answer.set_exception(ConnectionLostError())
+                answer.exception()
+            else:
+                answer.set_result(payload)
+
+        def arrive() -> None:
+            if is_gone():
+                if not answer.done():
+                    answer.set_exception(ConnectionLostError())
+                    answer.exception()
+                return
+            _serve(
+                network,
+                broker,
+                frame,
+                lambda payload: network.loop.later(network.delay_s(name, broker), deliver, payload),
+            )
+
+        network.loop.later(network.delay_s(name, broker), arrive)
+        return memoryview(await answer)
+
+
+def _serve(network: Network, broker: SimBroker, frame: bytes, deliver: Any) -> None:
+    header = parse_request_header(frame)
+    if header.api_key == ApiKey.FETCH:
+        parsed = parse_fetch_request(frame, header.body_position, header.api_version)
+        asked = AskedFetch(
+            parsed.version, parsed.max_wait_ms, parsed.min_bytes, parsed.max_bytes, parsed.is_read_committed,
+            [
+                AskedPartition(
+                    one.topic, one.partition, one.fetch_offset, one.current_leader_epoch, one.last_fetched_epoch,
+                    one.partition_max_bytes,
+                )
+                for one in parsed.partitions
+                if isinstance(one.topic, UUID)
+            ],
+        )  # fmt: skip
+        fetch(network.cluster, broker, asked, header.correlation_id).add_done_callback(
+            lambda done: deliver(done.result()), context=network.loop.world
+        )
+        return
+    message = DeleteRecordsRequest.decode(frame, version=header.api_version, header=True)
+    message.API_VERSION = header.api_version
+    head = build_response_header(ApiKey(header.api_key), header.api_version, header.correlation_id)
+    network.apis.answer(broker, message, "a client").add_done_callback(
+        lambda done: deliver(bytes(head) + bytes(done.result().encode(version=header.api_version))),
+        context=network.loop.world,
+    )
+
+
+class SimClient:
+    """A client of one proxy. It reads one partition from the oldest record on, and begins again at times."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        rng: random.Random,
+        network: Network,
+        oracle: Oracle,
+        machine: SimMachine,
+        partition: SimPartition,
+        connection: int,
+    ) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.network = network
+        self.oracle = oracle
+        self.machine = machine
+        self.partition = partition
+        self.position = 0
+        self.last_code = 0
+        self.is_checking = False
+        """Whether `run` leaves the client to a last check."""
+        self.is_idle = asyncio.Event()
+        self._last_epoch = -1
+        self._connection = connection
+
+    async def run(self) -> None:
+        self.is_idle.set()
+        while True:
+            await asyncio.sleep(self.rng.uniform(0.2, 1.2))
+            if self.is_checking:
+                return
+            if self.rng.random() < 0.08:
+                expected = self.oracle.expected[self.partition]
+                self.position, self._last_epoch = self.rng.randint(0, max(0, expected.end)), -1
+            self.is_idle.clear()
+            await self.step()
+            self.is_idle.set()
+
+    async def step(self, max_bytes: int | None = None) -> None:
+        """Sends one Fetch, and lets the oracle judge the answer."""
+        expected = self.oracle.expected[self.partition]
+        asked, before = Asked(expected), self.position
+        found = await self.fetch(self.position, max_bytes or self.rng.choice((200, 700, 4_000)))
+        if found is None:
+            self.last_code = -1
+            return
+        self.last_code = found.error_code
+        self.position = self.oracle.answered(self.partition, before, asked, found, f"a client of {self.machine.name}")
+        if self.position <= before:
+            self._last_epoch = -1
+
+    async def fetch(self, offset: int, max_bytes: int) -> Answered | None:
+        """Returns the answer; None: the client got none."""
+        process, partition = self.machine.process, self.partition
+        node = partition.leader if self.rng.random() < 0.9 else self.rng.choice((1, 2, 3))
+        if process is None or process.handler(ApiKey.FETCH) is None or node < 0:
+            return None
+        broker = self.network.cluster.brokers[node]
+        if not broker.is_up:
+            return None
+        frame = fetch_frame(
+            _VERSION,
+            [Ask(partition.topic.topic_id, partition.index, offset, max_bytes, leader_epoch=self._epoch(broker))],
+            max_wait_ms=self.rng.choice((0, 100, 500)),
+            isolation_level=1,
+        )
+        payload = await self._through(process, broker, ApiKey.FETCH, frame)
+        if payload is None:
+            return None
+        response = parse_fetch_response(payload, response_body_position(ApiKey.FETCH, _VERSION, payload), _VERSION)
+        (one,) = response.partitions
+        diverging = response.diverging_epoch(one)
+        local = self.partition.replicas[broker.node_id]
+        return Answered(
+            one.error_code,
+            response.records(one),
+            response.aborted_transactions(one),
+            None if diverging is None else diverging.end_offset,
+            bool(len(response.records(one))) and offset < local.start,
+            one.high_watermark,
+            one.log_start_offset,
+        )
+
+    def _epoch(self, broker: SimBroker) -> int:
+        view = self.network.cluster.view(broker, self.partition)
+        return view.leader_epoch if self.rng.random() < 0.7 else -1
+
+    async def delete_records(self, offset: int) -> int | None:
+        """Returns the error code of the answer."""
+        process, partition = self.machine.process, self.partition
+        if process is None or process.handler(ApiKey.DELETE_RECORDS) is None or partition.leader < 0:
+            return None
+        request = DeleteRecordsRequest
+        topic = request.DeleteRecordsTopic(
+            name=partition.topic.name,
+            partitions=[
+                request.DeleteRecordsTopic.DeleteRecordsPartition(partition_index=partition.index, offset=offset)
+            ],
+        )
+        message = request(topics=[topic], timeout_ms=5_000)
+        message.API_VERSION = 2
+        message.with_header(correlation_id=7, client_id="user")
+        frame = bytes(message.encode(header=True, framed=False))
+        broker = self.network.cluster.brokers[partition.leader]
+        payload = await self._through(process, broker, ApiKey.DELETE_RECORDS, frame)
+        if payload is None:
+            return None
+        position = response_body_position(ApiKey.DELETE_RECORDS, 2, payload)
+        response: Any = DeleteRecordsResponse.decode(payload[position:], version=2)
+        return int(response.topics[0].partitions[0].error_code)
+
+    async def _through(self, process: SimProcess, broker: SimBroker, api_key: int, frame: bytes) -> bytes | None:
+        handler = process.handler(api_key)
+        if handler is None:
+            return None
+        exchange = SimExchange(self.network, process, broker, frame, self._connection)
+
+        async def ask() -> bytes:
+            action, state = handler.on_request(exchange)
+            if isinstance(action, Answer):
+                return b"".join(bytes(one) for one in action.payload)
+            forward = await action.forward() if isinstance(action, Prepare) else action
+            assert isinstance(forward, Forward)
+            response = await exchange.forward(bytes(forward.frame))
+            assert state is not None
+            answer = state.on_response(response)
+            buffers = await answer if isinstance(answer, Coroutine) else answer
+            if exchange.on_sent is not None:
+                exchange.on_sent()
+            return b"".join(bytes(one) for one in buffers)
+
+        asking = process.spawn(ask())
+        await asyncio.wait({asking}, timeout=_TIMEOUT_S)
+        if not asking.done():
+            asking.cancel()
+            return None
+        payload: bytes | None = None
+        with contextlib.suppress(ConnectionLostError, asyncio.CancelledError):
+            payload = asking.result()
+        return payload

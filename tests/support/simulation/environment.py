@@ -1,0 +1,78 @@
+"""Replaces what the product takes from the machine: clocks, randomness, LMDB, and the log of the process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import lmdb
+
+from tests.support.simulation.loop import VirtualLoop, current_process
+
+_COLLECTIONS = 5
+WALL_START_MS = 1_700_000_000_000
+
+
+@contextmanager
+def simulated_environment(loop: VirtualLoop, seed: int) -> Iterator[None]:
+    """Within it, `time`, `random`, `os.urandom` and `lmdb.open` are those of the simulation."""
+    uuids = random.Random(f"{seed}-uuid")
+    lmdb_open = lmdb.open
+
+    def wall_ns() -> int:
+        process: Any = current_process.get()
+        offset_ms = 0 if process is None else process.wall_offset_ms
+        return int(loop.time() * 1e9) + (WALL_START_MS + offset_ms) * 1_000_000
+
+    def opened(*arguments: Any, **options: Any) -> Any:
+        environment = lmdb_open(*arguments, **{**options, "sync": False, "metasync": False})
+        process: Any = current_process.get()
+        if process is not None:
+            process.environments.append(environment)
+        return environment
+
+    state = random.getstate()
+    random.seed(seed)
+    was_collecting = gc.isenabled()
+    gc.disable()
+    patches: list[Any] = [
+        patch.object(time, "monotonic_ns", lambda: int(loop.time() * 1e9)),
+        patch.object(time, "monotonic", loop.time),
+        patch.object(time, "time_ns", wall_ns),
+        patch.object(time, "time", lambda: wall_ns() / 1e9),
+        patch.object(os, "urandom", lambda size: uuids.randbytes(size)),
+        patch.object(lmdb, "open", opened),
+    ]
+    for one in patches:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in reversed(patches):
+            one.stop()
+        random.setstate(state)
+        if was_collecting:
+            gc.enable()
+
+
+@contextmanager
+def unheard_garbage() -> Iterator[None]:
+    """At its end, drops what a run left behind. Its coroutines run their `finally` without a loop; nobody listens."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+            for _ in range(_COLLECTIONS):  # a coroutine that waits in its `finally` is garbage only the next time
+                if not gc.collect():
+                    break
+        finally:
+            sys.unraisablehook = hook

@@ -1,0 +1,120 @@
+"""`ExpectedPartition`: the one log of a user partition that clients must be able to read, and why records may be gone.
+
+Records may be gone for these reasons only: the topic's retention, a user's DeleteRecords, the broker's removal of
+records that were not copied yet, and an unclean election, which cuts the log.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tests.support.simulation.replica_log import Batch
+
+
+class Retention(NamedTuple):
+    ms: int
+    size_bytes: int
+
+    def is_shorter_than(self, other: Retention) -> bool:
+        return self != other
+
+
+@dataclass
+class ExpectedPartition:
+    name: str
+    retentions: list[Retention]
+    """Every total retention that the topic ever had."""
+    batches: list[Batch] = field(default_factory=list)
+    ever: dict[int, set[bytes]] = field(default_factory=dict)
+    """By base offset: the bytes of every batch that was ever committed there."""
+    end: int = 0
+    """The highest next offset that was committed and not cut since."""
+    deleted_to: int = 0
+    """Up to where users asked to delete records."""
+    confirmed_deleted_to: int = 0
+    """Up to where a user's deletion was answered without an error."""
+    removed: list[tuple[int, int]] = field(default_factory=list)
+    """Runs of offsets, the ends exclusive, that a broker removed before they were copied."""
+    histories: int = 1
+    has_other_history: bool = False
+    """Whether a leader came that lacks records which were trimmed from the brokers, or all records."""
+    last_cut_s: float = -1e9
+    cut_ranges: list[tuple[int, int]] = field(default_factory=list)
+    """The offsets, the ends exclusive, whose committed records an unclean election took."""
+    may_reappear: bool = False
+    """Whether a broker lost its log start: it has deleted records again until the owner deletes them again."""
+    tolerance_ms: int = 0
+    """By how much a process's clock may be ahead of the brokers'."""
+
+    def commit(self, batch: Batch) -> None:
+        if batch.base_offset < self.end:
+            return
+        self.batches.append(batch)
+        self.ever.setdefault(batch.base_offset, set()).add(batch.data)
+        self.end = batch.next_offset
+
+    def cut(self, leader_batches: list[Batch], leader_start: int, leader_end: int, at_s: float) -> None:
+        """Takes the log of a new leader from its start on. Below that, the log is what was there before."""
+        known = {(one.base_offset, one.leader_epoch) for one in self.batches}
+        below = [one for one in self.batches if one.next_offset <= leader_start]
+        common = [one for one in leader_batches if (one.base_offset, one.leader_epoch) in known]
+        ends_at = common[-1].next_offset if common else leader_start
+        if self.end > ends_at:
+            self.cut_ranges.append((ends_at, self.end))
+            self.histories += 1
+            self.last_cut_s = at_s
+        self.batches = below if leader_end >= leader_start else []
+        self.end = max([leader_start, *(one.next_offset for one in self.batches)])
+        if not leader_batches and leader_end < ends_at:
+            self.end = leader_end
+        for batch in leader_batches:
+            if batch.base_offset >= leader_start or batch.next_offset > leader_start:
+                self.batches = [one for one in self.batches if one.next_offset <= batch.base_offset]
+                self.batches.append(batch)
+                self.ever.setdefault(batch.base_offset, set()).add(batch.data)
+                self.end = batch.next_offset
+
+    def size_from(self, offset: int) -> int:
+        place = bisect_left(self.batches, offset + 1, key=lambda one: one.next_offset)
+        return sum(len(one.data) for one in self.batches[place:])
+
+    def may_be_gone(self, batch: Batch, now_ms: int) -> bool:
+        if batch.next_offset <= self.deleted_to:
+            return True
+        return self.may_have_expired(batch, now_ms) or self.was_removed(batch)
+
+    def may_have_expired(self, batch: Batch, now_ms: int) -> bool:
+        for one in self.retentions:
+            if one.ms >= 0 and now_ms + self.tolerance_ms - batch.timestamp_ms > one.ms:
+                return True
+            if one.size_bytes >= 0 and self.size_from(batch.next_offset) >= one.size_bytes:
+                return True
+        return False
+
+    def was_removed(self, batch: Batch) -> bool:
+        return any(first <= batch.base_offset and batch.next_offset <= end for first, end in self.removed)
+
+    def log_start(self, now_ms: int) -> int:
+        """Returns the lowest offset that must still be readable; the end if there is none."""
+        for batch in self.batches:
+            if not self.may_be_gone(batch, now_ms):
+                return max(batch.base_offset, min(self.deleted_to, batch.next_offset - 1))
+        return self.end
+
+    def batch_at(self, offset: int) -> Batch | None:
+        """Returns the batch that holds the offset, or the next one behind it."""
+        place = bisect_left(self.batches, offset + 1, key=lambda one: one.next_offset)
+        return self.batches[place] if place < len(self.batches) else None
+
+    def lacking(self, first: int, end: int, now_ms: int) -> list[Batch]:
+        """Returns the batches within [first, end) that must be readable."""
+        place = bisect_left(self.batches, first + 1, key=lambda one: one.next_offset)
+        found = []
+        for batch in self.batches[place:]:
+            if batch.base_offset >= end:
+                break
+            if not self.may_be_gone(batch, now_ms):
+                found.append(batch)
+        return found

@@ -1,0 +1,298 @@
+"""The faults of a simulated run: a plan that follows from the seed, as a list that can be shortened.
+
+A fault is a kind, a time, and three numbers that the kind interprets. So a run without one of the faults leaves the
+others as they were.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from tests.support.simulation.process import SimMachine
+    from tests.support.simulation.simulation import Simulation
+
+FIRST_S, LAST_S = 5.0, 32.0
+"""When faults begin, counted from the start of the run."""
+
+
+class Fault(NamedTuple):
+    at_s: float
+    kind: str
+    which: int
+    size: float
+    """From 0 to 1."""
+    lasts_s: float
+
+    def __str__(self) -> str:
+        return f"{self.at_s:7.3f} s  {self.kind}  which={self.which} size={self.size:.3f} for {self.lasts_s:.3f} s"
+
+
+Apply = Callable[["Simulation", Fault], Callable[[], None] | None]
+"""Begins a fault. Returns how it ends, or None if it ends by itself."""
+
+
+def _machine(sim: Simulation, fault: Fault) -> SimMachine:
+    return sim.machines[fault.which % len(sim.machines)]
+
+
+def _node(fault: Fault) -> int:
+    return 1 + fault.which % 3
+
+
+def _crash(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    machine = _machine(sim, fault)
+    machine.crash()
+    return lambda: machine.start(keep_state=fault.size < 0.6)
+
+
+def _restart(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    machine = _machine(sim, fault)
+    machine.stop()
+    return lambda: machine.start()
+
+
+def _pause(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    machine = _machine(sim, fault)
+    machine.pause()
+    return machine.go_on
+
+
+def _clock(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    machine = _machine(sim, fault)
+    far = 3_600_000 if fault.size < 0.5 else 40_000
+    offset_ms = int((fault.size * 10 % 1 - 0.5) * 2 * far)
+    sim.set_clock(machine, offset_ms)
+    return lambda: sim.set_clock(machine, 0)
+
+
+def _disk(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    machine = _machine(sim, fault)
+    machine.is_disk_full = True
+
+    def end() -> None:
+        machine.is_disk_full = False
+
+    return end
+
+
+def _broker_stop(sim: Simulation, fault: Fault) -> Callable[[], None] | None:
+    node = _node(fault)
+    if not sim.may_lose_broker(node):
+        return None
+    sim.cluster.stop(node)
+    return lambda: sim.cluster.start(node)
+
+
+def _broker_cut_off(sim: Simulation, fault: Fault) -> Callable[[], None] | None:
+    node = _node(fault)
+    if not sim.may_lose_broker(node):
+        return None
+    sim.groups.split(node)
+    sim.cluster.cut_off(node)
+
+    def end() -> None:
+        sim.groups.heal(node)
+        sim.cluster.rejoin(node)
+
+    return end
+
+
+def _broker_slow(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    broker = sim.cluster.brokers[_node(fault)]
+    broker.slow_ms = int(fault.size * 6_000)
+
+    def end() -> None:
+        broker.slow_ms = 0
+
+    return end
+
+
+def _elect(sim: Simulation, fault: Fault) -> None:
+    partitions = list(sim.cluster.partitions())
+    sim.cluster.elect(partitions[fault.which % len(partitions)])
+
+
+def _link_cut(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    link = _machine(sim, fault).name, 1 + int(fault.size * 2.999)
+    sim.network.cuts.add(link)
+    return lambda: sim.network.cuts.discard(link)
+
+
+def _isolate(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    links = {(_machine(sim, fault).name, node) for node in (1, 2, 3)}
+    sim.network.cuts |= links
+    return lambda: sim.network.cuts.difference_update(links)
+
+
+def _slow_link(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    name = _machine(sim, fault).name
+    sim.network.slow_ms[name] = int(fault.size * 5_000)
+    return lambda: _forget(sim.network.slow_ms, name)
+
+
+def _lost_answers(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    name = _machine(sim, fault).name
+    sim.network.lost_answers[name] = 0.02 + fault.size * 0.4
+    return lambda: _forget(sim.network.lost_answers, name)
+
+
+def _forget(values: dict[str, int] | dict[str, float], name: str) -> None:
+    values.pop(name, None)
+
+
+def _store_down(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    sim.store.is_down = True
+
+    def end() -> None:
+        sim.store.is_down = False
+
+    return end
+
+
+def _store_errors(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    sim.store.error_rate = 0.1 + 0.6 * fault.size
+
+    def end() -> None:
+        sim.store.error_rate = 0.0
+
+    return end
+
+
+def _store_lost(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    sim.store.lost_rate = 0.05 + 0.5 * fault.size
+
+    def end() -> None:
+        sim.store.lost_rate = 0.0
+
+    return end
+
+
+def _store_truncates(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    sim.store.truncate_rate = 0.2 + 0.6 * fault.size
+
+    def end() -> None:
+        sim.store.truncate_rate = 0.0
+
+    return end
+
+
+def _store_slow(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    sim.store.slow_ms = int(fault.size * 9_000)
+
+    def end() -> None:
+        sim.store.slow_ms = 0
+
+    return end
+
+
+def _store_late(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    sim.store.late_ms = int(fault.size * 14_000)
+
+    def end() -> None:
+        sim.store.late_ms = 0
+
+    return end
+
+
+def _store_cut(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    name = _machine(sim, fault).name
+    sim.store.cuts.add(name)
+    return lambda: sim.store.cuts.discard(name)
+
+
+def _delete_records(sim: Simulation, fault: Fault) -> None:
+    sim.delete_records(fault.which, fault.size)
+
+
+def _broker_removes(sim: Simulation, fault: Fault) -> None:
+    sim.broker_removes(fault.which, fault.size)
+
+
+def _hang(sim: Simulation, fault: Fault) -> None:
+    sim.producers[fault.which % len(sim.producers)].hangs_s = fault.lasts_s
+
+
+def _unclean(sim: Simulation, fault: Fault) -> None:
+    sim.unclean_election(fault.which, fault.size)
+
+
+def _emptied(sim: Simulation, fault: Fault) -> None:
+    sim.emptied_election(fault.which)
+
+
+def _start_back(sim: Simulation, fault: Fault) -> None:
+    sim.log_start_goes_back(fault.which)
+
+
+def _metadata_tail(sim: Simulation, fault: Fault) -> None:
+    sim.metadata_loses_tail(fault.which, fault.size)
+
+
+def _metadata_head(sim: Simulation, fault: Fault) -> None:
+    sim.metadata_loses_head(fault.which, fault.size)
+
+
+def _retention(sim: Simulation, fault: Fault) -> None:
+    sim.change_retention(fault.size)
+
+
+def _upgrade(sim: Simulation, fault: Fault) -> None:
+    sim.upgrade(fault.lasts_s)
+
+
+KINDS: Mapping[str, tuple[float, Apply]] = {
+    "crash": (10, _crash),
+    "restart": (4, _restart),
+    "pause": (9, _pause),
+    "clock": (4, _clock),
+    "disk-full": (3, _disk),
+    "broker-stop": (6, _broker_stop),
+    "broker-cut-off": (6, _broker_cut_off),
+    "broker-slow": (4, _broker_slow),
+    "elect": (6, _elect),
+    "link-cut": (5, _link_cut),
+    "isolate": (4, _isolate),
+    "slow-link": (5, _slow_link),
+    "lost-answers": (5, _lost_answers),
+    "store-down": (3, _store_down),
+    "store-errors": (4, _store_errors),
+    "store-lost-answers": (4, _store_lost),
+    "store-slow": (4, _store_slow),
+    "store-late": (3, _store_late),
+    "store-truncates": (2, _store_truncates),
+    "store-cut": (3, _store_cut),
+    "delete-records": (4, _delete_records),
+    "broker-removes": (3, _broker_removes),
+    "hanging-transaction": (3, _hang),
+    "unclean-election": (4, _unclean),
+    "emptied-replica": (0.8, _emptied),
+    "log-start-goes-back": (1.5, _start_back),
+    "metadata-tail-lost": (1.2, _metadata_tail),
+    "metadata-head-lost": (0.3, _metadata_head),
+    "retention": (2, _retention),
+    "rolling-upgrade": (2, _upgrade),
+}
+"""The kinds of faults with their weights."""
+
+
+def plan(seed: int, kinds: Mapping[str, tuple[float, Apply]] = KINDS) -> list[Fault]:
+    rng = random.Random(f"{seed}-faults")
+    names = list(kinds)
+    weights = [kinds[name][0] for name in names]
+    faults = []
+    for _ in range(rng.randint(9, 16)):
+        kind = rng.choices(names, weights)[0]
+        lasts_s = rng.choice((0.3, 2.0, 5.0, 12.0)) * rng.uniform(0.5, 1.5)
+        faults.append(
+            Fault(
+                round(rng.uniform(FIRST_S, LAST_S), 3),
+                kind,
+                rng.randrange(12),
+                round(rng.random(), 3),
+                round(lasts_s, 3),
+            )
+        )
+    return sorted(faults)

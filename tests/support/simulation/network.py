@@ -1,0 +1,213 @@
+"""Connections between simulated processes and brokers: latency, silence, breaks and lost answers.
+
+`SimConnection` has the interface of `BrokerConnection`. A broker serves the requests of one connection one after the
+other. A request that has left arrives, whatever happens to the process that sent it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from protocol.api_keys import ApiKey
+from protocol.header import response_body_position
+from tests.support.simulation.apis import VERSIONS, SimApis
+from tests.support.simulation.cluster import HOST, SimBroker, SimCluster
+from tests.support.simulation.fetches import AskedFetch, AskedPartition, fetch
+from tests.support.simulation.loop import VirtualLoop
+from tiers.broker.sasl import SaslCredentials
+from tiers.errors import BrokerError
+
+_FETCH = int(ApiKey.FETCH)
+
+
+class Network:
+    """Who reaches whom, and how fast. Processes are known by name."""
+
+    def __init__(self, loop: VirtualLoop, rng: random.Random, cluster: SimCluster, apis: SimApis) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.cluster = cluster
+        self.apis = apis
+        self.cuts: set[tuple[str, int]] = set()
+        self.slow_ms: dict[str, int] = {}
+        """By process: the longest additional delay of a message."""
+        self.lost_answers: dict[str, float] = {}
+        """By process: how probable it is that a connection breaks instead of bringing an answer."""
+        self.requests = 0
+
+    def delay_s(self, name: str, broker: SimBroker) -> float:
+        slow_ms = self.slow_ms.get(name, 0) + broker.slow_ms
+        delay_s = self.rng.uniform(0.0002, 0.002)
+        return delay_s + (self.rng.random() ** 3 * slow_ms / 1000 if slow_ms else 0)
+
+    def is_cut(self, name: str, node: int) -> bool:
+        return (name, node) in self.cuts
+
+    def connector(self, name: str) -> Callable[..., Any]:
+        async def connect(
+            host: str,
+            port: int,
+            *,
+            client_id: str,
+            clock_ms: Callable[[], int],
+            timeout_ms: int,
+            ssl_context: ssl.SSLContext | None,
+            credentials: SaslCredentials | None,
+        ) -> SimConnection:
+            broker = self.cluster.brokers[int(host.removeprefix(HOST))]
+            opened: asyncio.Future[None] = self.loop.create_future()
+            if not self.is_cut(name, broker.node_id):
+                self.loop.later(2 * self.delay_s(name, broker), _resolve, opened)
+            try:
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await opened
+            except TimeoutError as error:
+                raise BrokerError(f"{host} did not accept a connection", retriable=True) from error
+            if not broker.is_up:
+                raise BrokerError(f"{host} is not reachable", retriable=True)
+            return SimConnection(self, name, broker)
+
+        return connect
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class SimConnection:
+    def __init__(self, network: Network, name: str, broker: SimBroker) -> None:
+        self.address = f"{HOST}{broker.node_id}:9092"
+        self.api_versions = VERSIONS
+        self.is_closed = False
+        self._network = network
+        self._name = name
+        self._broker = broker
+        self._incarnation = broker.incarnation
+        self._pending: dict[asyncio.Future[memoryview], None] = {}
+        self._queue: deque[tuple[Any, int, asyncio.Future[memoryview]]] = deque()
+        self._is_busy = False
+        self._is_retired = False
+        self._heard_at_s = network.loop.time()
+        self._last_arrival_s = 0.0
+
+    async def request(self, message: Any, version: int, timeout_ms: int) -> memoryview:
+        network, loop = self._network, self._network.loop
+        if self.is_closed:
+            raise BrokerError(f"the connection to {self.address} is closed", retriable=True)
+        answer: asyncio.Future[memoryview] = loop.create_future()
+        self._pending[answer] = None
+        message.API_VERSION = version
+        message.with_header(correlation_id=0, client_id=self._name)
+        sent_at_s = loop.time()
+        network.requests += 1
+        self._last_arrival_s = max(self._last_arrival_s + 1e-6, sent_at_s + network.delay_s(self._name, self._broker))
+        loop.call_at(self._last_arrival_s, self._arrive, message, version, answer, context=loop.world)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await answer
+        except TimeoutError as error:
+            if self._heard_at_s < sent_at_s:
+                self.abort(f"silent for {timeout_ms} ms")
+            raise BrokerError(f"{self.address} did not answer in {timeout_ms} ms", retriable=True) from error
+        finally:
+            self._pending.pop(answer, None)
+            if self._is_retired and not self._pending:
+                self.abort("another connection took its place")
+
+    def _arrive(self, message: Any, version: int, answer: asyncio.Future[memoryview]) -> None:
+        if self._network.is_cut(self._name, self._broker.node_id) or self.is_closed:
+            return
+        if not self._broker.is_up or self._broker.incarnation != self._incarnation:
+            self.abort("the broker is gone")
+            return
+        self._queue.append((message, version, answer))
+        if not self._is_busy:
+            self._serve()
+
+    def _serve(self) -> None:
+        if not self._queue:
+            return
+        self._is_busy = True
+        message, version, answer = self._queue.popleft()
+        network = self._network
+        served: Any
+        if int(message.API_KEY) == _FETCH:
+            served = fetch(network.cluster, self._broker, _asked(message, version), 0)
+        else:
+            served = network.apis.answer(self._broker, message, self._name)
+        if isinstance(served, asyncio.Future):
+            served.add_done_callback(
+                lambda done: self._answered(message, version, answer, done.result()), context=network.loop.world
+            )
+        else:
+            self._answered(message, version, answer, served)
+
+    def _answered(self, message: Any, version: int, answer: asyncio.Future[memoryview], served: Any) -> None:
+        network = self._network
+        if int(message.API_KEY) == _FETCH:
+            body = memoryview(served)[response_body_position(ApiKey.FETCH, version, served) :]
+        elif isinstance(served, bytes):
+            body = memoryview(served)
+        else:
+            body = memoryview(bytes(served.encode(version=version)))
+        network.loop.later(network.delay_s(self._name, self._broker), self._deliver, answer, body)
+        self._is_busy = False
+        self._serve()
+
+    def _deliver(self, answer: asyncio.Future[memoryview], body: memoryview) -> None:
+        network = self._network
+        if network.is_cut(self._name, self._broker.node_id):
+            return
+        if not self._broker.is_up or self._broker.incarnation != self._incarnation:
+            self.abort("the broker is gone")
+            return
+        lost = network.lost_answers.get(self._name, 0)
+        if lost and network.rng.random() < lost:
+            self.abort("reset by the network")
+            return
+        self._heard_at_s = network.loop.time()
+        if not answer.done():
+            answer.set_result(body)
+
+    def abort(self, reason: str) -> None:
+        self.is_closed = True
+        for answer in list(self._pending):
+            if not answer.done():
+                answer.set_exception(BrokerError(f"{self.address}: {reason}", retriable=True))
+                answer.exception()
+
+    def retire(self) -> None:
+        self._is_retired = True
+        if not self._pending:
+            self.abort("another connection took its place")
+
+    async def close(self) -> None:
+        self.abort("the client closed the connection")
+
+
+def _asked(message: Any, version: int) -> AskedFetch:
+    return AskedFetch(
+        version,
+        message.max_wait_ms,
+        message.min_bytes,
+        message.max_bytes,
+        message.isolation_level == 1,
+        [
+            AskedPartition(
+                topic.topic_id,
+                one.partition,
+                one.fetch_offset,
+                one.current_leader_epoch,
+                one.last_fetched_epoch,
+                one.partition_max_bytes,
+            )
+            for topic in message.topics
+            for one in topic.partitions
+        ],
+    )

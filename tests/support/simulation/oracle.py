@@ -1,0 +1,356 @@
+"""`Oracle`: what must hold after every step of a simulated cluster. The first thing that does not is a `Violation`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from protocol.errors import ErrorCode
+from protocol.records.record_batch import iterate_batches
+from tests.support.expected_log import FILTERS
+from tests.support.simulation.cluster import CLUSTER_ID, SimBroker, SimCluster, SimPartition
+from tests.support.simulation.expectation import ExpectedPartition, Retention
+from tests.support.simulation.loop import VirtualLoop
+from tests.support.simulation.replica_log import ABORT, Batch
+from tests.support.simulation.store import SimStore
+from tests.support.simulation.truth import MetadataTruth, Place, TrueSegment
+from tiers.model.log_source import AbortedTransaction
+from tiers.model.log_start import LogStart
+from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
+
+_UNAVAILABLE = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    }
+)
+"""The errors that every client retries."""
+
+_CONFIRMED_WITHIN_S = 14.0
+"""Two seconds, and the longest delays of a request on its way."""
+
+
+class Violation(Exception):
+    """Something happened that must never happen."""
+
+
+class Oracle:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        cluster: SimCluster,
+        store: SimStore,
+        wall_ms: Callable[[], int],
+        visible_after_ms: int,
+        is_tidegate: Callable[[str], bool],
+    ) -> None:
+        self.loop = loop
+        self.cluster = cluster
+        self.store = store
+        self.wall_ms = wall_ms
+        self.truth = MetadataTruth(loop)
+        self.expected: dict[SimPartition, ExpectedPartition] = {}
+        self.violation: Violation | None = None
+        self.reads = 0
+        self.remote_reads = 0
+        self.trims = 0
+        self.deletions = 0
+        self.confirmed_s: Callable[[str], float] = lambda client: 0.0
+        """When the group last confirmed a process as a member of the present generation."""
+        self._visible_after_ms = visible_after_ms
+        self._is_tidegate = is_tidegate
+        cluster.on_committed = self._committed
+        cluster.on_lost = self._lost
+        store.on_delete = self._deleting
+        store.on_put = self._putting
+        self.truth.on_log_start = self._log_start
+
+    def fail(self, text: str) -> None:
+        violation = Violation(f"at {self.loop.time():.3f} s: {text}")
+        if self.violation is None:
+            self.violation = violation
+        raise violation
+
+    def expect(self, partition: SimPartition, retention: Retention) -> None:
+        self.expected[partition] = ExpectedPartition(str(partition), [retention])
+
+    # What the cluster does
+
+    def _committed(self, partition: SimPartition, before: int) -> None:
+        log = partition.log
+        expected = self.expected.get(partition)
+        if expected is None:
+            if partition.topic.name == "__remote_log_metadata":
+                self.truth.follow(partition)
+            return
+        for batch in reversed(log.batches):
+            if batch.next_offset <= expected.end:
+                break
+        for batch in log.batches:
+            if expected.end <= batch.base_offset and batch.next_offset <= log.high_watermark:
+                expected.commit(batch)
+
+    def _lost(self, partition: SimPartition, old_end: int) -> None:
+        log, expected = partition.log, self.expected.get(partition)
+        if expected is None:
+            self.truth.lost(partition, log.end)
+            return
+        trimmed_to = max((one.start for one in partition.replicas.values() if one is not log), default=0)
+        before = expected.histories
+        expected.cut(log.batches, log.start, log.end, self.loop.time())
+        if expected.histories > before and log.end < trimmed_to:
+            expected.has_other_history = True
+
+    def broker_removes(self, partition: SimPartition, end: int) -> None:
+        """Called before a broker removes records by itself, or for an administrator."""
+        expected = self.expected.get(partition)
+        if expected is None:
+            return
+        covered = self._covered(partition)
+        for batch in partition.log.batches:
+            if batch.base_offset >= end:
+                break
+            if not any(first <= batch.base_offset and batch.next_offset <= last + 1 for first, last in covered):
+                expected.removed.append((batch.base_offset, batch.next_offset))
+
+    def _covered(self, partition: SimPartition) -> list[tuple[int, int]]:
+        return [
+            (one.metadata.start_offset, one.metadata.end_offset)
+            for one in self.truth.finished((partition.topic.topic_id, partition.index))
+        ]
+
+    # What Tidegate does
+
+    def trimming(self, partition: SimPartition, broker: SimBroker, offset: int, client: str) -> None:
+        """Called before a DeleteRecords. Checks those of Tidegate itself."""
+        expected = self.expected.get(partition)
+        if expected is None or not self._is_tidegate(client):
+            return
+        log = partition.replicas[broker.node_id]
+        if offset <= log.start:
+            return
+        self.trims += 1
+        now_ms, now_s = self.wall_ms(), self.loop.time()
+        confirmed_s = self.confirmed_s(client)
+        if now_s - confirmed_s > _CONFIRMED_WITHIN_S:
+            self.fail(
+                f"{client} trims {partition} to {offset}, and the group confirmed it {now_s - confirmed_s:.1f} s ago"
+            )
+        place = partition.topic.topic_id, partition.index
+        segments = self.truth.finished(place)
+        is_true_leader = partition.leader == broker.node_id
+        if offset > log.last_stable_offset:
+            self.fail(f"{client} trims {partition} to {offset}, beyond the LSO {log.last_stable_offset}")
+        # Users may have deleted the first records of a batch.
+        kept_from = max(log.start, expected.deleted_to)
+        lacking = [
+            one
+            for one in log.batches
+            if one.base_offset < offset and one.next_offset > kept_from and not expected.may_be_gone(one, now_ms)
+        ]
+        if kept_from >= offset:
+            lacking = []
+        for batch in lacking:
+            if not is_true_leader and batch.data not in expected.ever.get(batch.base_offset, ()):
+                continue
+            first, last = max(batch.base_offset, kept_from), min(batch.next_offset, offset) - 1
+            holding = [one for one in segments if _holds(one, first, last)]
+            if not holding:
+                self.fail(
+                    f"{client} trims {partition} to {offset}: no finished segment has the offsets {first} to {last}"
+                )
+            visible_s = min(one.finished_at_s or now_s for one in holding)
+            if (now_s - visible_s) * 1000 < self._visible_after_ms - 1 and partition.topic.topic_id is not None:
+                self.fail(
+                    f"{client} trims {partition} to {offset}, {1000 * (now_s - visible_s):.0f} ms after the copy of"
+                    f" {batch.base_offset} was committed"
+                )
+            if not any(self._has_bytes(one, batch) for one in holding):
+                self.fail(f"{client} trims {partition} to {offset}: the store does not have the batch {batch[:3]}")
+        newest = max((one.metadata.start_offset for one in segments), default=0)
+        if lacking and offset > newest:
+            self.fail(f"{client} trims {partition} to {offset}, and the newest segment begins at {newest}")
+
+    def _has_bytes(self, segment: TrueSegment, batch: Batch) -> bool:
+        stored = self.store.objects.get(log_key(CLUSTER_ID, segment.metadata))
+        indexes = self.store.objects.get(indexes_key(CLUSTER_ID, segment.metadata))
+        return stored is not None and indexes is not None and batch.data in stored.data
+
+    def _putting(self, key: str, client: str) -> None:
+        parsed = parse_segment_key(key)
+        if parsed is not None and parsed.segment_uuid not in self.truth.segments:
+            self.fail(f"{client} writes {key}, whose segment has no record")
+
+    def _deleting(self, key: str, client: str) -> None:
+        parsed = parse_segment_key(key)
+        if parsed is None:
+            return
+        if key in self.store.objects:
+            self.deletions += 1
+        segment = self.truth.segments.get(parsed.segment_uuid)
+        if segment is None or not segment.is_deleted:
+            self.fail(f"{client} deletes {key}, whose segment has no DELETE record")
+        assert segment is not None
+        partition = self._partition(parsed.topic_id, parsed.partition)
+        if partition is None or segment.finished_at_s is None or key not in self.store.objects:
+            return
+        self._check_deleted(partition, segment, client)
+
+    def _check_deleted(self, partition: SimPartition, segment: TrueSegment, client: str) -> None:
+        """Checks that no record is lost with a finished segment."""
+        expected, now_ms = self.expected[partition], self.wall_ms()
+        first, last = segment.metadata.start_offset, segment.metadata.end_offset
+        stored = self.store.objects.get(log_key(CLUSTER_ID, segment.metadata))
+        others = [one for one in self.truth.finished((partition.topic.topic_id, partition.index)) if one is not segment]
+        for batch in expected.lacking(first, last + 1, now_ms):
+            if stored is not None and batch.data not in stored.data:
+                continue
+            begins_at = max(batch.base_offset, first, expected.deleted_to)
+            if begins_at > last or any(_holds(one, begins_at, min(batch.next_offset - 1, last)) for one in others):
+                continue
+            self.fail(
+                f"{client} deletes segment {first} to {last} of {partition} with offset {batch.base_offset}, whose"
+                " records must be kept"
+            )
+        for cut_from, cut_to in expected.cut_ranges:
+            if max(first, cut_from) < min(last + 1, cut_to) and last >= max(expected.deleted_to, 0):
+                leader_epoch = segment.metadata.segment_leader_epochs[-1].epoch
+                if not self._may_have_expired(expected, segment, now_ms) and leader_epoch < partition.leader_epoch:
+                    self.fail(f"{client} deletes segment {first} to {last} of {partition}, which is in quarantine")
+
+    def _may_have_expired(self, expected: ExpectedPartition, segment: TrueSegment, now_ms: int) -> bool:
+        return any(
+            0 <= one.ms < now_ms + expected.tolerance_ms - segment.metadata.max_timestamp_ms or one.size_bytes >= 0
+            for one in expected.retentions
+        )
+
+    def _log_start(self, place: Place, start: LogStart) -> None:
+        """A log start that deletes must have a reason."""
+        partition = self._partition(*place)
+        if partition is None or not start.deletes:
+            return
+        expected, now_ms = self.expected[partition], self.wall_ms()
+        if start.leader_epoch < partition.leader_epoch and expected.histories > 1:
+            return
+        kept = [one for one in expected.batches if one.next_offset <= start.offset]
+        for batch in kept:
+            if not expected.may_be_gone(batch, now_ms):
+                self.fail(
+                    f"the log start of {partition} moves to {start.offset} ({start.reason.name}), beyond offset"
+                    f" {batch.base_offset}, whose records must be kept"
+                )
+
+    def _partition(self, topic_id: UUID, index: int) -> SimPartition | None:
+        return next((one for one in self.expected if one.topic.topic_id == topic_id and one.index == index), None)
+
+    # What clients see
+
+    def answered(self, partition: SimPartition, offset: int, asked: Asked, answer: Any, reader: str) -> int:
+        """Checks the answer to a Fetch at `offset`. Returns the next offset to ask for."""
+        expected, now_ms = self.expected[partition], self.wall_ms()
+        self.reads += 1
+        code = answer.error_code
+        is_same = asked.histories == expected.histories
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            log_start = expected.log_start(now_ms)
+            is_below = offset < log_start
+            is_above = offset > asked.high_watermark or not is_same
+            if not (is_below or is_above) and not self._is_other_history(expected, offset):
+                self.fail(
+                    f"{reader}: offset {offset} of {partition} is in [{log_start}, {expected.end}] and was answered"
+                    " OFFSET_OUT_OF_RANGE"
+                )
+            return log_start if is_below else min(offset, expected.end)
+        if code != ErrorCode.NONE:
+            if code not in _UNAVAILABLE:
+                self.fail(f"{reader}: offset {offset} of {partition} was answered error {code}")
+            return offset
+        if answer.diverging:
+            return min(int(answer.diverging), expected.end)
+        return self._check_records(partition, offset, answer, reader, asked)
+
+    def _is_other_history(self, expected: ExpectedPartition, offset: int) -> bool:
+        return expected.has_other_history
+
+    def _check_records(self, partition: SimPartition, offset: int, answer: Any, reader: str, asked: Asked) -> int:
+        expected, now_ms = self.expected[partition], self.wall_ms()
+        records = bytes(answer.records)
+        if not records:
+            return offset
+        if answer.is_remote:
+            self.remote_reads += 1
+        position = offset
+        seen = list(iterate_batches(records))
+        for batch in seen:
+            raw = records[batch.start : batch.end]
+            if batch.last_offset < position:
+                if batch.last_offset < offset and position == offset:
+                    continue
+                self.fail(f"{reader}: {partition} answered offset {batch.last_offset} twice or out of order")
+            if batch.base_offset > position:
+                skipped = expected.lacking(position, batch.base_offset, now_ms)
+                if skipped and asked.histories == expected.histories:
+                    self.fail(
+                        f"{reader}: {partition} skipped offsets {skipped[0].base_offset} to"
+                        f" {skipped[-1].next_offset - 1}: {position} was asked for, and {batch.base_offset} came"
+                    )
+            is_deleted = batch.last_offset < asked.deleted_to and expected.histories == 1
+            if is_deleted and not expected.may_reappear and not self.truth.lost_records:
+                self.fail(f"{reader}: {partition} answered offset {batch.last_offset}, which a user has deleted")
+            if raw not in expected.ever.get(batch.base_offset, ()):
+                self.fail(f"{reader}: {partition} answered other bytes than were written at {batch.base_offset}")
+            true = expected.batch_at(batch.base_offset)
+            is_true = true is not None and true.data == raw
+            if not is_true and expected.histories == 1:
+                self.fail(f"{reader}: {partition} answered records of another history at {batch.base_offset}")
+            position = batch.last_offset + 1
+        if expected.histories == 1 and answer.aborted is not None:
+            self._check_visible(partition, records, seen, answer.aborted, reader)
+        return position
+
+    def _check_visible(
+        self, partition: SimPartition, records: bytes, seen: list[Any], aborted: Any, reader: str
+    ) -> None:
+        hidden = _hidden(self.expected[partition].batches)
+        wanted = [one.base_offset for one in seen if one.base_offset not in hidden]
+        listed = [AbortedTransaction(producer_id, first) for producer_id, first in aborted]
+        for shown in FILTERS:
+            visible = [one.base_offset for one in shown(records, seen, listed)]
+            if visible != wanted:
+                self.fail(f"{reader}: {partition} shows a committed reader {visible} instead of {wanted}")
+
+
+class Asked:
+    """What was true when a reader asked."""
+
+    def __init__(self, expected: ExpectedPartition) -> None:
+        self.histories = expected.histories
+        self.high_watermark = expected.end
+        self.deleted_to = expected.confirmed_deleted_to
+
+
+def _holds(segment: TrueSegment, first: int, last: int) -> bool:
+    return segment.metadata.start_offset <= first and segment.metadata.end_offset >= last
+
+
+def _hidden(batches: list[Batch]) -> set[int]:
+    """Returns the base offsets of the batches that a read_committed client does not see, markers included."""
+    hidden: set[int] = set()
+    open_batches: dict[int, list[int]] = {}
+    for batch in batches:
+        if batch.ends:
+            hidden.add(batch.base_offset)
+            own = open_batches.pop(batch.producer_id, [])
+            if batch.ends == ABORT:
+                hidden.update(own)
+        elif batch.producer_id >= 0:
+            open_batches.setdefault(batch.producer_id, []).append(batch.base_offset)
+    return hidden

@@ -1,0 +1,285 @@
+"""Planted bugs: one rule of `tiers/` is broken, and the simulation must find it within `WITHIN_SEEDS` seeds.
+
+Every safety rule (docs/design.md) has one at least. Among them are the three losses that the project had once: a hole
+that moved the log start, a metadata topic that lost its tail, and a log start that was applied to another history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from tiers.errors import OwnershipLostError, RemoteResourceNotFoundError
+from tiers.log import broker_log
+from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
+from tiers.metadata.topic import follower
+from tiers.metadata.topic.follower import MetadataFollower
+from tiers.metadata.topic.lost_records import LostRecords
+from tiers.metadata.topic.metadata_producer import TransactionalProducer
+from tiers.metadata.topic.ownership import MetadataPartitionOwnership
+from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.reader.collected_batches import CollectedBatches
+from tiers.reader.remote_log_reader import RemoteLogReader
+from tiers.tasks import clamp_task, expiration_task, lineage, segment_deletion, trim_task
+from tiers.tasks.copy import copy_task, segment_copy
+from tiers.tasks.expiration_task import RLMExpirationTask
+from tiers.tasks.log_gap_task import LogGapTask
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.trim_task import TrimTask
+
+WITHIN_SEEDS = 2_000
+
+
+class PlantedBug(NamedTuple):
+    rule: str
+    """The safety rule, or the promise."""
+    what: str
+    plant: Callable[[ExitStack], None]
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    stack.enter_context(patch.object(owner, name, value))
+
+
+async def _nothing(*arguments: Any, **options: Any) -> None:
+    return None
+
+
+async def _yes(*arguments: Any, **options: Any) -> bool:
+    return True
+
+
+def _trims_at_once(stack: ExitStack) -> None:
+    original = RecordBackedMetadataManager.seen_at_ms
+    _replace(
+        stack, RecordBackedMetadataManager, "seen_at_ms",
+        lambda self, segment_id: None if original(self, segment_id) is None else -(10**9),
+    )  # fmt: skip
+
+
+def _always_fresh(stack: ExitStack) -> None:
+    _replace(stack, MetadataFollower, "is_fresh", lambda self, number, max_age_ms: True)
+    _replace(stack, MetadataFollower, "ensure_fresh", _nothing)
+
+
+def _ignores_divergence(stack: ExitStack) -> None:
+    _replace(stack, lineage, "check_leader", _nothing)
+    _replace(stack, copy_task, "check_lineage", _nothing)
+    _replace(stack, copy_task, "check_remote_lineage", _nothing)
+    _replace(stack, trim_task, "check_remote_lineage", _nothing)
+
+
+def _deletes_quarantine(stack: ExitStack) -> None:
+    original = RLMExpirationTask._may_be_deleted
+    _replace(
+        stack, RLMExpirationTask, "_may_be_deleted",
+        lambda self, segment, log_start: segment.clamped_to is not None or original(self, segment, log_start),
+    )  # fmt: skip
+
+
+def _deletes_unnamed(stack: ExitStack) -> None:
+    original = segment_deletion.write_state
+
+    async def write(services: Any, segment: Any, state: RemoteLogSegmentState, custom: bytes | None = None) -> None:
+        if state is not RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+            await original(services, segment, state, custom)
+
+    _replace(stack, segment_deletion, "write_state", write)
+
+
+def _writes_before_the_record(stack: ExitStack) -> None:
+    original = RecordBackedMetadataManager.add_remote_log_segment_metadata
+
+    async def add(self: Any, segment: Any) -> None:
+        adding = asyncio.create_task(original(self, segment))
+        adding.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        self.adding = adding
+
+    _replace(stack, RecordBackedMetadataManager, "add_remote_log_segment_metadata", add)
+
+
+def _trims_the_newest(stack: ExitStack) -> None:
+    original = trim_task.covering_segments
+
+    def covering(*arguments: Any) -> Any:
+        found = original(*arguments)
+        return [*found, *found[-1:]]
+
+    _replace(stack, trim_task, "covering_segments", covering)
+
+
+def _trims_one_more(stack: ExitStack) -> None:
+    original = TrimTask.target
+
+    def target(self: Any, policy: Any, bounds: Any, *more: Any) -> int:
+        found = original(self, policy, bounds, *more)
+        return found + 1 if bounds.log_start_offset < found < bounds.last_stable_offset else found
+
+    _replace(stack, TrimTask, "target", target)
+
+
+def _copies_open_transactions(stack: ExitStack) -> None:
+    module: Any = broker_log
+    fetch, verified = module.fetch_raw, module._verified
+
+    async def uncommitted(client: Any, node_id: int, positions: Any, **options: Any) -> Any:
+        return await fetch(client, node_id, positions, **{**options, "isolation_level": 0})
+
+    _replace(stack, broker_log, "fetch_raw", uncommitted)
+    _replace(
+        stack,
+        broker_log,
+        "_verified",
+        lambda records, offset, lso, partition: verified(records, offset, 1 << 62, partition),
+    )
+
+
+def _hole_moves_log_start(stack: ExitStack) -> None:
+    async def behind(self: Any, gap: Any, leader_epoch: int) -> int:
+        metadata = self._services.metadata
+        await metadata.put_log_start(self._partition, LogStart(gap.next_offset, leader_epoch, LogStartReason.RETENTION))
+        return int(gap.next_offset)
+
+    _replace(stack, LogGapTask, "_behind_gap", behind)
+
+
+def _forgets_lost_metadata(stack: ExitStack) -> None:
+    """Neither the follower nor the witnesses notice that the metadata topic lost its tail."""
+    _replace(stack, LostRecords, "check", lambda self, *arguments, **options: False)
+    _replace(stack, LostRecords, "check_lineage", lambda self, *arguments: False)
+    _replace(stack, PartitionManifestTask, "check_gap", _nothing)
+    _replace(stack, PartitionManifestTask, "_refuse_to_forget", _nothing)
+    _replace(stack, PartitionManifestTask, "_check_position", _nothing)
+    _replace(stack, PartitionManifestTask, "_check_leftovers", lambda self, local_log_start: None)
+    _replace(stack, LogGapTask, "_check_trims", _nothing)
+
+
+def _foreign_log_start(stack: ExitStack) -> None:
+    _replace(stack, LogStartConfirmation, "holds", _yes)
+
+
+def _trusts_any_clock(stack: ExitStack) -> None:
+    _replace(stack, RLMExpirationTask, "_clock_is_trusted", _yes)
+
+
+def _expires_one_more(stack: ExitStack) -> None:
+    original = expiration_task.expired_to
+
+    def expired(alive: Any, retention: Any, log_start: int, *more: Any) -> int:
+        found = original(alive, retention, log_start, *more)
+        following = [one for one in alive if one.valid_end_offset >= found]
+        is_limited = retention.ms >= 0 or retention.size_bytes >= 0
+        return following[0].valid_end_offset + 1 if is_limited and len(following) > 1 else found
+
+    _replace(stack, expiration_task, "expired_to", expired)
+
+
+def _missing_means_deleted(stack: ExitStack) -> None:
+    """A segment that the store does not show yet is skipped: the next one answers."""
+    original = RemoteLogReader.read
+
+    async def read(self: Any, request: Any) -> Any:
+        segment = self.segment_for(request.partition, request.offset, request.log_start_offset)
+        try:
+            await self._fetcher.index(segment, request.connection_id)
+        except RemoteResourceNotFoundError:
+            following = self._rlmm.remote_log_segment_metadata(request.partition, segment.valid_end_offset + 1)
+            if following is not None:
+                request = replace(request, offset=following.start_offset)
+        return await original(self, request)
+
+    _replace(stack, RemoteLogReader, "read", read)
+
+
+def _verifies_nothing(stack: ExitStack) -> None:
+    _replace(stack, segment_copy, "verify_copied_segment", _nothing)
+
+
+def _takes_over_unread(stack: ExitStack) -> None:
+    """A new owner acts before it has read what the old one wrote."""
+
+    async def producer(self: Any, number: int) -> Any:
+        made = self._producer(number, f"{self._transactional_id_prefix}-{number}")
+        await made.initialize(15_000)
+        return made
+
+    _replace(stack, MetadataPartitionOwnership, "_caught_up_producer", producer)
+
+
+def _writes_unfenced(stack: ExitStack) -> None:
+    """A member that lost its partition initializes the producer again, and commits without its generation."""
+    _replace(stack, TransactionalProducer, "_commit_offset", _nothing)
+    original = MetadataPartitionOwnership.write
+
+    async def write(self: Any, number: int, records: Any, timeout_ms: int) -> None:
+        try:
+            await original(self, number, records, timeout_ms)
+        except OwnershipLostError:
+            made = self._producer(number, f"{self._transactional_id_prefix}-{number}")
+            await made.initialize(15_000)
+            await made.commit(records(), None, -1, timeout_ms)
+
+    _replace(stack, MetadataPartitionOwnership, "write", write)
+
+
+def _forgets_aborts(stack: ExitStack) -> None:
+    _replace(stack, CollectedBatches, "aborted_transactions", lambda self: ())
+
+
+def _replays_aborted(stack: ExitStack) -> None:
+    module: Any = follower
+    original = module.read_committed
+    _replace(
+        stack, follower, "read_committed",
+        lambda fetched, position: original(replace(fetched, aborted_transactions=()), position),
+    )  # fmt: skip
+
+
+def _clamps_too_low(stack: ExitStack) -> None:
+    """An unclean election clamps the tier one segment below the common end."""
+    module: Any = clamp_task
+    original = module.clamp_end
+
+    async def end(*arguments: Any) -> Any:
+        found = await original(*arguments)
+        return found._replace(offset=max(0, found.offset - 10))
+
+    _replace(stack, clamp_task, "clamp_end", end)
+
+
+PLANTED: Mapping[str, PlantedBug] = {
+    "trims-at-once": PlantedBug("rule 1", "trims before T_vis has passed", _trims_at_once),
+    "always-fresh": PlantedBug("rule 1", "answers from metadata of any age", _always_fresh),
+    "ignores-divergence": PlantedBug("rule 2", "never compares leader epochs", _ignores_divergence),
+    "deletes-quarantine": PlantedBug("rule 2", "deletes what a clamp cut off", _deletes_quarantine),
+    "clamps-too-low": PlantedBug("rule 2", "clamps the tier below the common end", _clamps_too_low),
+    "deletes-unnamed": PlantedBug("rule 3", "deletes objects without a DELETE record", _deletes_unnamed),
+    "writes-unnamed": PlantedBug("rule 3", "writes objects before their record", _writes_before_the_record),
+    "trims-newest": PlantedBug("rule 4", "trims the newest segment", _trims_the_newest),
+    "trims-one-more": PlantedBug("rule 4", "trims one offset too many", _trims_one_more),
+    "hole-moves-log-start": PlantedBug("rule 5", "raises the log start past a hole (loss 1)", _hole_moves_log_start),
+    "lost-metadata": PlantedBug("rule 5", "does not see that metadata was lost (loss 2)", _forgets_lost_metadata),
+    "foreign-log-start": PlantedBug("rule 5", "applies a log start of another history (loss 3)", _foreign_log_start),
+    "trusts-any-clock": PlantedBug("rule 6", "expires by a wrong clock", _trusts_any_clock),
+    "expires-one-more": PlantedBug("rule 6", "expires one segment too many", _expires_one_more),
+    "missing-is-deleted": PlantedBug("rule 7", "takes an object that is late for deleted", _missing_means_deleted),
+    "verifies-nothing": PlantedBug("promise 4", "does not read back what it wrote", _verifies_nothing),
+    "takes-over-unread": PlantedBug("rule 4", "owns a partition before it has read it", _takes_over_unread),
+    "writes-unfenced": PlantedBug("rule 4", "writes without a generation, and after it was fenced", _writes_unfenced),
+    "replays-aborted": PlantedBug("rule 1", "replays the records of aborted transactions", _replays_aborted),
+    "forgets-aborts": PlantedBug("promise 3", "hides no aborted transaction", _forgets_aborts),
+    "copies-open": PlantedBug("rule 4", "copies beyond the last stable offset", _copies_open_transactions),
+}  # fmt: skip
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        PLANTED[name].plant(stack)
+        yield

@@ -1,0 +1,198 @@
+"""`SimProcess`: one life of a Tidegate process, composed as the product composes it; `SimMachine`: its state and clock.
+
+A crash ends the process at once: none of its code runs any more. The next process finds the folder as the crash left
+it, or none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import shutil
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+
+import lmdb
+from prometheus_client import CollectorRegistry
+
+from proxy.cluster.topology import ListenerAddresses, Topology
+from proxy.config import TidegateConfig
+from proxy.process.remote_tier import ProxyParts, RemoteTier, remote_tier
+from proxy.wire.exchange import Handler
+from tests.support.simulation.cluster import HOST, PORT
+from tests.support.simulation.loop import VirtualLoop, current_process
+from tests.support.simulation.network import Network
+from tests.support.simulation.store import SimStore
+from tiers.access.open_tier import RemoteTierError
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+
+_RESTART_S = 2.0
+Settings = Mapping[str, Any]
+
+
+class SimProcess:
+    def __init__(self, machine: SimMachine, folder: Path) -> None:
+        self.machine = machine
+        self.name = machine.name
+        self.store = machine.store
+        self.folder = folder
+        self.is_dead = False
+        self.is_paused = False
+        self.backlog: deque[asyncio.Handle] = deque()
+        self.graveyard: list[object] = []
+        self.environments: list[lmdb.Environment] = []
+        self.tier: RemoteTier | None = None
+        self.topology: Topology | None = None
+        self.registry = CollectorRegistry()
+        self.context = copy_context()
+        self.context.run(current_process.set, self)
+        self.stop = asyncio.Event()
+        self.release = machine.release
+        self.metadata: TopicBasedRemoteLogMetadataManager | None = None
+        self.spawned: list[asyncio.Task[Any]] = []
+
+    @property
+    def wall_offset_ms(self) -> int:
+        return self.machine.wall_offset_ms
+
+    def thread_latency_s(self) -> float:
+        return self.machine.rng.random() * 0.002
+
+    def blocking_call(self, executor: object, work: Callable[[], Any]) -> Any:
+        if self.machine.is_disk_full and isinstance(executor, ThreadPoolExecutor):
+            name = executor._thread_name_prefix or ""
+            if name.startswith("spool"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if "metadata-state" in name:
+                raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+        return work()
+
+    def spawn(self, work: Any) -> asyncio.Task[Any]:
+        """Starts a task of this process, also when another one calls."""
+        return self.machine.loop.create_task(work, context=self.context.run(copy_context))
+
+    def handler(self, api_key: int) -> Handler | None:
+        return None if self.tier is None or self.is_dead else self.tier.handlers.get(api_key)
+
+    async def run(self) -> None:
+        machine = self.machine
+        bootstrap = [(f"{HOST}{node}", PORT) for node in (1, 2, 3)]
+        client = BrokerClient(
+            bootstrap,
+            client_id=self.name,
+            request_timeout_ms=machine.config(self.folder).upstream.request_timeout_ms,
+            connect=machine.network.connector(self.name),
+        )
+        addresses = ListenerAddresses("proxy", "proxy", 9092, 9100)
+        self.topology = Topology(client, bootstrap, addresses, lambda host, port, endpoint: None, clock_ms=monotonic_ms)
+        async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+            stack.push_async_callback(client.close)
+            await self.topology.wait_for_cluster()
+            parts = ProxyParts(machine.config(self.folder), client, self.topology, group.create_task, self.registry)
+            self.tier = await stack.enter_async_context(remote_tier(parts, None))
+            following = group.create_task(self.topology.run())
+            stack.callback(following.cancel)
+            await self.stop.wait()
+            self.tier = None
+
+
+class SimMachine:
+    def __init__(
+        self,
+        name: str,
+        root: Path,
+        loop: VirtualLoop,
+        rng: random.Random,
+        network: Network,
+        store: SimStore,
+        make_config: Callable[[Path], TidegateConfig],
+    ) -> None:
+        self.name = name
+        self.loop = loop
+        self.rng = rng
+        self.network = network
+        self.store = store
+        self.config = make_config
+        self.wall_offset_ms = 0
+        self.is_disk_full = False
+        self.release = 1
+        """The release of the next process. Release 2 knows one record type more."""
+        self.process: SimProcess | None = None
+        self.lives = 0
+        self.ended_with: list[str] = []
+        self.dead: list[SimProcess] = []
+        self._root = root
+        self._is_wanted = False
+
+    def start(self, *, keep_state: bool = True) -> None:
+        """Starts a process, if necessary when the present one has ended."""
+        self._is_wanted = True
+        if self.process is not None:
+            return
+        folder = self._root / f"{self.name}-{self.lives}"
+        before = self._root / f"{self.name}-{self.lives - 1}"
+        self.lives += 1
+        if keep_state and self.dead and before.exists():
+            shutil.copytree(before, folder)
+        else:
+            folder.mkdir(parents=True)
+        if self.dead:
+            shutil.rmtree(before, ignore_errors=True)
+        process = self.process = SimProcess(self, folder)
+        life = process.spawn(self._live(process))
+        process.spawned.append(life)
+
+    async def _live(self, process: SimProcess) -> None:
+        try:
+            await process.run()
+            reason = "stopped"
+        except RemoteTierError as error:
+            reason = str(error)
+        except Exception as error:
+            reason = repr(error)
+            if not (isinstance(error, ExceptionGroup) and isinstance(error.exceptions[0], RemoteTierError)):
+                self.loop.defect = self.loop.defect or error
+        self.ended_with.append(reason)
+        self.loop.later(0, self._bury, process)
+        self.loop.later(_RESTART_S, self._start_again)
+
+    def _start_again(self) -> None:
+        if self._is_wanted:
+            self.start()
+
+    def crash(self) -> None:
+        self._is_wanted = False
+        if self.process is not None:
+            self._bury(self.process)
+
+    def _bury(self, process: SimProcess) -> None:
+        process.is_dead = True
+        for environment in process.environments:
+            environment.close()
+        process.environments.clear()
+        process.graveyard.extend(process.backlog)
+        self.dead.append(process)
+        if self.process is process:
+            self.process = None
+
+    def stop(self) -> None:
+        """Stops the process cleanly. It leaves the group, and closes its state."""
+        self._is_wanted = False
+        if self.process is not None:
+            self.process.stop.set()
+
+    def pause(self) -> None:
+        if self.process is not None:
+            self.process.is_paused = True
+
+    def go_on(self) -> None:
+        if self.process is not None and self.process.is_paused:
+            self.loop.go_on(self.process)

@@ -1,0 +1,135 @@
+"""What must hold again after all faults have ended, and within which virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from protocol.errors import ErrorCode
+from tests.support.simulation.cluster import SimPartition
+
+if TYPE_CHECKING:
+    from tests.support.simulation.clients import SimClient
+    from tests.support.simulation.simulation import Simulation
+
+_STEP_S = 1.0
+
+
+async def recover(sim: Simulation, within_s: float) -> None:
+    """Waits until the tier works again, then reads everything through every proxy.
+
+    Fails the oracle after `within_s`."""
+    deadline_s = sim.loop.time() + within_s
+    settled = 0
+    while settled < 2:
+        trouble = _trouble(sim)
+        settled = settled + 1 if trouble is None else 0
+        if sim.loop.time() >= deadline_s:
+            sim.oracle.fail(f"{within_s:.0f} s after the faults ended: {trouble}")
+        await asyncio.sleep(_STEP_S)
+    sim.note("recovered")
+    is_one_history = all(one.histories == 1 and not one.has_other_history for one in sim.oracle.expected.values())
+    if is_one_history and not sim.oracle.truth.lost_records and _violated_bounds(sim):
+        sim.oracle.fail("a process found a bound between the tiers violated, and the log has one history")
+    for producer in sim.producers:
+        producer.is_idle = True
+    await asyncio.gather(*(_read_all(sim, client, deadline_s) for client in sim.clients))
+
+
+def _is_stopped(sim: Simulation, partition: SimPartition) -> bool:
+    """Whether an operator has to decide about the partition."""
+    return sim.oracle.expected[partition].has_other_history or bool(sim.oracle.truth.lost_records)
+
+
+def _trouble(sim: Simulation) -> str | None:
+    for machine in sim.machines:
+        process = machine.process
+        if process is None or process.tier is None:
+            if sim.oracle.truth.lost_records:
+                continue
+            return f"{machine.name} does not serve: {machine.ended_with[-1:]}"
+    now_ms = sim.wall_ms()
+    segment_ms = sim.settings["topics"][0]["segment.ms"]
+    for partition, expected in sim.oracle.expected.items():
+        if _is_stopped(sim, partition):
+            continue
+        if partition.leader < 0:
+            return f"{partition} has no leader"
+        finished = sim.oracle.truth.finished((partition.topic.topic_id, partition.index))
+        remote_end = max((one.metadata.end_offset + 1 for one in finished), default=0)
+        late = [
+            one
+            for one in expected.batches
+            if one.base_offset >= max(remote_end, partition.log.start)
+            and now_ms - one.timestamp_ms > segment_ms + 15_000
+            and one.next_offset <= partition.log.last_stable_offset
+        ]
+        if late:
+            return f"{partition} is copied to {remote_end} only, and {late[0].base_offset} is old"
+        overdue = _overdue(sim, partition)
+        if overdue is not None:
+            return overdue
+        local = sum(len(one.data) for one in partition.log.batches if one.next_offset <= remote_end)
+        if local > 6_000 and sim.settings["topics"][0]["local.retention.bytes"] >= 0:
+            return f"{partition} keeps {local} copied bytes local"
+    return None
+
+
+def _overdue(sim: Simulation, partition: SimPartition) -> str | None:
+    """Returns what the topic's retention should have removed from the remote tier."""
+    retention = sim.oracle.expected[partition].retentions[-1]
+    finished = sim.oracle.truth.finished((partition.topic.topic_id, partition.index))
+    if len(finished) < 2:
+        return None
+    age_ms = sim.wall_ms() - finished[0].metadata.max_timestamp_ms
+    if 0 <= retention.ms < age_ms - 15_000:
+        return (
+            f"{partition} keeps offset {finished[0].metadata.start_offset}, which expired {age_ms} ms after its write"
+        )
+    size = sum(one.metadata.segment_size_bytes for one in finished)
+    if 0 <= retention.size_bytes < size - 5_000:
+        return f"{partition} keeps {size} bytes, and its retention is {retention.size_bytes}"
+    return None
+
+
+def _violated_bounds(sim: Simulation) -> float:
+    """Returns how often the processes that run have found a bound violated."""
+    return sum(
+        sample.value
+        for machine in sim.machines
+        if machine.process is not None
+        for metric in machine.process.registry.collect()
+        for sample in metric.samples
+        if sample.name.endswith("bounds_violations_total")
+    )
+
+
+async def _read_all(sim: Simulation, client: SimClient, deadline_s: float) -> None:
+    """Reads the whole log as a consumer does."""
+    partition = client.partition
+    expected = sim.oracle.expected[partition]
+    client.is_checking = True
+    await client.is_idle.wait()
+    client.position = expected.log_start(sim.wall_ms())
+    if _is_stopped(sim, partition) or expected.has_other_history:
+        for _ in range(10):
+            await client.step(100_000)
+        return
+    failures = 0
+    while client.position < expected.end:
+        before = client.position
+        await client.step(100_000)
+        if client.position > before:
+            failures = 0
+            continue
+        failures += 1
+        if not expected.lacking(client.position, expected.end, sim.wall_ms()):
+            return
+        if sim.loop.time() >= deadline_s:
+            code = client.last_code
+            said = "no answer" if code == -1 else "nothing" if code == ErrorCode.NONE else f"error {code}"
+            sim.oracle.fail(
+                f"a client of {client.machine.name} reads {partition} at {client.position} of {expected.end} and gets"
+                f" {said}, after all faults have ended"
+            )
+        await asyncio.sleep(0.3)

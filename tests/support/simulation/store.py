@@ -1,0 +1,183 @@
+"""`SimStore`: a store with latency, errors, lost answers and late visibility. Every process has its own `SimStorage`.
+
+A request that has left takes effect, whatever happens to the process that sent it. A copy is two requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.support.simulation.loop import VirtualLoop, current_process
+from tiers.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
+from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, check_range
+
+T = TypeVar("T")
+_TIMEOUT_S = 10.0
+
+
+@dataclass
+class _Object:
+    data: bytes
+    visible_at_s: float
+    """When others than the writer see the object."""
+    writer: str
+
+
+class SimStore:
+    def __init__(self, loop: VirtualLoop, rng: random.Random) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.objects: dict[str, _Object] = {}
+        self.deleted: set[str] = set()
+        self.is_down = False
+        self.error_rate = 0.0
+        self.lost_rate = 0.0
+        """How probable it is that a request takes effect, but is answered an error or not at all."""
+        self.truncate_rate = 0.0
+        """How probable it is that the store keeps only half of a segment's object that it confirms."""
+        self.slow_ms = 0
+        self.late_ms = 0
+        """How long a new object stays invisible at most."""
+        self.cuts: set[str] = set()
+        """The names of the processes that do not reach the store."""
+        self.on_delete: Callable[[str, str], None] = lambda key, name: None
+        self.on_put: Callable[[str, str], None] = lambda key, name: None
+        self.requests = 0
+
+    async def call(self, name: str, work: Callable[[], T]) -> T:
+        """Sends a request, which does `work` when it arrives."""
+        loop, rng = self.loop, self.rng
+        answer: asyncio.Future[Any] = loop.create_future()
+        self.requests += 1
+
+        def latency_s() -> float:
+            return rng.uniform(0.001, 0.01) + rng.random() ** 3 * self.slow_ms / 1000
+
+        def arrive() -> None:
+            if name in self.cuts:
+                return
+            if self.is_down or (self.error_rate and rng.random() < self.error_rate):
+                loop.later(latency_s(), settle, None, RetriableRemoteStorageError("503 Slow Down"))
+                return
+            try:
+                result: Any = work()
+            except Exception as error:
+                loop.later(latency_s(), settle, None, error)
+                return
+            if self.lost_rate and rng.random() < self.lost_rate:
+                if rng.random() < 0.5:
+                    loop.later(latency_s(), settle, None, RetriableRemoteStorageError("the connection was reset"))
+                return
+            loop.later(latency_s(), settle, result, None)
+
+        def settle(result: Any, error: Exception | None) -> None:
+            if answer.done() or name in self.cuts:
+                return
+            if error is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(error)
+                answer.exception()
+
+        loop.later(latency_s(), arrive)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                result: T = await answer
+                return result
+        except TimeoutError as error:
+            raise RetriableRemoteStorageError("the store did not answer in time") from error
+
+    def get(self, key: str, name: str) -> bytes:
+        found = self.objects.get(key)
+        if found is None or (found.visible_at_s > self.loop.time() and found.writer != name):
+            raise RemoteResourceNotFoundError(f"there is no object {key}")
+        return found.data
+
+    def put(self, key: str, data: bytes, name: str) -> None:
+        self.on_put(key, name)
+        # A manifest that the store damaged stops its partition until an operator decides, so manifests stay whole.
+        if self.truncate_rate and parse_segment_key(key) is not None and self.rng.random() < self.truncate_rate:
+            data = data[: len(data) // 2]
+        late_s = self.rng.uniform(0, self.late_ms / 1000) if self.late_ms and key not in self.objects else 0
+        known = self.objects.get(key)
+        visible_at_s = self.loop.time() + late_s if known is None else known.visible_at_s
+        self.objects[key] = _Object(data, visible_at_s, name)
+
+    def delete(self, key: str, name: str) -> None:
+        self.on_delete(key, name)
+        if self.objects.pop(key, None) is not None:
+            self.deleted.add(key)
+
+
+class SimStorage:
+    """Implements `RemoteStorageManager` for the process that makes it."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        process: Any = current_process.get()
+        self._store: SimStore = process.store
+        self._name: str = process.name
+        self._cluster_id = settings["cluster.id"]
+
+    async def open(self) -> None:
+        return
+
+    async def check(self) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    def _keys(self, metadata: RemoteLogSegmentMetadata) -> tuple[str, str]:
+        return log_key(self._cluster_id, metadata), indexes_key(self._cluster_id, metadata)
+
+    async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        log, indexes = self._keys(metadata)
+        raw = Path(data.log_segment).read_bytes()  # noqa: ASYNC240  # the loop is virtual
+        await self._store.call(self._name, lambda: self._store.put(log, raw, self._name))
+        await self._store.call(self._name, lambda: self._store.put(indexes, data.indexes, self._name))
+        return None
+
+    async def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
+    ) -> memoryview:
+        check_range(start_position, end_position)
+        key = self._keys(metadata)[0]
+        data = await self._store.call(self._name, lambda: self._store.get(key, self._name))
+        return memoryview(data)[start_position : None if end_position is None else end_position + 1]
+
+    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
+        key = self._keys(metadata)[1]
+        return await self._store.call(self._name, lambda: self._store.get(key, self._name))
+
+    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        for key in reversed(self._keys(metadata)):
+            await self._delete(key)
+        return True
+
+    async def _delete(self, key: str) -> None:
+        await self._store.call(self._name, lambda: self._store.delete(key, self._name))
+
+    async def put_object(self, key: str, data: bytes) -> None:
+        await self._store.call(self._name, lambda: self._store.put(key, data, self._name))
+
+    async def get_object(self, key: str) -> bytes:
+        return await self._store.call(self._name, lambda: self._store.get(key, self._name))
+
+    async def delete_object(self, key: str) -> None:
+        await self._delete(key)
+
+    async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
+        """Yields a listing that is stale both ways: it lacks objects, and has some that were deleted."""
+        store = self._store
+        keys = await store.call(self._name, lambda: sorted([*store.objects, *store.deleted]))
+        for key in keys:
+            if key.startswith(prefix) and store.rng.random() < 0.8:
+                found = store.objects.get(key)
+                yield StoredObject(key, 1 if found is None else len(found.data))
