@@ -32,6 +32,10 @@ class RemoteResourceNotFoundError(RemoteStorageError):
     retriable = True
 
 
+class ObjectChangedError(RemoteStorageError):
+    """A conditional write found another version of the object than the caller named. The object stays as it is."""
+
+
 class CorruptSegmentError(RemoteStorageError):
     """Stored bytes do not match their checksum or their format. They are never served."""
 

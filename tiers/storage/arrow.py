@@ -78,6 +78,8 @@ def in_this_process(settings: Mapping[str, str]) -> FileSystemRemoteStorageManag
 class ArrowFiles:
     """The `BlockingFileSystem` on `pyarrow.fs`."""
 
+    moves_once = False
+
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
         self._timeout_ms = read_number(values, "timeout.ms", 1)

@@ -22,7 +22,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,14 @@ from typing import Any
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.file_system import FileSystemRemoteStorageManager
-from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, check_range
+from tiers.storage.remote_storage_manager import (
+    LogSegmentData,
+    StoredObject,
+    StoreFeatures,
+    Version,
+    VersionedObject,
+    check_range,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -136,8 +143,17 @@ class ChildStorageManager:
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
         return bool(await self._call("delete_log_segment_data", metadata))
 
-    async def put_object(self, key: str, data: bytes) -> None:
-        await self._call("put_object", key, data)
+    async def probe(self) -> Sequence[StoreFeatures]:
+        features: Sequence[StoreFeatures] = await self._call("probe")
+        return features
+
+    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+        version: Version | None = await self._call("put_object", key, data, if_match)
+        return version
+
+    async def get_versioned(self, key: str) -> VersionedObject:
+        found: VersionedObject = await self._call("get_versioned", key)
+        return found
 
     async def get_object(self, key: str) -> bytes:
         return bytes(await self._call("get_object", key))

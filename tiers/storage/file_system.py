@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -20,7 +20,15 @@ from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, Retria
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.blocking_calls import BlockingCalls, Call
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
-from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, check_range
+from tiers.storage.remote_storage_manager import (
+    LogSegmentData,
+    StoredObject,
+    StoreFeatures,
+    Version,
+    VersionedObject,
+    check_range,
+    refuse_condition,
+)
 from tiers.storage.settings import read_number
 
 T = TypeVar("T")
@@ -40,6 +48,8 @@ class BlockingFileSystem(Protocol):
     """The place of the store, for error messages."""
     shows_on_close: bool
     """Whether a file becomes visible only when its writer closes it."""
+    moves_once: bool
+    """Whether one of several concurrent moves to one new name succeeds, and all others raise `FileExistsError`."""
 
     def connect(self) -> None:
         """Connects. The manager calls it once, before all other methods."""
@@ -167,13 +177,27 @@ class FileSystemRemoteStorageManager:
 
         return await self._run(delete)
 
-    async def put_object(self, key: str, data: bytes) -> None:
+    async def probe(self) -> Sequence[StoreFeatures]:
+        """Returns a constant: the libraries offer no other condition than a move that replaces nothing."""
+        if self._files.moves_once:
+            return [StoreFeatures(True, False, "the file system moves a file to a new name once, and has no versions")]
+        return [StoreFeatures(False, False, "the library cannot make a write depend on what is there")]
+
+    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+        refuse_condition(if_match)
         path = _checked(key)
 
         def put(call: Call[None]) -> None:
             self._write(call, path, "object", lambda: _one_piece(call, data), replace=True)
 
         await self._run(put, writes=True)
+        return None
+
+    async def get_versioned(self, key: str) -> VersionedObject:
+        try:
+            return VersionedObject(await self.get_object(key), None)
+        except RemoteResourceNotFoundError:
+            return VersionedObject(None, None)
 
     async def get_object(self, key: str) -> bytes:
         path = _checked(key)

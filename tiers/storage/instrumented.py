@@ -12,14 +12,21 @@ A cancelled call counts in requests and seconds, but not in errors: its caller g
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager, StoredObject
+from tiers.storage.remote_storage_manager import (
+    LogSegmentData,
+    RemoteStorageManager,
+    StoredObject,
+    StoreFeatures,
+    Version,
+    VersionedObject,
+)
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -79,10 +86,21 @@ class InstrumentedRemoteStorageManager:
         with self._measured("delete_log_segment_data"):
             return await self._inner.delete_log_segment_data(metadata)
 
-    async def put_object(self, key: str, data: bytes) -> None:
+    async def probe(self) -> Sequence[StoreFeatures]:
+        with self._measured("probe"):
+            return await self._inner.probe()
+
+    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
         with self._measured("put_object"):
-            await self._inner.put_object(key, data)
+            version = await self._inner.put_object(key, data, if_match)
         self._count_bytes("put_object", len(data))
+        return version
+
+    async def get_versioned(self, key: str) -> VersionedObject:
+        with self._measured("get_object"):
+            found = await self._inner.get_versioned(key)
+        self._count_bytes("get_object", len(found.data or b""))
+        return found
 
     async def get_object(self, key: str) -> bytes:
         with self._measured("get_object"):

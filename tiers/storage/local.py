@@ -20,7 +20,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,15 @@ from typing import TypeVar
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
-from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, check_range
+from tiers.storage.remote_storage_manager import (
+    LogSegmentData,
+    StoredObject,
+    StoreFeatures,
+    Version,
+    VersionedObject,
+    check_range,
+    refuse_condition,
+)
 from tiers.storage.settings import read_number, read_settings
 
 T = TypeVar("T")
@@ -115,9 +123,21 @@ class LocalRemoteStorageManager:
 
         return await self._run(delete)
 
-    async def put_object(self, key: str, data: bytes) -> None:
+    async def probe(self) -> Sequence[StoreFeatures]:
+        """Returns a constant: a hard link is atomic, and a file has no version."""
+        return [StoreFeatures(True, False, "a file system creates a hard link once, and compares no versions")]
+
+    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+        refuse_condition(if_match)
         path = self._path(key)
         await self._run(lambda: self._replace(path, _OBJECT, lambda to: _write(to, data)))
+        return None
+
+    async def get_versioned(self, key: str) -> VersionedObject:
+        try:
+            return VersionedObject(await self.get_object(key), None)
+        except RemoteResourceNotFoundError:
+            return VersionedObject(None, None)
 
     async def get_object(self, key: str) -> bytes:
         path = self._path(key)

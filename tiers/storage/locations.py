@@ -30,8 +30,11 @@ from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     RemoteStorageManager,
     StoredObject,
+    StoreFeatures,
     UnfinishedUpload,
     UnfinishedUploads,
+    Version,
+    VersionedObject,
 )
 
 HOME = ""
@@ -144,8 +147,24 @@ class LocatedRemoteStorageManager:
         """Returns the store that is recorded for the segment."""
         return self._place_of(metadata)[0]
 
-    async def put_object(self, key: str, data: bytes) -> None:
-        await self._home.put_object(key, data)
+    async def probe(self) -> Sequence[StoreFeatures]:
+        """Probes every store, also after one failed. Raises the first error."""
+        found: list[StoreFeatures] = []
+        troubles: list[RemoteStorageError] = []
+        for name, place in self._different_places():
+            try:
+                found += [replace(each, location=name) for each in await place.probe()]
+            except RemoteStorageError as error:
+                troubles.append(_named(name, error))
+        if troubles:
+            raise troubles[0]
+        return found
+
+    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+        return await self._home.put_object(key, data, if_match)
+
+    async def get_versioned(self, key: str) -> VersionedObject:
+        return await self._home.get_versioned(key)
 
     async def get_object(self, key: str) -> bytes:
         """Reads an object. Looks for a segment's object in every location, because its key does not name one."""

@@ -11,12 +11,19 @@ the tape the indexes begin. A real storage manager would also do its file I/O in
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, check_range
+from tiers.storage.remote_storage_manager import (
+    LogSegmentData,
+    StoredObject,
+    StoreFeatures,
+    Version,
+    VersionedObject,
+    check_range,
+)
 from tiers.storage.settings import read_settings
 
 
@@ -59,8 +66,19 @@ class TapeRemoteStorageManager:
         self._tape(metadata).unlink(missing_ok=True)
         return True
 
-    async def put_object(self, key: str, data: bytes) -> None:
+    async def probe(self) -> Sequence[StoreFeatures]:
+        return [StoreFeatures(False, False, "a tape has no conditions")]
+
+    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+        """Replaces the object. `if_match` is None, because `get_versioned` gives no version."""
         self._write(self._folder / key.replace("/", "%2F"), data)
+        return None
+
+    async def get_versioned(self, key: str) -> VersionedObject:
+        try:
+            return VersionedObject(await self.get_object(key), None)
+        except RemoteResourceNotFoundError:
+            return VersionedObject(None, None)
 
     async def get_object(self, key: str) -> bytes:
         try:

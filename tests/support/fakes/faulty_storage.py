@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager, StoredObject
+from tiers.storage.remote_storage_manager import (
+    LogSegmentData,
+    RemoteStorageManager,
+    StoredObject,
+    StoreFeatures,
+    Version,
+    VersionedObject,
+)
 
 
 class FaultyStorage:
@@ -78,8 +85,14 @@ class FaultyStorage:
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
         return await self.inner.delete_log_segment_data(metadata)
 
-    async def put_object(self, key: str, data: bytes) -> None:
-        await self.inner.put_object(key, data)
+    async def probe(self) -> Sequence[StoreFeatures]:
+        return await self.inner.probe()
+
+    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+        return await self.inner.put_object(key, data, if_match)
+
+    async def get_versioned(self, key: str) -> VersionedObject:
+        return await self.inner.get_versioned(key)
 
     async def get_object(self, key: str) -> bytes:
         return await self.inner.get_object(key)

@@ -39,6 +39,7 @@ class _WithCustomMetadata(FileSystemRemoteStorageManager):
 class StallingFiles:
     name = "stalling"
     shows_on_close = True
+    moves_once = False
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.support.simulation.loop import VirtualLoop, current_process
-from tiers.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tiers.errors import ObjectChangedError, RemoteResourceNotFoundError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
-from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, check_range
+from tiers.storage.remote_storage_manager import (
+    ABSENT,
+    LogSegmentData,
+    StoredObject,
+    StoreFeatures,
+    Version,
+    VersionedObject,
+    check_range,
+)
 
 T = TypeVar("T")
 _TIMEOUT_S = 10.0
@@ -28,6 +36,7 @@ class _Object:
     visible_at_s: float
     """When others than the writer see the object."""
     writer: str
+    version: int
 
 
 class SimStore:
@@ -36,6 +45,9 @@ class SimStore:
         self.rng = rng
         self.objects: dict[str, _Object] = {}
         self.deleted: set[str] = set()
+        self._versions = 0
+        self.has_conditional_writes = True
+        """Whether writers see versions of small objects. It is set before the first request."""
         self.is_down = False
         self.error_rate = 0.0
         self.lost_rate = 0.0
@@ -108,7 +120,28 @@ class SimStore:
         late_s = self.rng.uniform(0, self.late_ms / 1000) if self.late_ms and key not in self.objects else 0
         known = self.objects.get(key)
         visible_at_s = self.loop.time() + late_s if known is None else known.visible_at_s
-        self.objects[key] = _Object(data, visible_at_s, name)
+        self._versions += 1
+        self.objects[key] = _Object(data, visible_at_s, name, self._versions)
+
+    def version_of(self, key: str) -> Version | None:
+        """Returns the version that a conditional write compares. It shows an object to everyone at once."""
+        if not self.has_conditional_writes:
+            return None
+        found = self.objects.get(key)
+        return ABSENT if found is None else str(found.version)
+
+    def put_if(self, key: str, data: bytes, name: str, if_match: Version | None) -> Version | None:
+        known = self.objects.get(key)
+        if if_match is not None and self.version_of(key) != if_match and (known is None or known.data != data):
+            raise ObjectChangedError(f"{key} has version {self.version_of(key)!r}, not {if_match!r}")
+        self.put(key, data, name)
+        return self.version_of(key)
+
+    def get_versioned(self, key: str, name: str) -> VersionedObject:
+        try:
+            return VersionedObject(self.get(key, name), self.version_of(key))
+        except RemoteResourceNotFoundError:
+            return VersionedObject(None, ABSENT if self.has_conditional_writes else None)
 
     def delete(self, key: str, name: str) -> None:
         self.on_delete(key, name)
@@ -164,8 +197,15 @@ class SimStorage:
     async def _delete(self, key: str) -> None:
         await self._store.call(self._name, lambda: self._store.delete(key, self._name))
 
-    async def put_object(self, key: str, data: bytes) -> None:
-        await self._store.call(self._name, lambda: self._store.put(key, data, self._name))
+    async def probe(self) -> Sequence[StoreFeatures]:
+        proved = self._store.has_conditional_writes
+        return await self._store.call(self._name, lambda: [StoreFeatures(proved, proved, "simulated")])
+
+    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+        return await self._store.call(self._name, lambda: self._store.put_if(key, data, self._name, if_match))
+
+    async def get_versioned(self, key: str) -> VersionedObject:
+        return await self._store.call(self._name, lambda: self._store.get_versioned(key, self._name))
 
     async def get_object(self, key: str) -> bytes:
         return await self._store.call(self._name, lambda: self._store.get(key, self._name))

@@ -42,9 +42,8 @@ _HEALING = {
     "RequestTimeout",
     "SlowDown",
     "Throttling",
-    "OperationAborted",
-    "ConditionalRequestConflict",
 }
+_CONFLICT_CODES = {"OperationAborted", "ConditionalRequestConflict"}
 _HEALING_EXCEPTIONS = (
     aiohttp.ClientError,
     ConnectionError,
@@ -54,7 +53,8 @@ _HEALING_EXCEPTIONS = (
     MetadataRetrievalError,
     OSError,
 )
-_HEALING_STATUS = {408, 409, 425, 429}
+_CONFLICT = 409
+_HEALING_STATUS = {408, 425, 429}
 _PRECONDITION_FAILED = 412
 
 _CODE_ELEMENT = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
@@ -62,6 +62,10 @@ _CODE_ELEMENT = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 
 class PreconditionFailedError(RemoteStorageError):
     """A create-if-absent request found an existing object. The implementation handles it internally."""
+
+
+class ConflictError(RetriableRemoteStorageError):
+    """The store refused a request because of a concurrent one for the same key, and did nothing."""
 
 
 class NoSuchUploadError(RetriableRemoteStorageError):
@@ -92,6 +96,8 @@ def error_of_answer(bucket: str, key: str, status: int, code: str) -> RemoteStor
         return RemoteStorageError(f"{where}: {answer}: change `region` or `endpoint.url` to the bucket's")
     if code == "NoSuchUpload":
         return NoSuchUploadError(f"{where}: {answer}")
+    if code in _CONFLICT_CODES or status == _CONFLICT:
+        return ConflictError(f"{where}: {answer}")
     if code in _HEALING or status in _HEALING_STATUS:
         return RetriableRemoteStorageError(f"{where}: {answer}")
     if status == _PRECONDITION_FAILED:

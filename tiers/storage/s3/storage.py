@@ -9,7 +9,7 @@ its multipart uploads.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -17,12 +17,22 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError
 
-from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.errors import ObjectChangedError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
-from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, UnfinishedUpload, check_range
+from tiers.storage.remote_storage_manager import (
+    ABSENT,
+    LogSegmentData,
+    StoredObject,
+    StoreFeatures,
+    UnfinishedUpload,
+    Version,
+    VersionedObject,
+    check_range,
+)
 from tiers.storage.s3.download import S3Downloader
 from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError
+from tiers.storage.s3.race import StoreRace
 from tiers.storage.s3.upload import S3Uploader, StagedUpload
 from tiers.storage.settings import read_flag, read_number, read_settings
 
@@ -68,6 +78,8 @@ class S3RemoteStorageManager:
         self._part_bytes = read_number(values, "part.size", _MINIMUM_PART_BYTES)
         self._timeout_s = read_number(values, "timeout.ms", 1) / 1000
         self._max_connections = read_number(values, "max.concurrency", 1)
+        self._has_versions = False
+        """Whether a probe proved conditional writes."""
         self._resources = AsyncExitStack()
         self._up: S3Uploader
         self._down: S3Downloader
@@ -138,8 +150,34 @@ class S3RemoteStorageManager:
         await self._up.call("delete_object", log, Key=log)
         return True
 
-    async def put_object(self, key: str, data: bytes) -> None:
-        await self._up.call("put_object", self._prefix + key, Key=self._prefix + key, Body=data)
+    async def probe(self) -> Sequence[StoreFeatures]:
+        """Lets writers race (`race.py`). Costs about a hundred requests."""
+        found = await StoreRace(self._up, self._prefix).run()
+        self._has_versions = found.has_conditional_writes
+        return [found]
+
+    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+        condition = {} if if_match is None else {"IfNoneMatch": "*"} if if_match == ABSENT else {"IfMatch": if_match}
+        name = self._prefix + key
+        try:
+            answer = await self._up.call("put_object", name, Key=name, Body=data, **condition)
+        except (PreconditionFailedError, RemoteResourceNotFoundError) as error:
+            if if_match is None:
+                raise
+            # The client library repeats a request whose answer was lost. Then the first one may have written the data.
+            found = await self.get_versioned(key)
+            if found.data != data:
+                raise ObjectChangedError(f"s3://{self._bucket}/{name} has another version than {if_match!r}") from error
+            return found.version
+        return answer["ETag"] if self._has_versions else None
+
+    async def get_versioned(self, key: str) -> VersionedObject:
+        name = self._prefix + key
+        try:
+            answer = await self._up.read(name)
+        except RemoteResourceNotFoundError:
+            return VersionedObject(None, ABSENT if self._has_versions else None)
+        return VersionedObject(answer.data, answer.etag if self._has_versions else None)
 
     async def create_object(self, key: str, source: Path) -> bool:
         """Creates an object from a file. Returns False when there is an object already, which stays as it is."""

@@ -27,6 +27,11 @@ class StagedUpload(NamedTuple):
     etags: tuple[str, ...]
 
 
+class TaggedObject(NamedTuple):
+    data: bytes
+    etag: str
+
+
 class S3Uploader:
     def __init__(self, client: Any, bucket: str, timeout_s: float, part_bytes: int) -> None:
         """`timeout_s` is the deadline of each request. An upload holds up to `PARTS_AT_ONCE` parts in memory."""
@@ -89,6 +94,16 @@ class S3Uploader:
             await self._put(key, data)
         except PreconditionFailedError:
             await self._check_size(key, len(data))
+
+    async def read(self, key: str) -> TaggedObject:
+        """Reads a small object with its ETag."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._client.get_object(Bucket=self._bucket, Key=key)
+                async with answer["Body"] as body:
+                    return TaggedObject(await body.read(), answer["ETag"])
+        except Exception as error:
+            raise error_of_exception(self._bucket, key, error) from error
 
     async def call(self, operation: str, key: str, **parameters: Any) -> Any:
         """Sends one request with the deadline. Raises `RemoteStorageError` for every error of the client library."""

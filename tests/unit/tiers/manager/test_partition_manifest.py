@@ -25,6 +25,7 @@ from tiers.model.segment_metadata import RemoteLogClampUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.remote_storage_manager import Version
 from tiers.tasks.partition_manifest import PartitionManifestTask, bury_manifest, manifest_of
 from tiers.tasks.task_services import TaskServices
 from tiers.tasks.trim_task import TrimTask
@@ -46,11 +47,11 @@ class CountingStorage(LocalRemoteStorageManager):
         self.asked: list[str] = []
         self.fails = False
 
-    async def put_object(self, key: str, data: bytes) -> None:
+    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
         self.asked.append(f"put {key}")
         if self.fails:
             raise RetriableRemoteStorageError("503")
-        await super().put_object(key, data)
+        return await super().put_object(key, data, if_match)
 
     async def get_object(self, key: str) -> bytes:
         self.asked.append(f"get {key}")

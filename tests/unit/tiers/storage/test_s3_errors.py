@@ -5,7 +5,7 @@ import botocore.exceptions
 import pytest
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.s3.errors import NoSuchUploadError, error_code_of, error_of_answer, error_of_exception
+from tiers.storage.s3.errors import ConflictError, NoSuchUploadError, error_code_of, error_of_answer, error_of_exception
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,8 @@ from tiers.storage.s3.errors import NoSuchUploadError, error_code_of, error_of_a
         (301, "PermanentRedirect", RemoteStorageError, "`endpoint.url`"),
         (301, "", RemoteStorageError, "`endpoint.url`"),
         (400, "RequestTimeout", RetriableRemoteStorageError, "400"),
-        (409, "OperationAborted", RetriableRemoteStorageError, "409"),
+        (409, "OperationAborted", ConflictError, "409"),
+        (409, "", ConflictError, "409"),
         (429, "", RetriableRemoteStorageError, "429"),
         (500, "InternalError", RetriableRemoteStorageError, "500"),
         (501, "NotImplemented", RemoteStorageError, "lacks"),
