@@ -37,6 +37,7 @@ from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.expiration_task import RLMExpirationTask
 from tiers.tasks.lineage import check_remote_lineage
+from tiers.tasks.partition_manifest import check_stored_positions
 from tiers.tasks.task_services import TaskServices
 from tiers.tasks.topic_deletion import (
     ClusterTopicExistence,
@@ -168,6 +169,7 @@ async def expire_partitions(
         await check_remote_lineage(
             services.source, services.metadata, partition, bounds.log_start_offset, confirmed.offset, timeout_ms
         )
+        await check_stored_positions(services, partition)
         task = RLMExpirationTask(services, partition)
         log_start, _ = task.expired(policies[partition], confirmed.offset)
         expired, segments = await task.expire(policies[partition], bounds.leader_epoch, confirmed)

@@ -11,6 +11,8 @@ remote records that the leader's log does not have, and they go to quarantine. I
 start.
 
 The acceptance names the partition manifest that the store has now. It is valid only while the store has this manifest.
+If the metadata lost records since that manifest was written, it may have lost the topic's total retention as well. So
+the command also records the longest total retention that the manifest or the metadata has.
 
 The command is idempotent: if the partition has no reason to be stopped, there is nothing to accept. Then the command
 says so, writes nothing, and ends with exit code 0.
@@ -37,16 +39,18 @@ from tiers.access.open_tier import (
     tiered_cluster,
 )
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
+from tiers.config.total_retention import TotalRetention, longest_total, recorded_total
+from tiers.errors import RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
-from tiers.metadata.partition_manifest import witness_of
+from tiers.metadata.partition_manifest import decode_partition_manifest, witness_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager, RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.lineage import accepted_end
 from tiers.tasks.partition_manifest import read_manifest
-from tiers.tasks.stop_check import may_be_stopped
+from tiers.tasks.stop_check import may_be_stopped, reaches_positions
 
 
 class ReplacedRecords(NamedTuple):
@@ -61,12 +65,14 @@ class Acceptance(NamedTuple):
     """The partition's bounds, the witness of the acceptance, and what the acceptance changes.
 
     `replaced` is None unless the leader's log has another history. If `is_needed` is false, the partition has no reason
-    to be stopped, and nothing was written."""
+    to be stopped, and nothing was written. `total` is the total retention that the acceptance records, because the
+    metadata may have lost the recorded one; None: it records none."""
 
     bounds: PartitionBounds
     witness: str
     replaced: ReplacedRecords | None
     is_needed: bool
+    total: TotalRetention | None = None
 
 
 def accept(
@@ -84,11 +90,18 @@ def accept(
     if topic is None or number is None:
         raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
     settings = load_config(config)
-    found, witness, replaced, is_needed = run_command(lambda: accept_partition(settings, topic, number, yes))
+    found, witness, replaced, is_needed, total = run_command(lambda: accept_partition(settings, topic, number, yes))
     if as_json:
         gaps = [gap._asdict() for gap in found.gaps]
         cut = None if replaced is None else replaced._asdict()
-        outcome = {"manifest": witness, "replaced": cut, "needed": is_needed, "written": yes and is_needed}
+        kept = None if total is None else total.config()
+        outcome = {
+            "manifest": witness,
+            "replaced": cut,
+            "total": kept,
+            "needed": is_needed,
+            "written": yes and is_needed,
+        }
         show_json(asdict(found) | {"gaps": gaps} | outcome)
     else:
         show_bounds([found])
@@ -97,6 +110,12 @@ def accept(
                 f"{topic}-{number}: the leader's log has another history than the copied log. An acceptance cuts off"
                 f" the remote records from offset {replaced.first_offset} on: {replaced.segments} segments with"
                 f" {replaced.size_bytes} bytes go to quarantine (`tidegate tier quarantine`), and are not deleted"
+            )
+        if total is not None:
+            typer.echo(
+                f"{topic}: the metadata may have lost the total retention of the topic. An acceptance records the"
+                f" longest that is known, {total}, so that it expires no record. Correct it afterwards by"
+                " `tidegate tier retention`"
             )
     if not is_needed:
         say(f"{topic}-{number}: nothing to accept: the metadata, the store and the leader agree. Nothing was written.")
@@ -130,9 +149,30 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
                     source, metadata, partition, manifest, cluster_id
                 )
                 witness = witness_of(manifest)
+                total = await _kept_total(metadata, partition, manifest)
                 if write and is_needed:
+                    if total is not None:  # first: the owner may expire records as soon as it sees the acceptance
+                        await metadata.change_topic_tier_config(partition.topic_id, topic, total.config())
                     await metadata.accept(partition, witness)
-                return Acceptance(found, witness, replaced, is_needed)
+                return Acceptance(found, witness, replaced, is_needed, total)
+
+
+async def _kept_total(
+    metadata: RemoteLogMetadataManager, partition: TopicIdPartition, stored_manifest: bytes | None
+) -> TotalRetention | None:
+    """Returns the total retention that an acceptance must record, so that no record expires by it; None: nothing.
+
+    An acceptance is about the known records. It is no word for a shorter total. If the metadata lost records since the
+    manifest was written, the total that it has may be an earlier one, or none."""
+    try:
+        manifest = None if stored_manifest is None else decode_partition_manifest(stored_manifest)
+    except RemoteLogMetadataError:
+        return None
+    if manifest is None or await reaches_positions(metadata, manifest, TIMEOUT_MS):
+        return None
+    known = recorded_total(metadata.topic_tier_config(partition.topic_id))
+    kept = longest_total([recorded_total(manifest.tier_config), known])
+    return None if kept == known else kept
 
 
 async def _may_be_stopped(

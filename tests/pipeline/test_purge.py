@@ -17,6 +17,7 @@ from tests.support.pipeline.job_bench import CLUSTER_ID, InlineRunner, JobBench
 from tests.support.tiers.workbench import POLICY
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadataUpdate
@@ -113,6 +114,21 @@ async def test_what_retention_does_not_cover_goes_and_is_never_offered_meanwhile
     assert starts[1:] == [10] * len(starts[1:])
     assert bench.finished == [(10, 19), (20, 29)]
     assert (await bench.broker.bounds(bench.partition, 1000)).log_start_offset == 10
+
+
+async def test_nothing_expires_after_the_metadata_lost_records(
+    bench: JobBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The total retention may be an earlier one than the recorded one."""
+
+    async def confirms(partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
+        return False
+
+    monkeypatch.setattr(bench.metadata, "confirms", confirms)
+    policy = replace(POLICY, retention_ms=985)
+    [done] = await expire_partitions(bench.services, bench.config, InlineRunner(), {bench.partition: policy})
+    assert "lost records since" in (done.error or "")
+    assert bench.finished == [(0, 9), (10, 19), (20, 29)]
 
 
 async def test_of_a_partition_whose_deletions_cannot_be_recorded_one_is_waited_for_and_not_each(

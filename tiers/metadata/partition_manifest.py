@@ -1,6 +1,6 @@
 """The partition manifest: a small object beside a partition's segments, with the facts that their objects lack.
 
-    {"checksum": CRC-32C of the rest, "manifest": {"version": 3, ...}}    JSON, in the store, beside the segments
+    {"checksum": CRC-32C of the rest, "manifest": {"version": 4, ...}}    JSON, in the store, beside the segments
 
 * It names the segments that were accepted (COPY_SEGMENT_FINISHED), with the end up to which each may be read after a
   clamp. It also names the dead segments whose objects may still exist. A segment that it does not name is newer.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -28,7 +28,7 @@ from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpo
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,17 @@ class PartitionManifest:
     """The tier settings of the whole topic that were set through a proxy."""
     is_diverged: bool = False
     """Whether the leader had another history than the copied log (docs/design.md, safety rule 2)."""
+    settings_position: MetadataPosition | None = None
+    """How far the owner had read the metadata partition that has the tier settings of the topic. It may be another one
+    than that of `position`. None only if `tier_config` is empty."""
+
+    def positions(self) -> Iterator[tuple[TopicIdPartition, MetadataPosition]]:
+        """Yields the positions that the metadata topic must still reach, each with a partition whose metadata it has.
+
+        Without both, the metadata may lack segments, or have earlier tier settings than the recorded ones."""
+        yield self.topic_id_partition, self.position
+        if self.settings_position is not None:
+            yield self.topic_id_partition.of_settings, self.settings_position
 
 
 def witness_of(stored: bytes | None) -> str:
@@ -96,14 +107,13 @@ def encode_partition_manifest(manifest: PartitionManifest) -> bytes:
         "partition": partition.partition,
         "logStart": None if start is None else [start.offset, start.leader_epoch, start.reason.name.lower()],
         "localLogStart": None if manifest.local_log_start is None else list(manifest.local_log_start),
-        "metadata": {
-            "topicId": str(manifest.position.topic_id),
-            "leaderEpoch": manifest.position.leader_epoch,
-            "nextOffset": manifest.position.next_offset,
-        },
+        "metadata": _encode_position(manifest.position),
         "gaps": [list(gap) for gap in manifest.gaps],
         "isDiverged": manifest.is_diverged,
         "tierConfig": dict(sorted(manifest.tier_config.items())),
+        "tierConfigMetadata": None
+        if manifest.settings_position is None
+        else _encode_position(manifest.settings_position),
         "dead": sorted(map(str, manifest.dead)),
         "segments": [_encode_segment(each) for each in manifest.segments],
     }
@@ -126,19 +136,30 @@ def decode_partition_manifest(data: bytes) -> PartitionManifest:
             ),
             log_start=_decode_log_start(document["logStart"]),
             local_log_start=_decode_offset_and_epoch(document["localLogStart"]),
-            position=MetadataPosition(
-                UUID(document["metadata"]["topicId"]),
-                int(document["metadata"]["leaderEpoch"]),
-                int(document["metadata"]["nextOffset"]),
-            ),
+            position=_decode_position(document["metadata"]),
             gaps=tuple(LogGap(int(first), int(following)) for first, following in document["gaps"]),
             is_diverged=bool(document["isDiverged"]),
             segments=tuple(_decode_segment(each) for each in document["segments"]),
             dead=tuple(UUID(each) for each in document["dead"]),
             tier_config={str(key): str(value) for key, value in document["tierConfig"].items()},
+            settings_position=(
+                None if document["tierConfigMetadata"] is None else _decode_position(document["tierConfigMetadata"])
+            ),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RemoteLogMetadataError(f"a partition manifest cannot be read: {error!r}") from error
+
+
+def _encode_position(position: MetadataPosition) -> dict[str, Any]:
+    return {
+        "topicId": str(position.topic_id),
+        "leaderEpoch": position.leader_epoch,
+        "nextOffset": position.next_offset,
+    }
+
+
+def _decode_position(value: Mapping[str, Any]) -> MetadataPosition:
+    return MetadataPosition(UUID(value["topicId"]), int(value["leaderEpoch"]), int(value["nextOffset"]))
 
 
 def _encode_segment(segment: ManifestSegment) -> dict[str, Any]:

@@ -27,6 +27,11 @@ class TopicIdPartition:
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
 
+    @property
+    def of_settings(self) -> TopicIdPartition:
+        """The topic's partition 0. The tier settings of the topic are in the metadata partition of this one."""
+        return TopicIdPartition(self.topic_id, 0, self.topic)
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogSegmentId:

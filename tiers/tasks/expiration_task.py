@@ -147,8 +147,7 @@ class RLMExpirationTask:
 
         Raises `RemoteLogMetadataNotReadyError` when the topic's tier settings cannot be read to their end now."""
         services, partition = self._services, self._partition
-        settings_of = TopicIdPartition(partition.topic_id, 0, partition.topic)
-        await services.metadata.ensure_fresh(settings_of, 0, services.settings.request_timeout_ms)
+        await services.metadata.ensure_fresh(partition.of_settings, 0, services.settings.request_timeout_ms)
         try:
             recorded = recorded_total(services.metadata.topic_tier_config(partition.topic_id))
         except ValueError as error:

@@ -52,6 +52,7 @@ _WAY_BACK = (
 
 def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: TopicIdPartition) -> PartitionManifest:
     segments = list(metadata.list_remote_log_segments(partition))
+    tier_config = dict(metadata.topic_tier_config(partition.topic_id))
     return PartitionManifest(
         cluster_id=cluster_id,
         topic_id_partition=partition,
@@ -81,7 +82,8 @@ def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: 
                 each.segment_id.id for each in segments if each.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
             )
         ),
-        tier_config=dict(metadata.topic_tier_config(partition.topic_id)),
+        tier_config=tier_config,
+        settings_position=metadata.position(partition.of_settings) if tier_config else None,
     )
 
 
@@ -91,6 +93,34 @@ async def read_manifest(storage: RemoteStorageManager, cluster_id: str, partitio
         return bytes(await storage.get_object(partition_manifest_key(cluster_id, partition)))
     except RemoteResourceNotFoundError:
         return None
+
+
+async def check_positions(services: TaskServices, manifest: PartitionManifest) -> None:
+    """Raises `MetadataLostError` when the metadata topic does not reach a position of the manifest any more.
+
+    A position in another metadata topic does not count: `rebuild` made the present topic."""
+    timeout_ms = services.settings.request_timeout_ms
+    for partition, position in manifest.positions():
+        if position.topic_id != services.metadata.position(partition).topic_id:
+            continue
+        if not await services.metadata.confirms(partition, position, timeout_ms):
+            raise MetadataLostError(
+                f"the metadata of {partition} reached offset {position.next_offset} when the manifest of"
+                f" {manifest.topic_id_partition} was written, and lost records since: {_WAY_BACK}"
+            )
+
+
+async def check_stored_positions(services: TaskServices, partition: TopicIdPartition) -> None:
+    """Does the same for the stored manifest. Costs one GET. A missing or unreadable manifest is no witness.
+
+    For a caller that deletes by the topic's settings, and keeps no manifest itself."""
+    stored = await read_manifest(services.storage, services.cluster_id, partition)
+    try:
+        manifest = None if stored is None else decode_partition_manifest(stored)
+    except RemoteLogMetadataError:
+        return
+    if manifest is not None and manifest.topic_id_partition == partition:
+        await check_positions(services, manifest)
 
 
 async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
@@ -167,7 +197,7 @@ class PartitionManifestTask:
             await self._keep_leftovers(local_log_start)
         elif self._stored is not None:
             await self._refuse_to_forget(self._stored)
-            await self._check_position(self._stored)
+            await check_positions(self._services, self._stored)
         else:
             self._check_leftovers(local_log_start)
         self._local_log_start, self._is_checked = local_log_start, True
@@ -253,14 +283,14 @@ class PartitionManifestTask:
         return metadata.gap_at(partition, remote_end + 1) is not None
 
     def _says_the_same(self, manifest: PartitionManifest) -> bool:
-        """Whether `manifest` equals the stored one except for the position.
+        """Whether `manifest` equals the stored one except for the positions.
 
-        The position changes with every record of other partitions."""
+        They change with every record of other partitions."""
         stored = self._stored
         return (
             stored is not None
             and stored.position.topic_id == manifest.position.topic_id
-            and replace(stored, position=manifest.position) == manifest
+            and replace(stored, position=manifest.position, settings_position=manifest.settings_position) == manifest
         )
 
     async def _put(self, manifest: PartitionManifest) -> None:
@@ -358,19 +388,6 @@ class PartitionManifestTask:
             RemoteLogSegmentId(self._partition, segment.id)
         )
         return known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED
-
-    async def _check_position(self, manifest: PartitionManifest) -> None:
-        """Raises `MetadataLostError` when the metadata topic does not reach the position of the manifest any more.
-
-        A position in another metadata topic does not count: `rebuild` made the present topic."""
-        metadata, timeout_ms = self._services.metadata, self._services.settings.request_timeout_ms
-        if manifest.position.topic_id != metadata.position(self._partition).topic_id:
-            return
-        if not await metadata.confirms(self._partition, manifest.position, timeout_ms):
-            raise MetadataLostError(
-                f"the metadata of {self._partition} reached offset {manifest.position.next_offset} when its manifest"
-                f" was written, and lost records since: {_WAY_BACK}"
-            )
 
     def _check_leftovers(self, local_log_start: int) -> None:
         """Raises `MetadataLostError` when a copy that looks unfinished may be the only copy of its records.

@@ -19,7 +19,7 @@ from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.tasks.lineage import check_remote_lineage
-from tiers.tasks.partition_manifest import bury_manifest
+from tiers.tasks.partition_manifest import bury_manifest, check_stored_positions
 from tiers.tasks.segment_deletion import delete_all, end_copy_plans
 from tiers.tasks.task_services import TaskServices
 
@@ -70,6 +70,8 @@ class RemoteDisableTask:
         await check_remote_lineage(
             services.source, services.metadata, partition, bounds.log_start_offset, confirmed.offset, timeout_ms
         )
+        # If the metadata lost records, the request to delete may be an old one that the user has taken back since.
+        await check_stored_positions(services, partition)
         self._check(partition)
         # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
         start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER)

@@ -49,7 +49,7 @@ async def may_be_stopped(
         return True
     if (manifest.cluster_id, manifest.topic_id_partition) != (cluster_id, partition):
         return True
-    return _knows_too_little(metadata, manifest) or not await _reaches(metadata, manifest, timeout_ms)
+    return _knows_too_little(metadata, manifest) or not await reaches_positions(metadata, manifest, timeout_ms)
 
 
 def _has_unexplained_offsets(
@@ -84,11 +84,12 @@ def _knows_too_little(metadata: RemoteLogMetadataManager, manifest: PartitionMan
     return False
 
 
-async def _reaches(metadata: RemoteLogMetadataManager, manifest: PartitionManifest, timeout_ms: int) -> bool:
-    """Whether the metadata topic still reaches the position of the manifest.
+async def reaches_positions(metadata: RemoteLogMetadataManager, manifest: PartitionManifest, timeout_ms: int) -> bool:
+    """Whether the metadata topic still reaches the positions of the manifest.
 
     A position in another metadata topic does not count: `rebuild` made the present topic."""
-    partition = manifest.topic_id_partition
-    if manifest.position.topic_id != metadata.position(partition).topic_id:
-        return True
-    return await metadata.confirms(partition, manifest.position, timeout_ms)
+    for partition, position in manifest.positions():
+        is_of_topic = position.topic_id == metadata.position(partition).topic_id
+        if is_of_topic and not await metadata.confirms(partition, position, timeout_ms):
+            return False
+    return True

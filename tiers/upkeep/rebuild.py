@@ -170,10 +170,10 @@ async def compare(done: Rebuild, metadata: RemoteLogMetadataManager) -> None:
     """Counts, for each partition, what the plan has and the metadata lacks. Raises `BrokerError`."""
     for plan in done.plans:
         lacking = _lacking(plan, metadata)
-        partition, position = plan.topic_id_partition, plan.position
-        if position is not None and position.topic_id == metadata.position(partition).topic_id:
-            lacking += not await metadata.confirms(partition, position, TIMEOUT_MS)
-        done.lacking[partition] = lacking
+        for partition, position in plan.positions:
+            if position.topic_id == metadata.position(partition).topic_id:
+                lacking += not await metadata.confirms(partition, position, TIMEOUT_MS)
+        done.lacking[plan.topic_id_partition] = lacking
 
 
 def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataManager) -> int:

@@ -88,12 +88,12 @@ class PartitionPlan:
     """The segments and settings that the metadata topic must have for one partition.
 
     `segments` are finished and have `clamped_to`. `unnamed` has those of `segments` that no manifest accepts; they must
-    be read back first. If `refused` is not empty, no record may be written. `position` is how far the metadata topic
-    reached when the manifest was written."""
+    be read back first. If `refused` is not empty, no record may be written. `positions` are those that the metadata
+    topic reached when the manifest was written (`PartitionManifest.positions`)."""
 
     topic_id_partition: TopicIdPartition
     has_manifest: bool = False
-    position: MetadataPosition | None = None
+    positions: list[tuple[TopicIdPartition, MetadataPosition]] = field(default_factory=list)
     segments: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     unnamed: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     log_start: LogStart | None = None
@@ -128,7 +128,7 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
     else:
         plan.topic_id_partition = manifest.topic_id_partition
         plan.has_manifest = True
-        plan.position = manifest.position
+        plan.positions = list(manifest.positions())
         plan.log_start = manifest.log_start
         plan.local_log_start = manifest.local_log_start
         plan.gaps = list(manifest.gaps)

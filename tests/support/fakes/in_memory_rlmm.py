@@ -64,6 +64,8 @@ class InMemoryRemoteLogMetadataManager:
     deleted_topics: set[UUID] = field(default_factory=set)
     missing: dict[UUID, int] = field(default_factory=dict)
     is_position_confirmed: bool = True
+    unconfirmed: set[TopicIdPartition] = field(default_factory=set)
+    """The partitions whose metadata lost records, while that of all others did not."""
     deletions: dict[TopicIdPartition, RemotePartitionDeleteState] = field(default_factory=dict)
     seen: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
     tier_configs: dict[TopicIdPartition, Mapping[str, str]] = field(default_factory=dict)
@@ -375,7 +377,8 @@ class InMemoryRemoteLogMetadataManager:
         return MetadataPosition(IN_MEMORY_TOPIC_ID, 0, self.written)
 
     async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
-        return self.is_position_confirmed and position.topic_id == self.position(partition).topic_id
+        is_confirmed = self.is_position_confirmed and partition not in self.unconfirmed
+        return is_confirmed and position.topic_id == self.position(partition).topic_id
 
     async def change_topic_tier_config(
         self,

@@ -16,12 +16,14 @@ from proxy.commands.bounds import PartitionBounds
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tests.support.proxy.parsed_config import parse_config
+from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, TotalRetention, recorded_total
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import witness_of
 from tiers.tasks.partition_manifest import read_manifest
 
 CONFIG = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
 BOUNDS = PartitionBounds(PARTITION.topic, PARTITION.partition)
+NINETY_DAYS = 129_600
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +67,35 @@ async def test_an_acceptance_names_the_manifest_that_the_store_has(bench: Comman
     await bench.put_manifest()
     stored = await read_manifest(bench.storage, CLUSTER_ID, PARTITION)
     assert await accepted() == bench.rlmm.acceptance(PARTITION) == witness_of(stored) != "none"
+
+
+async def total_after_an_acceptance(bench: CommandBench, lost_to: TotalRetention) -> TotalRetention:
+    """The manifest has a total of 90 days. The metadata lost records and has `lost_to` again."""
+    settings = PARTITION.topic_id, PARTITION.topic
+    await bench.rlmm.change_topic_tier_config(*settings, TotalRetention(minutes=NINETY_DAYS).config())
+    await bench.put_manifest()
+    await bench.rlmm.change_topic_tier_config(*settings, {**dict.fromkeys(TOTAL_KEYS), **lost_to.config()})
+    await accepted()
+    return recorded_total(bench.rlmm.topic_tier_config(PARTITION.topic_id))
+
+
+@pytest.mark.parametrize(
+    ("lost_to", "total"),
+    [
+        (NO_TOTAL, TotalRetention(-1, -1)),
+        (TotalRetention(minutes=1_440), TotalRetention(NINETY_DAYS, -1)),
+        (TotalRetention(minutes=2 * NINETY_DAYS), TotalRetention(2 * NINETY_DAYS, -1)),
+    ],
+)
+async def test_an_acceptance_shortens_no_total_that_was_lost(
+    bench: CommandBench, lost_to: TotalRetention, total: TotalRetention
+) -> None:
+    bench.rlmm.is_position_confirmed = False
+    assert await total_after_an_acceptance(bench, lost_to) == total
+
+
+async def test_an_acceptance_of_whole_metadata_changes_no_total(bench: CommandBench) -> None:
+    assert await total_after_an_acceptance(bench, NO_TOTAL) == NO_TOTAL
 
 
 async def test_without_yes_nothing_is_written(bench: CommandBench) -> None:

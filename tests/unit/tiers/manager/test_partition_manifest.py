@@ -12,6 +12,7 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention, workbench
 from tiers.config.topic_policy import TopicPolicy
+from tiers.config.total_retention import RETENTION_MINUTES
 from tiers.errors import MetadataLostError, OwnershipLostError, RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import (
     PartitionManifest,
@@ -19,7 +20,7 @@ from tiers.metadata.partition_manifest import (
     encode_partition_manifest,
 )
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
-from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogClampUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -205,6 +206,16 @@ async def test_a_metadata_topic_that_lost_records_stops_the_partition(manifests:
     manifests.new_owner()
     with pytest.raises(MetadataLostError, match="lost records since"):
         await manifests.round()
+
+
+async def test_tier_settings_that_lost_records_stop_the_partition(manifests: Manifests) -> None:
+    """The settings may be in another metadata partition than the segments, which lost nothing."""
+    third, metadata = TopicIdPartition(PARTITION.topic_id, 3, "orders"), manifests.bench.metadata
+    await metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "9"})
+    await PartitionManifestTask(manifests.services, third).check(0)
+    metadata.unconfirmed.add(PARTITION)
+    with pytest.raises(MetadataLostError, match="the metadata of orders-0 reached"):
+        await PartitionManifestTask(manifests.services, third).check(0)
 
 
 async def test_the_position_in_another_metadata_topic_says_nothing(

@@ -11,7 +11,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.config.topic_policy import TopicConfig
 from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
-from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
+from tiers.errors import MetadataLostError, RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -22,6 +22,7 @@ from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.rebuild_plan import plan_partition
 
 DISABLED = {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "true"}
+ENABLED_AGAIN = {REMOTE_STORAGE_ENABLE: "true", DELETE_ON_DISABLE: "false"}
 
 
 def idle(partition: TopicIdPartition) -> bool:
@@ -128,3 +129,15 @@ async def test_only_the_owner_deletes_and_a_failure_is_tried_again(copied: Workb
     assert len(copied.finished) == 3
     copied.metadata.fail_writes = None
     assert await task.run(idle) == 3
+
+
+async def test_a_request_that_came_back_with_lost_metadata_deletes_nothing(copied: Workbench) -> None:
+    """The user has enabled tiering again since, and the metadata has lost the record of that."""
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", ENABLED_AGAIN)
+    await copied.write_manifest()
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    copied.metadata.is_position_confirmed = False
+    with pytest.raises(MetadataLostError, match="lost records since"):
+        await RemoteDisableTask(copied.services, []).run(idle)
+    assert len(copied.finished) == 3
+    assert copied.metadata.log_starts(PARTITION) == []

@@ -30,17 +30,19 @@ segments = st.builds(
     st.none() | st.binary(max_size=128),
     st.none() | int64s,
 )
+positions = st.builds(MetadataPosition, st.uuids(), int32s, int64s)
 manifests = st.builds(
     PartitionManifest,
     cluster_id=st.text(max_size=20),
     topic_id_partition=st.builds(TopicIdPartition, st.uuids(), int32s, st.text(max_size=20)),
     log_start=st.none() | st.builds(LogStart, int64s, int32s, st.sampled_from(LogStartReason)),
     local_log_start=st.none() | st.builds(OffsetAndEpoch, int64s, int32s),
-    position=st.builds(MetadataPosition, st.uuids(), int32s, int64s),
+    position=positions,
     gaps=st.lists(st.builds(LogGap, int64s, int64s), max_size=3).map(tuple),
     segments=st.lists(segments, max_size=4).map(tuple),
     dead=st.lists(st.uuids(), max_size=3, unique=True).map(lambda ids: tuple(sorted(ids, key=str))),
     tier_config=st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3),
+    settings_position=st.none() | positions,
 )
 ONE = PartitionManifest(
     "c",
