@@ -22,6 +22,10 @@ class RetriableRemoteStorageError(RemoteStorageError):
     retriable = True
 
 
+class StoreOverloadedError(RetriableRemoteStorageError):
+    """The store throttles, or moved no byte within the deadline. Fewer requests at a time may help."""
+
+
 class SomeStoresInTroubleError(RetriableRemoteStorageError):
     """Some stores of the remote tier completed the call; others are slow, throttle or are unreachable."""
 

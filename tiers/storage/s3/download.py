@@ -2,11 +2,11 @@
 
 The signing client takes about a millisecond of CPU per request. The range is not part of the signature, so a presigned
 URL serves all ranges of its object until it expires. The body streams into a buffer of the announced length.
+A GET ends when no byte arrives for the time of its deadline, however long it takes as a whole.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import aiohttp
@@ -14,6 +14,7 @@ from cachetools import TTLCache
 from yarl import URL
 
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.storage.activity import Activity, while_active
 from tiers.storage.s3.errors import error_code_of, error_of_answer, error_of_exception
 
 _EXPIRES_S = 3600
@@ -32,7 +33,7 @@ class S3Downloader:
         self._urls: TTLCache[str, URL] = TTLCache(_KEPT_URLS, _KEPT_S)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=max_connections),
-            timeout=aiohttp.ClientTimeout(),  # none here: the deadline in `get` also covers the wait for a connection
+            timeout=aiohttp.ClientTimeout(),  # none here: the one in `get` also covers the wait for a connection
             auto_decompress=False,
             raise_for_status=False,
         )
@@ -40,17 +41,17 @@ class S3Downloader:
     async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
         """Returns the bytes `[start, end]`, by default the whole object; empty if `start` is at or beyond its end."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with while_active(self._timeout_s) as activity:
                 signed_before = key in self._urls
                 try:
-                    return await self._get(key, start, end)
+                    return await self._get(key, start, end, activity)
                 except _Refused as refused:
                     if not signed_before:
                         raise error_of_answer(self._bucket, key, refused.status, refused.code) from None
                     # The credentials that signed the cached URL may have expired meanwhile.
                     self._urls.pop(key, None)
                 try:
-                    return await self._get(key, start, end)
+                    return await self._get(key, start, end, activity)
                 except _Refused as refused:
                     raise error_of_answer(self._bucket, key, refused.status, refused.code) from None
         except RemoteStorageError:
@@ -61,11 +62,12 @@ class S3Downloader:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _get(self, key: str, start: int, end: int | None) -> memoryview:
+    async def _get(self, key: str, start: int, end: int | None, activity: Activity) -> memoryview:
         whole = start == 0 and end is None
         headers = {} if whole else {"Range": f"bytes={start}-{'' if end is None else end}"}
         url = await self._url(key)
         async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+            activity.moved()
             if response.status == 416:
                 return memoryview(b"")
             if response.status != (200 if whole else 206):
@@ -83,6 +85,7 @@ class S3Downloader:
             async for piece in response.content.iter_any():
                 buffer[position : position + len(piece)] = piece
                 position += len(piece)
+                activity.moved()
             if position != length:
                 raise RetriableRemoteStorageError(
                     f"s3://{self._bucket}/{key}: only {position} of {length} bytes arrived"

@@ -12,6 +12,7 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     ConnectionError,
+    ConnectTimeoutError,
     CredentialRetrievalError,
     HTTPClientError,
     IncompleteReadError,
@@ -20,7 +21,12 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import (
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+    StoreOverloadedError,
+)
 
 _WRONG_CREDENTIALS = {
     "InvalidAccessKeyId",
@@ -40,9 +46,8 @@ _WRONG_PLACE = {
 }
 _HEALING = {
     "RequestTimeout",
-    "SlowDown",
-    "Throttling",
 }
+_OVERLOAD = {"SlowDown", "Throttling"}
 _CONFLICT_CODES = {"OperationAborted", "ConditionalRequestConflict"}
 _HEALING_EXCEPTIONS = (
     aiohttp.ClientError,
@@ -54,7 +59,8 @@ _HEALING_EXCEPTIONS = (
     OSError,
 )
 _CONFLICT = 409
-_HEALING_STATUS = {408, 425, 429}
+_HEALING_STATUS = {408, 425}
+_TOO_MANY_REQUESTS = 429
 _PRECONDITION_FAILED = 412
 
 _CODE_ELEMENT = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
@@ -98,6 +104,8 @@ def error_of_answer(bucket: str, key: str, status: int, code: str) -> RemoteStor
         return NoSuchUploadError(f"{where}: {answer}")
     if code in _CONFLICT_CODES or status == _CONFLICT:
         return ConflictError(f"{where}: {answer}")
+    if code in _OVERLOAD or status == _TOO_MANY_REQUESTS:
+        return StoreOverloadedError(f"{where}: {answer}")
     if code in _HEALING or status in _HEALING_STATUS:
         return RetriableRemoteStorageError(f"{where}: {answer}")
     if status == _PRECONDITION_FAILED:
@@ -127,8 +135,8 @@ def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorage
             return error_of_answer(bucket, key, status, str(error.response.get("Error", {}).get("Code", "")))
         case SSLError() | aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
             return RemoteStorageError(f"{where}: TLS: {error}: change `endpoint.url` or the trusted certificates")
-        case TimeoutError():
-            return RetriableRemoteStorageError(f"{where}: no answer in time")
+        case TimeoutError() | ConnectTimeoutError():
+            return StoreOverloadedError(f"{where}: no answer in time")
         case _ if isinstance(error, _HEALING_EXCEPTIONS):
             return RetriableRemoteStorageError(f"{where}: {type(error).__name__}: {error}")
         case NoCredentialsError():

@@ -8,10 +8,13 @@ its multipart uploads.
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -20,6 +23,7 @@ from botocore.exceptions import BotoCoreError
 from tiers.errors import ObjectChangedError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
+from tiers.storage.part_window import PartWindow
 from tiers.storage.remote_storage_manager import (
     ABSENT,
     LogSegmentData,
@@ -53,13 +57,26 @@ _DEFAULTS = {
 }
 
 
+_NOT_SENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+_NOT_SENT_BYTES = 512 << 10
+
+
+def _socket_that_shows_progress(address: tuple[Any, ...]) -> socket.socket:
+    """Returns a socket that takes bytes as fast as they leave. Otherwise the kernel takes a whole part at once."""
+    family, kind, protocol = address[:3]
+    made = socket.socket(family, kind, protocol)
+    with suppress(OSError):  # an aid, which not every kernel has
+        made.setsockopt(socket.IPPROTO_TCP, _NOT_SENT_OPTION, _NOT_SENT_BYTES)
+    return made
+
+
 class S3RemoteStorageManager:
     """The storage manager `s3`.
 
     The required settings are `bucket` and `cluster.id`. Optional are `prefix`, `endpoint.url`, `region`,
     `access.key.id` and `secret.access.key` (without them the SDK's credential chain applies), `path.style` (false),
-    `part.size` in bytes (16 MiB), `timeout.ms` (30000), the deadline of every request, and `max.concurrency` (64), the
-    number of connections for reads and also the number for all other requests.
+    `part.size` in bytes (16 MiB), `timeout.ms` (30000), the time without progress after which a request ends,
+    and `max.concurrency` (64), the number of connections for reads and also the number for all other requests.
     """
 
     def __init__(self, settings: Mapping[str, str]) -> None:
@@ -80,6 +97,8 @@ class S3RemoteStorageManager:
         self._max_connections = read_number(values, "max.concurrency", 1)
         self._has_versions = False
         """Whether a probe proved conditional writes."""
+        self._deletions = asyncio.Semaphore(max(1, self._max_connections // 4))
+        """Copies get half of the connections, deletions a quarter. So requests that hang leave some to the others."""
         self._resources = AsyncExitStack()
         self._up: S3Uploader
         self._down: S3Downloader
@@ -89,7 +108,9 @@ class S3RemoteStorageManager:
             signature_version="s3v4",
             max_pool_connections=self._max_connections,
             connect_timeout=self._timeout_s,
-            read_timeout=self._timeout_s,
+            # The uploader's own deadlines follow the progress of a body. This one would not.
+            read_timeout=None,
+            connector_args={"socket_factory": _socket_that_shows_progress},
             retries={"mode": "standard", "total_max_attempts": 2},
             # Checksums and signatures of payloads are off, because they cost more CPU than all other work. Every copy
             # is read back and verified by the checksums in the segment's own indexes.
@@ -113,7 +134,8 @@ class S3RemoteStorageManager:
             )
         except (BotoCoreError, ValueError) as error:
             raise RemoteStorageError(f"S3 client: {error}: change `endpoint.url` or `region`") from error
-        self._up = S3Uploader(client, self._bucket, self._timeout_s, self._part_bytes)
+        window = PartWindow(max(1, self._max_connections // 2))
+        self._up = S3Uploader(client, self._bucket, self._timeout_s, self._part_bytes, window)
         self._down = S3Downloader(client, self._bucket, self._timeout_s, self._max_connections)
         self._resources.push_async_callback(self._down.close)
 
@@ -141,13 +163,14 @@ class S3RemoteStorageManager:
 
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
         log, indexes = self._log_key(metadata), self._indexes_key(metadata)
-        try:
-            await self._up.call("head_object", indexes, Key=indexes)
-        except RemoteResourceNotFoundError:
-            # The indexes are written last. Without them, a multipart upload of the log may be unfinished.
-            await self._abort_uploads(log)
-        await self._up.call("delete_object", indexes, Key=indexes)
-        await self._up.call("delete_object", log, Key=log)
+        async with self._deletions:
+            try:
+                await self._up.call("head_object", indexes, Key=indexes)
+            except RemoteResourceNotFoundError:
+                # The indexes are written last. Without them, a multipart upload of the log may be unfinished.
+                await self._abort_uploads(log)
+            await self._up.call("delete_object", indexes, Key=indexes)
+            await self._up.call("delete_object", log, Key=log)
         return True
 
     async def probe(self) -> Sequence[StoreFeatures]:

@@ -1,5 +1,8 @@
 """Creates objects from files, unless they exist: by one PUT for a small file, by a multipart upload for a large one.
 
+A request ends when it moves no byte for the time of its deadline (docs/design.md, "Durability and deadlines"). A part
+that fails so is sent again, and fewer parts are in flight from then on.
+
 An upload can also be staged, so that another process completes it. An upload that fails or is cancelled is aborted. An
 upload that a crash left can be found by its key, which includes the uuid of the attempt. Payloads are not signed,
 because every copy is read back and verified by its checksums.
@@ -9,15 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tiers.errors import RemoteStorageError
+from tiers.errors import RemoteStorageError, StoreOverloadedError
+from tiers.storage.activity import Activity, while_active
+from tiers.storage.part_window import PartWindow
 from tiers.storage.s3.errors import PreconditionFailedError, error_of_exception
 
 PARTS_AT_ONCE = 3
 MAX_PARTS = 10_000
+ATTEMPTS_PER_PART = 3
+_PIECE_BYTES = 256 << 10
+"""The bytes of one read of a body, which are one note of progress."""
 
 
 class StagedUpload(NamedTuple):
@@ -33,12 +43,14 @@ class TaggedObject(NamedTuple):
 
 
 class S3Uploader:
-    def __init__(self, client: Any, bucket: str, timeout_s: float, part_bytes: int) -> None:
-        """`timeout_s` is the deadline of each request. An upload holds up to `PARTS_AT_ONCE` parts in memory."""
+    def __init__(self, client: Any, bucket: str, timeout_s: float, part_bytes: int, window: PartWindow) -> None:
+        """`timeout_s` is the time without progress after which a request ends. An upload holds up to `PARTS_AT_ONCE`
+        parts in memory. `window` bounds the parts and small segments in flight, over all uploads."""
         self._client = client
         self._bucket = bucket
         self._timeout_s = timeout_s
         self._part_bytes = part_bytes
+        self._window = window
 
     async def create_from_file(self, key: str, path: Path) -> None:
         """Creates the object. An existing object of the same size is no error.
@@ -98,7 +110,7 @@ class S3Uploader:
     async def read(self, key: str) -> TaggedObject:
         """Reads a small object with its ETag."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with while_active(self._timeout_s):
                 answer = await self._client.get_object(Bucket=self._bucket, Key=key)
                 async with answer["Body"] as body:
                     return TaggedObject(await body.read(), answer["ETag"])
@@ -106,15 +118,31 @@ class S3Uploader:
             raise error_of_exception(self._bucket, key, error) from error
 
     async def call(self, operation: str, key: str, **parameters: Any) -> Any:
-        """Sends one request with the deadline. Raises `RemoteStorageError` for every error of the client library."""
+        """Sends one request. Raises `RemoteStorageError` for every error of the client library.
+
+        It raises `StoreOverloadedError` when no byte moved for the time of the deadline."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with while_active(self._timeout_s) as activity:
+                body = parameters.get("Body")
+                if body is not None:
+                    parameters["Body"] = _Body(body, activity)
                 return await getattr(self._client, operation)(Bucket=self._bucket, **parameters)
         except Exception as error:
             raise error_of_exception(self._bucket, key, error) from error
 
     async def _put(self, key: str, data: bytes) -> None:
-        await self.call("put_object", key, Key=key, Body=data, IfNoneMatch="*")
+        await self._send(lambda: self.call("put_object", key, Key=key, Body=data, IfNoneMatch="*"))
+
+    async def _send(self, send: Callable[[], Awaitable[Any]]) -> Any:
+        """Sends one part or one small object, within the window. Repeats it if the store is overloaded."""
+        for attempt in range(ATTEMPTS_PER_PART):
+            try:
+                async with self._window.part():
+                    return await send()
+            except StoreOverloadedError:
+                if attempt == ATTEMPTS_PER_PART - 1:
+                    raise
+        raise AssertionError("unreachable")
 
     async def _put_parts(self, key: str, descriptor: int, size: int) -> None:
         upload = await self._upload_parts(key, descriptor, size)
@@ -133,7 +161,7 @@ class S3Uploader:
         async def put_part(number: int, start: int) -> str:
             async with free:
                 body = await self._read(descriptor, start, min(part_bytes, size - start))
-                answer = await self.call("upload_part", key, **upload, PartNumber=number, Body=body)
+                answer = await self._send(lambda: self.call("upload_part", key, **upload, PartNumber=number, Body=body))
                 return str(answer["ETag"])
 
         try:
@@ -169,3 +197,21 @@ class S3Uploader:
             raise RemoteStorageError(
                 f"s3://{self._bucket}/{key} exists with {found} bytes, not {size}: a uuid was used twice"
             )
+
+
+class _Body(io.BytesIO):
+    """The body of a request. The HTTP client reads the next piece when the connection has taken the last one."""
+
+    def __init__(self, data: bytes, activity: Activity) -> None:
+        super().__init__(data)
+        self._size = len(data)
+        self._activity = activity
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Returns at least `size` bytes, if there are as many: the client asks for less than a good piece."""
+        piece = super().read(-1 if size is None or size < 0 else max(size, _PIECE_BYTES))
+        if self.tell() < self._size:
+            self._activity.moved_elsewhere()
+        else:
+            self._activity.handed_over_elsewhere()
+        return piece

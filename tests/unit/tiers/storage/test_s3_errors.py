@@ -4,7 +4,12 @@ import aiohttp
 import botocore.exceptions
 import pytest
 
-from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import (
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+    StoreOverloadedError,
+)
 from tiers.storage.s3.errors import ConflictError, NoSuchUploadError, error_code_of, error_of_answer, error_of_exception
 
 
@@ -27,10 +32,10 @@ from tiers.storage.s3.errors import ConflictError, NoSuchUploadError, error_code
         (400, "RequestTimeout", RetriableRemoteStorageError, "400"),
         (409, "OperationAborted", ConflictError, "409"),
         (409, "", ConflictError, "409"),
-        (429, "", RetriableRemoteStorageError, "429"),
+        (429, "", StoreOverloadedError, "429"),
         (500, "InternalError", RetriableRemoteStorageError, "500"),
         (501, "NotImplemented", RemoteStorageError, "lacks"),
-        (503, "SlowDown", RetriableRemoteStorageError, "503"),
+        (503, "SlowDown", StoreOverloadedError, "503"),
         (400, "InvalidArgument", RemoteStorageError, "InvalidArgument"),
     ],
 )
@@ -46,13 +51,13 @@ def test_answers(status: int, code: str, expected: type[RemoteStorageError], nam
         (botocore.exceptions.EndpointConnectionError(endpoint_url="http://s"), RetriableRemoteStorageError),
         (botocore.exceptions.ConnectionClosedError(endpoint_url="http://s"), RetriableRemoteStorageError),
         (botocore.exceptions.ReadTimeoutError(endpoint_url="http://s"), RetriableRemoteStorageError),
-        (botocore.exceptions.ConnectTimeoutError(endpoint_url="http://s"), RetriableRemoteStorageError),
+        (botocore.exceptions.ConnectTimeoutError(endpoint_url="http://s"), StoreOverloadedError),
         (botocore.exceptions.NoCredentialsError(), RemoteStorageError),
         (botocore.exceptions.SSLError(endpoint_url="http://s", error="bad"), RemoteStorageError),
         (botocore.exceptions.MetadataRetrievalError(error_msg="slow"), RetriableRemoteStorageError),
         (aiohttp.ServerDisconnectedError(), RetriableRemoteStorageError),
         (aiohttp.ClientPayloadError(), RetriableRemoteStorageError),
-        (TimeoutError(), RetriableRemoteStorageError),
+        (TimeoutError(), StoreOverloadedError),
         (ConnectionResetError(), RetriableRemoteStorageError),
         (TypeError("whatever"), RemoteStorageError),
     ],

@@ -1,0 +1,77 @@
+"""`while_active` ends a call that moves no byte for a while, however long the whole call takes.
+
+A total deadline would demand a rate: 30 s for 30 parts of 16 MiB at once demand 17 MB/s, and below that every upload
+would fail for ever. So a call ends when it made no progress for the time of its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+_enclosing: ContextVar[Activity | None] = ContextVar("enclosing_activity", default=None)
+
+
+class Activity:
+    """One call in progress. It passes its progress on to the call that encloses it, if there is one."""
+
+    def __init__(self, timeout_s: float | None, on_moved: Callable[[], None] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s = timeout_s
+        self._began_s = self._loop.time()
+        self._timer = asyncio.timeout(timeout_s)
+        self._on_moved = on_moved
+        self._outer = _enclosing.get()
+        self._is_over = False
+
+    def moved(self) -> None:
+        """Notes progress: the deadline begins anew."""
+        self._extend(0)
+
+    def handed_over(self) -> None:
+        """Notes that the last byte was handed over to the network, which may still hold all of them in its buffers.
+
+        At the same rate, they leave the buffers in the time in which they entered. So the answer may take that longer.
+        """
+        self._extend(self._loop.time() - self._began_s)
+
+    def moved_elsewhere(self) -> None:
+        """As `moved`, from any thread."""
+        self._call(self.moved)
+
+    def handed_over_elsewhere(self) -> None:
+        """As `handed_over`, from any thread."""
+        self._call(self.handed_over)
+
+    def _call(self, note: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(note)
+        except RuntimeError:  # the loop is closed
+            return
+
+    def _extend(self, more_s: float) -> None:
+        if self._is_over:
+            return
+        if self._timeout_s is not None and not self._timer.expired():
+            self._timer.reschedule(max(self._timer.when() or 0, self._loop.time() + self._timeout_s + more_s))
+        if self._on_moved is not None:
+            self._on_moved()
+        if self._outer is not None:
+            self._outer._extend(more_s)
+
+
+@asynccontextmanager
+async def while_active(timeout_s: float | None, on_moved: Callable[[], None] | None = None) -> AsyncIterator[Activity]:
+    """Raises `TimeoutError` when the body noted no progress for `timeout_s`; None sets no deadline.
+
+    `on_moved` is called on the event loop for each progress, also of the calls inside."""
+    activity = Activity(timeout_s, on_moved)
+    token = _enclosing.set(activity)
+    try:
+        async with activity._timer:
+            yield activity
+    finally:
+        activity._is_over = True
+        _enclosing.reset(token)
