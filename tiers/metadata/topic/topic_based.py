@@ -115,7 +115,7 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             settings.state_folder,
             StateIdentity(topic.cluster_id, topic.topic_id, topic.partition_count),
             wall_clock_ms=self._wall_clock_ms,
-            max_age_ms=topic.delete_retention_ms // 2 if lost is None else None,
+            is_kept=lost is not None,
         )
         self._topic, self._opened_state, self._seen.opened_at_ms = topic, state, self._clock_ms()
         self._topic_alarm = self._ended = None
