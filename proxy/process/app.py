@@ -31,6 +31,7 @@ from proxy.handlers.produce import ProduceHandler
 from proxy.metrics import ProxyMetrics
 from proxy.process.admin_http import admin_http
 from proxy.process.local_indexes import writer_of_local_indexes
+from proxy.process.probes import process_fitness, run_probes
 from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
 from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
 from proxy.wire.context import Router
@@ -192,7 +193,9 @@ class RemoteLogProcess:
         cluster_id = await self._cluster_id()
         await check_permissions(client, config, RIGHTS_TIMEOUT_MS)
         storage = await open_storage(stack, config, cluster_id, registry)
-        metadata = await open_metadata(stack, config, client, storage, cluster_id)
+        fitness = process_fitness(config)
+        metadata = await open_metadata(stack, config, client, storage, cluster_id, fitness)
+        await run_probes(stack, config, storage, fitness, registry)
         indexes = writer_of_local_indexes(stack, config) or NoLocalIndexes()
         await run_remote_log_manager(stack, config, client, storage, metadata, registry, cluster_id, indexes)
         self._metadata = metadata

@@ -24,6 +24,7 @@ from tiers.config.metadata_registry import create_metadata_manager
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.storage_registry import create_storage
 from tiers.errors import RemoteLogError
+from tiers.fitness import Fitness
 from tiers.lasting_trouble import LastingTrouble
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.record_log import MetadataManagerContext
@@ -76,6 +77,7 @@ async def open_metadata(
     client: BrokerClient,
     storage: InstrumentedRemoteStorageManager,
     cluster_id: str | None,
+    fitness: Fitness,
 ) -> RemoteLogMetadataManager:
     """Opens the remote log metadata; the stack closes it. `cluster_id` is the cluster's own.
 
@@ -87,6 +89,7 @@ async def open_metadata(
         cluster_id or "",
         remote_log.metadata_topic_settings,
         refusal_to_create=lambda: _segments_without_metadata(config, client, storage),
+        fitness=fitness,
     )
     try:
         metadata = create_metadata_manager(remote_log.metadata_manager, remote_log.plain_metadata_settings(), context)

@@ -36,6 +36,7 @@ from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.process.budgets import chunk_folder, remove_other_chunk_folders
 from proxy.process.local_indexes import local_indexes_of_worker, writer_of_local_indexes
+from proxy.process.probes import process_fitness, run_probes
 from proxy.process.remote_log import metadata_folder, open_metadata, open_storage, run_remote_log_manager
 from proxy.wire.exchange import Handler
 from tiers.access.open_tier import open_key_ring
@@ -87,7 +88,9 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
         if worker is None:
             await asyncio.to_thread(remove_other_chunk_folders, config, [worker])
             cluster_id = proxy.topology.cluster_id
-            metadata = await open_metadata(stack, config, client, storage, cluster_id)
+            fitness = process_fitness(config)
+            metadata = await open_metadata(stack, config, client, storage, cluster_id, fitness)
+            await run_probes(stack, config, storage, fitness, proxy.registry)
             indexes = writer_of_local_indexes(stack, config)
             await run_remote_log_manager(
                 stack, config, client, storage, metadata, proxy.registry, cluster_id, indexes or NoLocalIndexes()

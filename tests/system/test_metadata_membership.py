@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from uuid import UUID
 
@@ -21,7 +21,9 @@ pytestmark = pytest.mark.integration
 
 
 @asynccontextmanager
-async def member(kafka: KafkaCluster, group: str) -> AsyncIterator[list[Assignment]]:
+async def member(
+    kafka: KafkaCluster, group: str, is_fit: Callable[[], bool] = lambda: True, session_timeout_ms: int = 2_000
+) -> AsyncIterator[list[Assignment]]:
     """Yields the list of assignments of a member, which grows."""
     client = BrokerClient([kafka.address()], client_id="test")
     topic = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 4, 86_400_000)
@@ -29,10 +31,11 @@ async def member(kafka: KafkaCluster, group: str) -> AsyncIterator[list[Assignme
     membership = GroupMembership(
         client,
         topic,
-        MembershipSettings(group, session_timeout_ms=2_000),
+        MembershipSettings(group, session_timeout_ms=session_timeout_ms),
         clock_ms=monotonic_ms,
         on_assigned=assigned.append,
         on_revoked=lambda: None,
+        is_fit=is_fit,
     )
     running = asyncio.create_task(membership.run())
     try:
@@ -41,6 +44,29 @@ async def member(kafka: KafkaCluster, group: str) -> AsyncIterator[list[Assignme
         running.cancel()
         await asyncio.wait([running])
         await client.close()
+
+
+async def test_a_member_that_is_not_fit_is_given_nothing_until_it_is_fit_again(
+    kafka: KafkaCluster, topic_name: str
+) -> None:
+    """All are unfit at last, and then each keeps its share."""
+    fit = {"first": True, "second": True}
+    first = member(kafka, topic_name, lambda: fit["first"], 6_000)
+    second = member(kafka, topic_name, lambda: fit["second"], 6_000)
+    async with first as of_first, second as of_second:
+
+        def shares() -> list[int]:
+            return [len(each[-1].metadata_partitions) if each else 0 for each in (of_first, of_second)]
+
+        await until(lambda: shares() == [2, 2])
+        fit["first"] = False
+        await until(lambda: shares() == [0, 4])
+        fit["first"] = True
+        await until(lambda: shares() == [2, 2])
+        kept = [of_first[-1].metadata_partitions, of_second[-1].metadata_partitions]
+        fit["first"] = fit["second"] = False
+        await until(lambda: len(of_first) > 5 or (sum(shares()) == 4 and 0 not in shares()))
+        assert [of_first[-1].metadata_partitions, of_second[-1].metadata_partitions] == kept
 
 
 async def test_longer_sessions_are_asked_for(

@@ -43,8 +43,12 @@ Address = tuple[str, int]
 T = TypeVar("T")
 
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 def monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+    """Returns the time since some start. On Linux it goes on while the machine is suspended."""
+    return time.clock_gettime_ns(_CLOCK) // 1_000_000
 
 
 class Leader(NamedTuple):

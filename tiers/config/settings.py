@@ -115,6 +115,16 @@ class RemoteLogConfig(Section):
         gt=0,
         description="How long the owner waits before it retries a failed task.",
     )
+    probe_interval_ms: DurationMs = Field(
+        default=5_000,
+        validation_alias="remote.log.manager.probe.interval.ms",
+        gt=0,
+        description=(
+            "How often the process that runs the tasks checks that it can write its folders and can write, read and "
+            "delete an object in the store. A check that takes longer has failed. After repeated failures the process "
+            "asks the group for no partitions, until all checks succeed for a minute or longer."
+        ),
+    )
     manager_threads: int | None = Field(
         default=None,
         validation_alias="remote.log.manager.thread.pool.size",

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from tiers.broker.client import BrokerClient
+from tiers.fitness import Fitness
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
@@ -27,6 +28,8 @@ class MetadataManagerContext:
     """The keys `remote.log.metadata.topic.*`, for the topic-based manager."""
     refusal_to_create: Callable[[], Awaitable[str | None]]
     """Called before missing metadata is created. It returns why that must not happen, for an operator, or None."""
+    fitness: Fitness | None = None
+    """Whether this process can work as an owner. A manager may add probes, before it is open."""
 
 
 class MetadataManagerFactory(Protocol):

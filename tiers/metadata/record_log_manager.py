@@ -204,7 +204,7 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
         if self._upkeep_at_ms is None or now_ms - self._upkeep_at_ms >= _UPKEEP_INTERVAL_MS:
             self._upkeep_at_ms = now_ms
             wall_ms = self._wall_clock_ms()
-            self._writing.mark_read_to_end(wall_ms)
+            self._writing.mark_read_to_end({_PARTITION: wall_ms})
             self._log.drop_tombstones(wall_ms - _TOMBSTONES_KEPT_MS)
 
     def _follow(self) -> None:

@@ -45,6 +45,7 @@ def simulated_environment(loop: VirtualLoop, seed: int) -> Iterator[None]:
     gc.disable()
     patches: list[Any] = [
         patch.object(time, "monotonic_ns", lambda: int(loop.time() * 1e9)),
+        patch.object(time, "clock_gettime_ns", lambda clock: int(loop.time() * 1e9)),
         patch.object(time, "monotonic", loop.time),
         patch.object(time, "time_ns", wall_ns),
         patch.object(time, "time", lambda: wall_ns() / 1e9),

@@ -69,7 +69,7 @@ class SimProcess:
     def blocking_call(self, executor: object, work: Callable[[], Any]) -> Any:
         if self.machine.is_disk_full and isinstance(executor, ThreadPoolExecutor):
             name = executor._thread_name_prefix or ""
-            if name.startswith("spool"):
+            if name.startswith(("spool", "disk-probe")):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if "metadata-state" in name:
                 raise lmdb.DiskError("mdb_txn_commit: No space left on device")

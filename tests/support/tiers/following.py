@@ -7,6 +7,7 @@ import struct
 from types import SimpleNamespace
 from typing import Any
 
+from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import MetadataRequest
 
@@ -47,6 +48,7 @@ class Cluster:
         """Of every answer to a Fetch; None: the log's end."""
         self.epochs_fetched: list[int] = []
         self.hanging: dict[int, asyncio.Event] = {}
+        self.delete_retention_ms = TOPIC.delete_retention_ms
 
     async def metadata(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
         return self.cached_metadata
@@ -56,11 +58,14 @@ class Cluster:
         brokers = {node_id: Broker(node_id, "broker", 9092) for node_id in self.leaders}
         return ClusterMetadata("cluster", NODE, brokers, {}, 0)
 
-    async def request(self, node_id: int, message: Any, timeout_ms: int, *, min_version: int) -> Any:
+    async def request(self, node_id: int, message: Any, timeout_ms: int, *, min_version: int = 0) -> Any:
         if node_id in self.hanging:
             await self.hanging[node_id].wait()
         if isinstance(message, MetadataRequest):
             return self._named(node_id)
+        if isinstance(message, DescribeConfigsRequest):
+            config = SimpleNamespace(name="delete.retention.ms", value=str(self.delete_retention_ms))
+            return SimpleNamespace(results=[SimpleNamespace(error_code=0, configs=[config])])
         if isinstance(message, OffsetForLeaderEpochRequest):
             return self._epoch_ends(message)
         return self._listed(message)
@@ -158,13 +163,14 @@ class Following:
     def __init__(self, cluster: Cluster, state: RemoteLogMetadataStateWriter) -> None:
         self.state = state
         self.now_ms = 1_000
+        self.wall_ms = NOW_MS
         self.seen: list[RemoteLogSegmentId] = []
         self.follower = MetadataFollower(
             cluster,  # type: ignore[arg-type]  # a client as far as the follower uses it
             TOPIC,
             state,
             clock_ms=self._tick,
-            wall_clock_ms=lambda: NOW_MS,
+            wall_clock_ms=lambda: self.wall_ms,
             on_finished=self.seen.extend,
             jitter=lambda: 0.01,
         )

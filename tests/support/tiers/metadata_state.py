@@ -33,7 +33,12 @@ def open_state(
     folder: Path, identity: StateIdentity = IDENTITY, max_age_ms: int | None = None
 ) -> RemoteLogMetadataStateWriter:
     return RemoteLogMetadataStateWriter.open(
-        folder, identity, wall_clock_ms=lambda: NOW_MS, max_age_ms=max_age_ms, map_size_bytes=1 << 24
+        folder,
+        identity,
+        wall_clock_ms=lambda: NOW_MS,
+        max_age_ms=max_age_ms,
+        is_kept=max_age_ms is None,
+        map_size_bytes=1 << 24,
     )
 
 
@@ -99,5 +104,5 @@ def fill(folder: Path) -> None:
     state = open_state(folder)
     first = segment(1, 0, 99)
     Topic(state).put(first, to(first, State.COPY_SEGMENT_FINISHED))
-    state.mark_read_to_end(NOW_MS - 1000)
+    state.mark_read_to_end({0: NOW_MS - 1000})
     state.close()

@@ -23,7 +23,9 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     consumed     metadata partition        -> next offset to read, leader epoch of the batch before it
     reached      metadata partition        -> the same, of earlier states of the same topic that were read again since
     diverged     metadata partition        -> text for an operator: why the follower does not read the partition
-    meta         name                      -> identity, time of the last read to the end, record types that were read
+    read_at      metadata partition        -> time (wall clock) of the last read to its end, or of its first read
+    homes        partition                 -> metadata partition that its records were read from
+    meta         name                      -> identity, record types that were read
 
 The runs of the cover do not overlap. Finished segments may overlap (two owners copied the same range, which is legal).
 Each offset is answered by the segment that finished last, in the order of the metadata topic. By Kafka's rule
@@ -48,7 +50,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
@@ -75,8 +77,12 @@ DATABASES = (
     "consumed",
     "reached",
     "diverged",
+    "read_at",
+    "homes",
     "meta",
 )
+OF_A_METADATA_PARTITION = frozenset({"consumed", "reached", "diverged", "read_at", "meta"})
+"""The sub-databases whose keys do not begin with a user partition."""
 NOT_READABLE = -1
 """The finish order of a segment that is not readable. Others have an offset of the metadata partition."""
 PARTITION_KEY_BYTES = 20
@@ -144,6 +150,8 @@ class Databases:
     consumed: lmdb._Database
     reached: lmdb._Database
     diverged: lmdb._Database
+    read_at: lmdb._Database
+    homes: lmdb._Database
     meta: lmdb._Database
 
     @classmethod
@@ -162,6 +170,13 @@ def offset_key(partition: TopicIdPartition, offset: int) -> bytes:
 
 def partition_of(key: bytes, topic: str) -> TopicIdPartition:
     return TopicIdPartition(UUID(bytes=key[:16]), I32.unpack_from(key, 16)[0], topic)
+
+
+def delete_prefix(txn: lmdb.Transaction, database: lmdb._Database, prefix: bytes) -> None:
+    cursor = txn.cursor(db=database)
+    found = cursor.set_range(prefix)
+    while found and cursor.key()[: len(prefix)] == prefix:
+        found = cursor.delete()
 
 
 def start_key(partition: bytes, start_offset: int, uuid: bytes) -> bytes:

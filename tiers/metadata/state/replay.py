@@ -46,6 +46,7 @@ from tiers.metadata.state.layout import (
     Databases,
     decode_copy_plan,
     decode_partition,
+    delete_prefix,
     encode_log_start,
     encode_partition,
     partition_key,
@@ -299,16 +300,10 @@ class Replay:
                 self._db.divergences,
                 self._db.partitions,
             ):
-                self._delete_prefix(database, key)
+                delete_prefix(self._txn, database, key)
             self._known.pop(key, None)
         else:
             self._know(key, partition.topic)
-
-    def _delete_prefix(self, database: lmdb._Database, prefix: bytes) -> None:
-        cursor = self._txn.cursor(db=database)
-        found = cursor.set_range(prefix)
-        while found and cursor.key()[: len(prefix)] == prefix:
-            found = cursor.delete()
 
     def _put_log_start(self, update: LogStartOffsetUpdate) -> None:
         """Keeps every log start until its own tombstone, as compaction does."""

@@ -129,6 +129,13 @@ class RemoteLogMetadataState:
         with self._env.begin() as txn:
             return {I32.unpack(number)[0]: str(reason, "utf-8") for number, reason in txn.cursor(db=self._db.diverged)}
 
+    def read_at_ms(self) -> dict[int, int]:
+        """Returns when (wall clock) each metadata partition was last read to its end, or its read began at its start.
+
+        It leaves out the partitions for which no such time was saved."""
+        with self._env.begin() as txn:
+            return {I32.unpack(number)[0]: I64.unpack(at)[0] for number, at in txn.cursor(db=self._db.read_at)}
+
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
         """Returns when (monotonic) the reads last reached the high watermark; None: not since the writer opened."""
         with self._freshness.begin() as txn:

@@ -1,11 +1,11 @@
 """The only writer of the materialised state: it opens the state or builds it again, and replays records into it.
 
-The records of one read and the next offset to read are one LMDB transaction. The writer clears the state and reads the
-topic again from its start in four cases: the file is torn; its identity or schema version differs; a release wrote it
-that reads other record types, and so may have ignored some; or the state was last read to the end so long ago that
-compaction may have removed tombstones that it never saw. Even then the writer keeps how far the topic was read: a log
-that is shorter or has another history has lost records. Before a state is replaced by that of another topic, the
-caller asks `saved_identity`.
+The records of one read and the next offset to read are one LMDB transaction. The writer clears the state, to read the
+topic again from its start, in three cases: the file is torn; its identity or schema version differs; or a release wrote
+it that reads other record types, and so may have ignored some. In a fourth case it clears what it has of one metadata
+partition: that partition was last read to its end so long ago that compaction may have removed tombstones that the
+state never saw. Even then the writer keeps how far the topic was read: a log that is shorter or has another history has
+lost records. Before a state is replaced by that of another topic, the caller asks `saved_identity`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
@@ -31,10 +31,13 @@ from tiers.metadata.state.layout import (
     I64,
     LOCK_FILE,
     MAX_DATABASES,
+    OF_A_METADATA_PARTITION,
     OFFSET_AND_EPOCH,
     STATE_FILE,
     StateIdentity,
     decode_position,
+    delete_prefix,
+    partition_key,
 )
 from tiers.metadata.state.replay import PartitionRead, Replay
 from tiers.metadata.state.state import MAX_READERS, RemoteLogMetadataState
@@ -44,6 +47,7 @@ from tiers.model.log_start import OffsetAndEpoch
 logger = logging.getLogger(__name__)
 
 _CLOCK_STEP_MS = 60_000
+TOO_OLD = "they were not read to their ends for so long that the topic may have removed tombstones since"
 DEFAULT_MAP_SIZE_BYTES = 16 << 30
 """The size of the address space, not of memory or disk: the file grows with its contents."""
 
@@ -61,20 +65,24 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         *,
         wall_clock_ms: Callable[[], int],
         max_age_ms: int | None = None,
+        is_kept: bool = False,
         map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
     ) -> RemoteLogMetadataStateWriter:
-        """Opens the state, or clears it when it must be read again.
+        """Opens the state, and clears it when it must be read again.
 
-        There is one writer per folder. A state that was last read to the end more than `max_age_ms` ago is too old.
-        None: any age is good. Raises `RemoteLogMetadataError` when another process writes the state, or when it cannot
-        be written."""
+        There is one writer per folder. A metadata partition that was last read to its end more than `max_age_ms` ago is
+        cleared. None: the caller judges the age (`MetadataFollower`). `is_kept`: the records of this identity cannot be
+        read again, so they are kept. Raises `RemoteLogMetadataError` when another process writes the state, or when it
+        cannot be written."""
         folder.mkdir(parents=True, exist_ok=True)
         lock = _lock(folder)
         try:
             writer = cls._open_files(folder, lock, map_size_bytes)
-            reason = writer._reason_to_start_over(identity, wall_clock_ms, max_age_ms)
+            reason = writer._reason_to_start_over(identity, is_kept)
             if reason is not None:
                 writer.start_over(reason, is_same_topic=writer._is_topic_of(identity))
+            elif max_age_ms is not None:
+                writer._start_over_old(wall_clock_ms(), max_age_ms)
             with writer._env.begin(write=True) as txn:
                 txn.put(b"identity", identity.encode(), db=writer._db.meta)
                 if not txn.stat(writer._db.consumed)["entries"]:
@@ -112,12 +120,9 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             _remove(path)
             return cls(_open_env(path, map_size_bytes, sync=True), freshness, lock)
 
-    def _reason_to_start_over(
-        self, identity: StateIdentity, wall_clock_ms: Callable[[], int], max_age_ms: int | None
-    ) -> str | None:
+    def _reason_to_start_over(self, identity: StateIdentity, is_kept: bool) -> str | None:
         with self._env.begin() as txn:
             raw = txn.get(b"identity", db=self._db.meta)
-            read_at = txn.get(b"read_to_end_at_ms", db=self._db.meta)
             record_types = txn.get(b"record_types", db=self._db.meta)
             kept = self._db.consumed, self._db.reached, self._db.diverged
             is_empty = not any(txn.stat(database)["entries"] for database in kept)
@@ -127,16 +132,25 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             return "another schema version wrote it"
         if StateIdentity.decode(raw) != identity:
             return "it is of another cluster, metadata topic or partition count"
-        if max_age_ms is None or self.diverged():
+        if is_kept or self.diverged():
             # The state is kept unchanged, since its records cannot be read again.
             return None
         if record_types != encode_record_types(known_record_types()):
             return "a release that reads other record types kept it"
-        age_ms = None if read_at is None else wall_clock_ms() - I64.unpack(read_at)[0]
-        # A time in the future means that the clock was set back since, so the age of the state is unknown.
-        if age_ms is None or not -_CLOCK_STEP_MS <= age_ms <= max_age_ms:
-            return "it is so old that the topic may have removed tombstones since"
         return None
+
+    def _start_over_old(self, now_ms: int, max_age_ms: int) -> None:
+        """Clears the metadata partitions that are too old. Those that have diverged are kept unchanged."""
+        read_at_ms, kept = self.read_at_ms(), self.diverged()
+        with self._env.begin() as txn:
+            read = [I32.unpack(number)[0] for number, _ in txn.cursor(db=self._db.consumed)]
+        old = [
+            number
+            for number in read
+            if number not in kept and is_too_old(age_since(read_at_ms.get(number), now_ms), max_age_ms)
+        ]
+        if old:
+            self.start_over_partitions(old, TOO_OLD, now_ms)
 
     def _is_topic_of(self, identity: StateIdentity) -> bool:
         with self._env.begin() as txn:
@@ -196,12 +210,13 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             else:
                 txn.delete(FINAL)
 
-    def mark_read_to_end(self, wall_clock_ms: int) -> None:
-        """Records the time at which all metadata partitions had been read to their ends."""
+    def mark_read_to_end(self, read_at_ms: Mapping[int, int]) -> None:
+        """Records the times (wall clock), by metadata partition, as of which they were read to their ends."""
         for env in (self._env, self._freshness):
             env.reader_check()  # a worker that died within a read would keep pages from being reused forever
         with self._env.begin(write=True) as txn:
-            txn.put(b"read_to_end_at_ms", I64.pack(wall_clock_ms), db=self._db.meta)
+            for number, at_ms in read_at_ms.items():
+                txn.put(I32.pack(number), I64.pack(at_ms), db=self._db.read_at)
 
     def mark_diverged(self, metadata_partition: int, reason: str) -> None:
         """Keeps the divergence of a metadata partition for as long as this state exists."""
@@ -219,20 +234,63 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             txn.drop(self._freshness.open_db(None, txn), delete=False)
         self._clear(is_same_topic)
 
+    def start_over_partitions(self, numbers: Collection[int], reason: str, now_ms: int) -> None:
+        """Forgets the records that were read from these metadata partitions, and before them their freshness.
+
+        `now_ms` (wall clock) is before the first read of the partitions from their start. The state keeps the reached
+        positions, and everything of the other metadata partitions."""
+        logger.warning(
+            "the saved remote log metadata of some metadata partitions is cleared and read again from the topic",
+            extra={"reason": reason, "metadata_partitions": sorted(numbers)},
+        )
+        with self._freshness.begin(write=True) as txn:
+            for number in numbers:
+                txn.delete(I32.pack(number))
+        cleared = frozenset(I32.pack(number) for number in numbers)
+        with self._env.begin(write=True) as txn:
+            for key in cleared:
+                at = [raw for database in (self._db.consumed, self._db.reached) if (raw := txn.get(key, db=database))]
+                if at:
+                    reached = max(decode_position(raw) for raw in at)
+                    txn.put(key, OFFSET_AND_EPOCH.pack(*reached), db=self._db.reached)
+                txn.delete(key, db=self._db.consumed)
+                txn.put(key, I64.pack(now_ms), db=self._db.read_at)
+            keys = [bytes(key) for key, home in txn.cursor(db=self._db.homes) if bytes(home) in cleared]
+            for name in DATABASES:
+                if name not in OF_A_METADATA_PARTITION:
+                    for key in keys:
+                        delete_prefix(txn, getattr(self._db, name), key)
+
     def apply(self, reads: Iterable[PartitionRead]) -> list[RemoteLogSegmentId]:
         """Replays `reads` in one transaction. Returns the segments that became readable."""
         finished: list[RemoteLogSegmentId] = []
         with self._env.begin(write=True) as txn:
             replay = Replay(self, self._db, txn, finished)
             for read in reads:
+                number = I32.pack(read.metadata_partition)
                 for event in read.events:
                     replay.apply(event)
-                number = I32.pack(read.metadata_partition)
+                for key in {partition_key(event.key.topic_id_partition) for event in read.events}:
+                    txn.put(key, number, db=self._db.homes)
                 raw, leader_epoch = txn.get(number, db=self._db.consumed), read.leader_epoch
                 if raw is not None and leader_epoch < 0:
                     leader_epoch = OFFSET_AND_EPOCH.unpack(raw)[1]
                 txn.put(number, OFFSET_AND_EPOCH.pack(read.next_offset, leader_epoch), db=self._db.consumed)
         return finished
+
+
+def age_since(at_ms: int | None, now_ms: int) -> int | None:
+    """Returns the time (wall clock) that has passed since `at_ms`; None: it is unknown.
+
+    A time in the future means that the clock was set back since."""
+    return None if at_ms is None or now_ms < at_ms - _CLOCK_STEP_MS else now_ms - at_ms
+
+
+def is_too_old(age_ms: int | None, max_age_ms: int) -> bool:
+    """Returns whether tombstones may be gone that were written since the last read to the end, `age_ms` ago.
+
+    `max_age_ms` is half of the topic's `delete.retention.ms`."""
+    return age_ms is None or age_ms > max_age_ms
 
 
 def saved_identity(folder: Path) -> StateIdentity | None:

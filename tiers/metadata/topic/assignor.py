@@ -4,13 +4,14 @@ The group's leader decides. The assignment is a pure function of the members' id
 that became the leader would decide the same.
 
 * A partition stays with its owner where possible, and the counts of two ordinary members differ by at most one.
+* A member that is not fit gets nothing while an ordinary member is fit. If all are unfit, all keep their share.
 * A member that claims partitions (an offload run) gets those partitions and no others. If two members claim the same
   partition, the member that already owns it keeps it. If neither owns it, the member with the lower id gets it.
 
 The bytes are Kafka's consumer protocol, so that `kafka-consumer-groups.sh` shows the owners. Tidegate's own fields are
-in the user data. A member declares the record types that it reads behind the user data of its subscription. Brokers do
-not read those bytes, and neither do members of releases that declare no record types. The user data of each assignment
-has the record types that all members read (`record_types`).
+in the user data. A member declares the record types that it reads behind the user data of its subscription, and behind
+them whether it is fit. Brokers do not read those bytes, and neither do members of releases without these fields. The
+user data of each assignment has the record types that all members read (`record_types`).
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Subscription:
     owned: frozenset[int] = frozenset()
     claims: frozenset[int] | None = None
     record_types: frozenset[RecordType] = FIRST_RECORD_TYPES
+    is_fit: bool = True
 
 
 class Assigned(NamedTuple):
@@ -75,6 +77,7 @@ def assign(partition_count: int, members: Mapping[str, Subscription]) -> dict[st
     assignment: dict[str, list[int]] = {member_id: [] for member_id in members}
     free = set(range(partition_count))
     ordinary = sorted(name for name, member in members.items() if member.claims is None)
+    ordinary = [name for name in ordinary if members[name].is_fit] or ordinary
     claims = {name: member.claims for name, member in sorted(members.items()) if member.claims is not None}
     kept = [(name, claimed & members[name].owned) for name, claimed in claims.items()]
     for member_id, claimed in [*kept, *claims.items()]:
@@ -115,6 +118,7 @@ def encode_subscription(topic: str, subscription: Subscription) -> bytes:
         + INT32.pack(len(user_data))
         + user_data
         + encode_record_types(subscription.record_types)
+        + INT16.pack(subscription.is_fit)
     )
 
 
@@ -130,10 +134,11 @@ def decode_subscription(buf: Buffer) -> Subscription:
             return Subscription()
         owned, pos = _decode_numbers(buf, pos)
         claims = None if pos >= end else _decode_numbers(buf, pos)[0]
-        record_types = FIRST_RECORD_TYPES if end >= len(buf) else decode_record_types(buf, end)[0]
+        record_types, pos = (FIRST_RECORD_TYPES, end) if end >= len(buf) else decode_record_types(buf, end)
+        is_fit = pos >= len(buf) or read_int16(buf, pos)[0] != 0
     except ProtocolError as error:
         raise RemoteLogMetadataError(f"a member's subscription cannot be read: {error}") from error
-    return Subscription(owned, claims, record_types)
+    return Subscription(owned, claims, record_types, is_fit)
 
 
 def encode_assignment(topic: str, assigned: Assigned) -> bytes:

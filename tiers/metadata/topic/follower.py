@@ -7,7 +7,10 @@
   depend on records behind an open transaction (docs/design.md, safety rule 1).
 * If a response has no record to replay, only the positions in memory move. Transaction markers alone are not worth a
   transaction of the state.
-* A state that cannot be written (disk or map full) or trusted is not fresh. `trouble` says why, and reading goes on.
+* A state that cannot be written (disk or map full) is not fresh. `trouble` says why, and reading goes on.
+* Trouble with the records of one metadata partition concerns that partition alone: corrupt, unknown or lost records.
+* If compaction may have removed tombstones that the follower has not read, it forgets what it has of that metadata
+  partition, and reads it from its start (`TombstoneAge`). Until then that partition is not fresh.
 * The follower reads a metadata partition with records of a later release up to the first of them. The partition is then
   not fresh (`committed_records`).
 * If the topic lacks records that were read before, the follower keeps the state and does not read the topic from its
@@ -21,8 +24,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import lmdb
@@ -30,20 +32,20 @@ import lmdb
 from protocol.errors import ErrorCode, ProtocolError
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import FetchedPartition, FetchPosition, fetch_raw
-from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.errors import BrokerError, RemoteLogMetadataNotReadyError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.state.replay import PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.committed_records import read_committed
+from tiers.metadata.topic.followed_state import FollowedState
 from tiers.metadata.topic.leadership import LATEST_TIMESTAMP, MetadataLeadership
 from tiers.metadata.topic.lineage import MetadataLineage
-from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.metadata_topic import MetadataTopic, delete_retention_ms
+from tiers.metadata.topic.tombstone_age import ASK_AFTER_MS
 from tiers.metadata.topic.unreadable_partitions import UnreadablePartitions
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -76,99 +78,88 @@ class MetadataFollower:
     ) -> None:
         self._client = client
         self._topic = topic
-        self._state = state
         self._clock_ms = clock_ms
-        self._wall_clock_ms = wall_clock_ms
-        self._on_finished = on_finished
         self._jitter = jitter
-        self._positions = {number: state.next_offset(number) for number in range(topic.partition_count)}
-        self._position_epochs = {number: state.consumed(number).leader_epoch for number in self._positions}
-        self._fresh_at_ms: dict[int, int] = {}
-        self._marked_at_ms: int | None = None
         self._readers: set[int] = set()
         self._leadership = MetadataLeadership(client, topic, clock_ms=clock_ms)
         self._leaders_changed = asyncio.Event()
-        self._progress = asyncio.Condition()
-        # Held from the check of the positions until they are moved, so that no record is replayed twice.
-        self._replaying = asyncio.Lock()
-        self._start_over_for: str | None = None
         self._probes = [asyncio.Lock() for _ in range(topic.partition_count)]
-        # One thread: LMDB syncs to disk at every commit, and the commits must stay in order.
-        self._state_thread = ThreadPoolExecutor(1, thread_name_prefix="remote-log-metadata-state")
-        self.events_read = 0
-        """Committed records that this follower has read."""
         self.foreign_records_read = 0
-        self._trouble: str | None = None
         self._no_leaders = LastingTrouble(
             logger,
             "the metadata topic's leaders are not known",
             "the metadata topic's leaders are known again",
             clock_ms=clock_ms,
         )
-        self._unreadable = UnreadablePartitions(logger, clock_ms)
-        self._unknown: dict[int, str] = {}
-        """The metadata partitions with a record that this release does not know, each with a text for an operator."""
-        self._lineage = MetadataLineage(
+        self._unreadable = UnreadablePartitions(clock_ms)
+        self._followed = FollowedState(
+            state,
+            range(topic.partition_count),
+            self._unreadable,
+            clock_ms=clock_ms,
+            wall_clock_ms=wall_clock_ms,
+            on_finished=on_finished,
+            is_stopped=lambda number: self._stopped(number) is not None,
+            on_forgotten=lambda number: self._lineage.remember(number),
+        )
+        self._age = self._followed.age
+        self._lineage: MetadataLineage = MetadataLineage(
             self._leadership,
             state,
             topic.partition_count,
-            lambda number: OffsetAndEpoch(self._positions[number], self._position_epochs[number]),
-            self._in_state_thread,
-            on_loss=lambda number: self._fresh_at_ms.pop(number, None),
+            self._followed.position,
+            self._followed.in_state_thread,
+            on_loss=self._followed.doubt,
         )
 
     def close(self) -> None:
         """Waits for a commit in progress. `run` must have ended."""
-        self._state_thread.shutdown()
-        at_ms = self._read_to_end_at_ms()
-        try:
-            if at_ms is not None:
-                self._state.mark_read_to_end(at_ms)
-        except lmdb.Error as error:
-            logger.warning(
-                "the time of the last read to the end cannot be saved: the next start reads the topic again",
-                extra={"error": str(error)},
-            )
+        self._followed.close()
+
+    @property
+    def events_read(self) -> int:
+        """Returns the number of committed records that this follower has read."""
+        return self._followed.events_read
 
     @property
     def trouble(self) -> str | None:
         """Returns why the state does not follow the topic, as a text for an operator; None when it does."""
-        return self.trouble_of_all or next(iter(self._unknown.values()), None)
+        return self._followed.trouble or self._lineage.reason or self._unreadable.reason
 
     @property
     def trouble_of_all(self) -> str | None:
-        """Returns the trouble that affects every metadata partition, also the fresh ones; None without such trouble."""
-        return self._trouble or self._lineage.reason
+        """Returns why the state cannot be written, which affects every metadata partition, also the fresh ones."""
+        return self._followed.trouble
 
     def position(self, metadata_partition: int) -> int:
-        return self._positions[metadata_partition]
+        return self._followed.position(metadata_partition).offset
 
     def metadata_position(self, metadata_partition: int) -> MetadataPosition:
-        return MetadataPosition(
-            self._topic.topic_id, self._position_epochs[metadata_partition], self._positions[metadata_partition]
-        )
+        position = self._followed.position(metadata_partition)
+        return MetadataPosition(self._topic.topic_id, position.leader_epoch, position.offset)
 
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
-        return self._fresh_at_ms.get(metadata_partition)
+        return self._followed.fresh_at_ms.get(metadata_partition)
 
     def is_fresh(self, metadata_partition: int, max_age_ms: int) -> bool:
-        fresh_at_ms = self._fresh_at_ms.get(metadata_partition)
+        fresh_at_ms = self._followed.fresh_at_ms.get(metadata_partition)
         return fresh_at_ms is not None and fresh_at_ms >= self._clock_ms() - max_age_ms
 
     def oldest_age_ms(self) -> int | None:
         """Returns the age of the last read to the end of the partition that is furthest behind.
 
         None: at least one partition was never read to its end."""
-        if len(self._fresh_at_ms) < len(self._positions):
+        fresh_at_ms = self._followed.fresh_at_ms
+        if len(fresh_at_ms) < self._topic.partition_count:
             return None
-        return max(0, self._clock_ms() - min(self._fresh_at_ms.values()))
+        return max(0, self._clock_ms() - min(fresh_at_ms.values()))
 
     async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
         not_before_ms = self._clock_ms() - max_age_ms
 
         def is_fresh() -> bool:
             # The time must be later, not equal: two events in the same millisecond have no order.
-            return self._fresh_at_ms.get(metadata_partition, not_before_ms) > not_before_ms
+            return self._followed.fresh_at_ms.get(metadata_partition, not_before_ms) > not_before_ms
 
         if is_fresh():
             return
@@ -199,19 +190,20 @@ class MetadataFollower:
         await self._lineage.ask({metadata_partition: leader}, timeout_ms)
         if not self._lineage.is_believed(metadata_partition, leader):
             raise BrokerError("the leader of the metadata partition may lack records that were read", retriable=True)
-        asked_at_ms = self._clock_ms()
-        position = self._positions[metadata_partition]  # read first: the follower may read beyond the answer meanwhile
+        asked_at = self._age.now()
+        # Read first: the follower may read beyond the answer meanwhile.
+        position = self._followed.position(metadata_partition).offset
         high_watermark = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, timeout_ms)
         if not self._lineage.is_within(metadata_partition, position, 0, high_watermark):
             raise BrokerError("the metadata topic lost records", retriable=True)
-        await self._wait_for_position(metadata_partition, high_watermark)
-        as_of_ms = self._leadership.holds_as_of(metadata_partition, leader, asked_at_ms)
-        if self._start_over_for is not None or as_of_ms is None or as_of_ms < not_before_ms:
+        await self._followed.wait_for_position(metadata_partition, high_watermark)
+        as_of_ms = self._leadership.holds_as_of(metadata_partition, leader, asked_at.monotonic_ms)
+        if self._followed.is_to_clear(metadata_partition) or as_of_ms is None or as_of_ms < not_before_ms:
             raise BrokerError(
                 "the leader of the metadata partition is not confirmed, or the state is being read again",
                 retriable=True,
             )
-        self._mark_fresh({metadata_partition: as_of_ms})
+        self._followed.mark_fresh({metadata_partition: as_of_ms}, asked_at)
 
     async def read_past(self, metadata_partition: int, offset: int, timeout_ms: int) -> None:
         """Waits until the record at `offset` is replayed.
@@ -219,15 +211,11 @@ class MetadataFollower:
         Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._wait_for_position(metadata_partition, offset + 1)
+                await self._followed.wait_for_position(metadata_partition, offset + 1)
         except TimeoutError as error:
             raise RemoteLogMetadataNotReadyError(
                 f"offset {offset} of metadata partition {metadata_partition} was not read in {timeout_ms} ms"
             ) from error
-
-    async def _wait_for_position(self, metadata_partition: int, position: int) -> None:
-        async with self._progress:
-            await self._progress.wait_for(lambda: self._positions[metadata_partition] >= position)
 
     async def run(self) -> None:
         """Reads until cancelled, and retries after errors of brokers."""
@@ -262,7 +250,9 @@ class MetadataFollower:
         try:
             while numbers := [each for each in self._leadership.led_by(node_id) if self._stopped(each) is None]:
                 # The broker fills the partitions in the order of the request until the bytes are used up.
-                numbers.sort(key=lambda number: self._fresh_at_ms.get(number, 0))
+                numbers.sort(
+                    key=lambda number: (self._unreadable.is_failing(number), self._followed.fresh_at_ms.get(number, 0))
+                )
                 is_whole = False
                 try:
                     is_whole = await self._poll(node_id, numbers)
@@ -270,10 +260,10 @@ class MetadataFollower:
                 except (BrokerError, ProtocolError) as error:
                     failing.found(node_id=node_id, error=str(error))
                 except (lmdb.Error, OSError) as error:
-                    self._set_trouble(f"the saved state cannot be written: {error}")
+                    self._followed.set_trouble(f"the saved state cannot be written: {error}")
                 except Exception as error:  # any error becomes an alarm, and must not end the process
                     logger.exception("a read of remote log metadata failed", extra={"node_id": node_id})
-                    self._set_trouble(f"records cannot be replayed: {error!r}")
+                    self._followed.set_trouble(f"records cannot be replayed: {error!r}")
                 if is_whole:
                     failures = 0
                 else:
@@ -288,9 +278,11 @@ class MetadataFollower:
         leaders = {number: self._leadership.leader(number) for number in numbers}
         await self._lineage.ask(leaders, _FETCH_TIMEOUT_MS)
         leaders = {number: leader for number, leader in leaders.items() if self._stopped(number) is None}
-        asked_at_ms = self._clock_ms()
-        asked = {number: self._positions[number] for number in leaders}
-        epochs = {number: self._position_epochs[number] for number in leaders}
+        asked_at = self._age.now()
+        asked = {number: self._followed.position(number) for number in leaders}
+        for number, position in asked.items():
+            if position.offset == 0:
+                self._age.begins_again(number)
         if not asked:
             return True
         answers = await fetch_raw(
@@ -300,9 +292,9 @@ class MetadataFollower:
                 FetchPosition(
                     self._topic.topic_id,
                     number,
-                    position,
+                    position.offset,
                     leaders[number].leader_epoch,
-                    last_fetched_epoch=epochs[number],
+                    last_fetched_epoch=position.leader_epoch,
                 )
                 for number, position in asked.items()
             ],
@@ -314,43 +306,62 @@ class MetadataFollower:
         is_whole = True
         reads: list[PartitionRead] = []
         reached: dict[int, int] = {}
+        behind: list[int] = []
         for fetched in answers:
             # After a change of leader, the reader of the new leader may have moved the position meanwhile.
-            if asked.get(fetched.partition) != self._positions.get(fetched.partition):
+            position = asked[fetched.partition]
+            if position.offset != self._followed.position(fetched.partition).offset:
                 continue
             leader = leaders[fetched.partition]
             is_known = self._lineage.is_believed(fetched.partition, leader)
-            position = OffsetAndEpoch(asked[fetched.partition], epochs[fetched.partition])
-            read = await self._read(fetched, position, is_known)
+            read = await self._read_or_none(fetched, position, is_known)
             if read is None:
                 is_whole = False
                 continue
             reads.append(read)
-            as_of_ms = self._leadership.holds_as_of(fetched.partition, leader, asked_at_ms)
+            if fetched.high_watermark > position.offset:
+                behind.append(fetched.partition)
+            as_of_ms = self._leadership.holds_as_of(fetched.partition, leader, asked_at.monotonic_ms)
             if as_of_ms is not None and read.next_offset >= fetched.high_watermark:
                 reached[fetched.partition] = as_of_ms
         self._unreadable.log(lambda number: self._stopped(number) is None)
-        await self._replay(reads, asked, reached)
-        await self._mark_read_to_end()
-        self._set_trouble(None)
-        return is_whole
+        too_old = await self._too_old(behind)
+        is_whole &= await self._followed.replay(reads, asked, reached, asked_at, too_old)
+        await self._followed.mark_read_to_end()
+        self._followed.set_trouble(None)
+        return is_whole and not too_old
+
+    async def _too_old(self, behind: Sequence[int]) -> list[int]:
+        """Returns which of the metadata partitions may lack tombstones that the follower has not read.
+
+        `behind` has those with an offset behind the position that the follower asked for. An answer without any such
+        offset proves that nothing was written since the position was reached, whatever its age."""
+        old = [number for number in behind if self._age.is_too_old(number, ASK_AFTER_MS)]
+        if not old:
+            return []
+        kept_ms = await delete_retention_ms(self._client, self._topic.name, _FETCH_TIMEOUT_MS)
+        return [number for number in old if self._age.is_too_old(number, kept_ms // 2)]
 
     def _stopped(self, metadata_partition: int) -> str | None:
         """Returns why the follower does not read the metadata partition any more; None while it reads it.
 
         The follower reads on only after an operator decides, or upgrades this process."""
-        return self._lineage.divergence(metadata_partition) or self._unknown.get(metadata_partition)
+        return self._lineage.divergence(metadata_partition) or self._unreadable.unknown_record(metadata_partition)
 
-    def _stop_at_unknown_records(self, reads: list[PartitionRead]) -> None:
-        for read in reads:
-            if read.unknown is not None:
-                number = read.metadata_partition
-                self._fresh_at_ms.pop(number, None)
-                self._unknown[number] = (
-                    f"metadata partition {number} has records of a later release from offset {read.unknown.offset} on:"
-                    f" upgrade this process ({read.unknown.what})"
-                )
-                logger.error("the remote log metadata is not followed", extra={"reason": self._unknown[number]})
+    async def _read_or_none(
+        self, fetched: FetchedPartition, position: OffsetAndEpoch, is_known: bool
+    ) -> PartitionRead | None:
+        """Returns what `_read` returns, or None after an error, which concerns this metadata partition alone."""
+        try:
+            return await self._read(fetched, position, is_known)
+        except BrokerError as error:
+            self._unreadable.refused(fetched.partition, error.code or ErrorCode.UNKNOWN_SERVER_ERROR)
+        except (lmdb.Error, OSError):
+            raise
+        except Exception as error:  # any error becomes an alarm, and must not stop the other metadata partitions
+            self._followed.doubt(fetched.partition)
+            self._unreadable.failed(fetched.partition, error)
+        return None
 
     async def _read(self, fetched: FetchedPartition, position: OffsetAndEpoch, is_known: bool) -> PartitionRead | None:
         """Returns the committed records of `fetched`, or None when they must not be replayed.
@@ -366,7 +377,7 @@ class MetadataFollower:
         if fetched.diverging is not None:
             if await self._lineage.continues(fetched.partition, position, fetched.diverging, fetched.high_watermark):
                 # A replica that copied the log after a compaction does not know an epoch without remaining records.
-                self._position_epochs[fetched.partition] = fetched.diverging.leader_epoch
+                self._followed.read_in_epoch(fetched.partition, fetched.diverging.leader_epoch)
             return None
         if not is_known or not self._lineage.is_within(fetched.partition, position.offset, 0, fetched.high_watermark):
             return None
@@ -379,94 +390,6 @@ class MetadataFollower:
         latest = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
         self._lineage.out_of_range(metadata_partition, position, earliest, latest)
 
-    def _forget(self, reason: str) -> None:
-        """Forgets all positions, before the state is cleared.
-
-        Otherwise records that the state does not have any more would look as if they were never written."""
-        self._start_over_for = reason
-        for number in self._positions:
-            self._lineage.remember(number)
-        self._positions = dict.fromkeys(self._positions, 0)
-        self._position_epochs = dict.fromkeys(self._positions, -1)
-        self._unknown.clear()
-        self._fresh_at_ms.clear()
-
-    async def _start_over(self) -> None:
-        reason = self._start_over_for
-        if reason is not None:
-            await self._in_state_thread(lambda: self._state.start_over(reason))
-            self._start_over_for = None
-
-    async def _replay(self, reads: list[PartitionRead], asked: dict[int, int], reached: dict[int, int]) -> None:
-        """Replays the reads that still continue the positions: another answer or a new start may have moved them."""
-        async with self._replaying:
-            await self._start_over()
-            reads = [
-                read
-                for read in reads
-                if self._positions[read.metadata_partition] == asked[read.metadata_partition]
-                and self._stopped(read.metadata_partition) is None
-            ]
-            with_events = [read for read in reads if read.events]
-            if with_events:
-                # The segments count as seen before the commit. Otherwise a caller between the two steps would find a
-                # finished segment that was not seen just now, and would take it for one that was seen long ago.
-                self._on_finished([each for read in with_events for each in _finished(read)])
-                try:
-                    # If this task is cancelled, the commit still happens.
-                    await asyncio.shield(self._in_state_thread(lambda: self._state.apply(with_events)))
-                except RemoteLogMetadataError as error:
-                    self._forget(f"the saved state contradicts itself: {error}")
-                    raise
-                self.events_read += sum(len(read.events) for read in with_events)
-            async with self._progress:
-                for read in reads:
-                    self._positions[read.metadata_partition] = read.next_offset
-                    if read.leader_epoch >= 0:
-                        self._position_epochs[read.metadata_partition] = read.leader_epoch
-                self._progress.notify_all()
-            self._stop_at_unknown_records(reads)
-            still_read = {read.metadata_partition for read in reads}
-            self._mark_fresh({number: at_ms for number, at_ms in reached.items() if number in still_read})
-
-    def _set_trouble(self, trouble: str | None) -> None:
-        if trouble is not None and trouble != self._trouble:
-            logger.error("the remote log metadata is not followed", extra={"reason": trouble})
-        elif trouble is None and self._trouble is not None:
-            logger.warning("the remote log metadata is followed again")
-        self._trouble = trouble
-
-    def _mark_fresh(self, fresh_at_ms: dict[int, int]) -> None:
-        later = {
-            number: at_ms
-            for number, at_ms in fresh_at_ms.items()
-            if at_ms > self._fresh_at_ms.get(number, -1) and self._stopped(number) is None
-        }
-        if later and self._start_over_for is None:
-            self._fresh_at_ms |= later
-            try:
-                self._state.mark_fresh(later)
-            except lmdb.Error as error:
-                # Other processes see an older freshness than this one.
-                logger.warning(
-                    "the freshness of the metadata cannot be shared with other processes", extra={"error": str(error)}
-                )
-
-    async def _mark_read_to_end(self) -> None:
-        now_ms = self._clock_ms()
-        if self._marked_at_ms is not None and now_ms - self._marked_at_ms < _READ_TO_END_MARK_MS:
-            return
-        at_ms = self._read_to_end_at_ms()
-        if at_ms is not None:
-            self._marked_at_ms = now_ms
-            await self._in_state_thread(lambda: self._state.mark_read_to_end(at_ms))
-
-    def _read_to_end_at_ms(self) -> int | None:
-        """Returns the wall clock time as of which all metadata partitions were read; None: not all were read yet."""
-        if len(self._fresh_at_ms) < len(self._positions):
-            return None
-        return self._wall_clock_ms() - (self._clock_ms() - min(self._fresh_at_ms.values()))
-
     async def _list_offset(self, metadata_partition: int, timestamp: int, timeout_ms: int) -> int:
         asked = {metadata_partition: self._leadership.leader(metadata_partition)}
         offset = (await self._leadership.offsets(asked, timestamp, timeout_ms)).get(metadata_partition)
@@ -476,18 +399,6 @@ class MetadataFollower:
             )
         return offset
 
-    def _in_state_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        return asyncio.get_running_loop().run_in_executor(self._state_thread, work)
-
     async def _back_off(self, failures: int) -> None:
         cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
         await asyncio.sleep(cap_ms * self._jitter() / 1000)
-
-
-def _finished(read: PartitionRead) -> list[RemoteLogSegmentId]:
-    return [
-        event.record.segment_id
-        for event in read.events
-        if isinstance(event.record, RemoteLogSegmentMetadataUpdate)
-        and event.record.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-    ]

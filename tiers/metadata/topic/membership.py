@@ -5,6 +5,8 @@ owns the partitions that the new generation assigns to it. A heartbeat goes out 
 time of the last heartbeat that the coordinator answered for the current generation (docs/design.md, safety rule 4: an
 owner acts only while that time is less than 2 s ago). If the coordinator cannot be reached, the member keeps its
 generation until the coordinator ends it.
+
+A member declares with each join whether it is fit. It joins again when that changes.
 """
 
 from __future__ import annotations
@@ -86,6 +88,7 @@ class GroupMembership:
         clock_ms: Callable[[], int],
         on_assigned: Callable[[Assignment], None],
         on_revoked: Callable[[], None],
+        is_fit: Callable[[], bool] = lambda: True,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._client = client
@@ -94,6 +97,8 @@ class GroupMembership:
         self._clock_ms = clock_ms
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
+        self._is_fit = is_fit
+        self._declared_fit = True
         self._jitter = jitter
         self._session_timeout_ms = settings.session_timeout_ms
         self._coordinator: int | None = None
@@ -145,6 +150,8 @@ class GroupMembership:
         try:
             while True:
                 await self._heartbeat()
+                if self._is_fit() != self._declared_fit:
+                    raise _RejoinError("the fitness of this process changed")
                 try:
                     async with asyncio.timeout(self._settings.heartbeat_interval_ms / 1000):
                         await self._rejoin.wait()
@@ -238,7 +245,8 @@ class GroupMembership:
         )
 
     async def _join_group(self) -> Any:
-        subscription = Subscription(self._owned, self._settings.claims, known_record_types())
+        self._declared_fit = self._is_fit()
+        subscription = Subscription(self._owned, self._settings.claims, known_record_types(), self._declared_fit)
         message = JoinGroupRequest(
             group_id=self._settings.group_id,
             session_timeout_ms=self._session_timeout_ms,

@@ -30,6 +30,9 @@ DEFAULT_PARTITION_COUNT = 50
 _REPLICAS = 3
 _TOPIC_RESOURCE = 2
 _BROKER_RESOURCE = 4
+MIN_DELETE_RETENTION_MS = 60_000
+"""A follower must be able to read a tombstone before the topic removes it, also if it is late by some seconds."""
+_DELETE_RETENTION = "delete.retention.ms"
 _REQUIRED = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
 _FIRST_PAUSE_MS = 20
 _LONGEST_PAUSE_MS = 400
@@ -130,18 +133,23 @@ async def check_metadata_topic(client: BrokerClient, settings: MetadataTopicSett
             f"topic {settings.name} has {len(topic.partitions)} partitions and {settings.partition_count} are"
             " configured: the records of most user partitions would be looked for in the wrong place"
         )
-    keys = [*_REQUIRED, "delete.retention.ms"]
-    configs = await _describe(client, None, _TOPIC_RESOURCE, settings.name, keys, timeout_ms)
+    configs = await _describe(client, None, _TOPIC_RESOURCE, settings.name, [*_REQUIRED, _DELETE_RETENTION], timeout_ms)
     for key, required in _REQUIRED.items():
         if configs.get(key) != required:
             raise MetadataTopicUnfitError(f"topic {settings.name} has {key}={configs.get(key)}; it must be {required}")
-    return MetadataTopic(
-        metadata.cluster_id,
-        settings.name,
-        topic.topic_id,
-        settings.partition_count,
-        int(configs.get("delete.retention.ms") or 0),
-    )
+    kept_ms = int(configs.get(_DELETE_RETENTION) or 0)
+    if kept_ms < MIN_DELETE_RETENTION_MS:
+        raise MetadataTopicUnfitError(
+            f"topic {settings.name} has {_DELETE_RETENTION}={kept_ms}; it must be at least {MIN_DELETE_RETENTION_MS}:"
+            " a deletion might be removed from the topic before every process has read it"
+        )
+    return MetadataTopic(metadata.cluster_id, settings.name, topic.topic_id, settings.partition_count, kept_ms)
+
+
+async def delete_retention_ms(client: BrokerClient, name: str, timeout_ms: int) -> int:
+    """Returns for how long the topic keeps a tombstone now. Raises `BrokerError`."""
+    configs = await _describe(client, None, _TOPIC_RESOURCE, name, [_DELETE_RETENTION], timeout_ms)
+    return int(configs.get(_DELETE_RETENTION) or 0)
 
 
 async def _refuse_to_share(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> None:

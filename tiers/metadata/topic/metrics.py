@@ -1,6 +1,6 @@
 """Exports the metadata manager's status to Prometheus.
 
-tidegate_remote_log_metadata_alarm                   ALARM on 1: nothing is copied, trimmed or expired
+tidegate_remote_log_metadata_alarm                   ALARM on 1: at least one metadata partition stands still
 tidegate_remote_log_metadata_freshness_age_seconds   time since the metadata partition that is furthest behind was read
                                                      to its end; absent until every partition was read to its end once
 tidegate_remote_log_metadata_owned_partitions        metadata partitions that this process may write

@@ -56,6 +56,7 @@ class MetadataPartitionOwnership:
         clock_ms: Callable[[], int],
         jitter: Callable[[], float] = random.random,
         clock_skew: ClockSkew | None = None,
+        is_fit: Callable[[], bool] = lambda: True,
     ) -> None:
         self._client = client
         self._topic = topic
@@ -71,6 +72,7 @@ class MetadataPartitionOwnership:
             clock_ms=clock_ms,
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
+            is_fit=is_fit,
             jitter=jitter,
         )
         self._assignment: Assignment | None = None

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tiers.fitness import Fitness
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
 
@@ -36,6 +37,8 @@ class TopicBasedSettings:
     check_interval_ms: int = 30_000
     """How often the topic is checked. A problem with it is found within a minute."""
 
+    fitness: Fitness | None = None
+    """Whether this process can work as an owner. None: it always can."""
     refusal_to_create: Callable[[], Awaitable[str | None]] | None = None
     """Called before a missing topic is created. It returns why that must not happen, for an operator, or None."""
 

@@ -17,6 +17,7 @@ from typing import Any
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.fitness import Probe
 from tiers.lasting_trouble import LastingTrouble
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.record_backed_manager import MakeRecords, RecordBackedMetadataManager
@@ -89,7 +90,10 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
         """Returns a manager that is not yet open. It has no settings but `remote.log.metadata.topic.*`."""
         read_settings("topic-based", settings, {}, kind="metadata manager")
         topic_settings = TopicBasedSettings(
-            context.state_folder, topic=context.topic, refusal_to_create=context.refusal_to_create
+            context.state_folder,
+            topic=context.topic,
+            fitness=context.fitness,
+            refusal_to_create=context.refusal_to_create,
         )
         return cls(context.client, topic_settings)
 
@@ -115,7 +119,7 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             settings.state_folder,
             StateIdentity(topic.cluster_id, topic.topic_id, topic.partition_count),
             wall_clock_ms=self._wall_clock_ms,
-            max_age_ms=topic.delete_retention_ms // 2 if lost is None else None,
+            is_kept=lost is not None,
         )
         self._topic, self._opened_state, self._seen.opened_at_ms = topic, state, self._clock_ms()
         self._topic_alarm = self._ended = None
@@ -142,6 +146,9 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             self._start("topic-check", self._check_topic),
         ]
         if settings.is_member:
+            fitness = settings.fitness
+            if fitness is not None:
+                fitness.add(Probe("saved state of the metadata", self._check_state))
             self._ownership = MetadataPartitionOwnership(
                 self._client,
                 topic,
@@ -150,8 +157,14 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
                 transactional_id_prefix=settings.group_id,
                 clock_ms=self._clock_ms,
                 clock_skew=self._clock_skew,
+                is_fit=lambda: fitness is None or fitness.is_fit,
             )
             self._running.append(self._start("owner", self._ownership.run))
+
+    async def _check_state(self) -> None:
+        trouble = None if self._follower is None else self._follower.trouble_of_all
+        if trouble is not None:
+            raise RemoteLogMetadataError(trouble)
 
     def _start(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Starts a task. An exception becomes an alarm, and does not end the other tasks."""

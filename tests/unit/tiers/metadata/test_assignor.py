@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,9 @@ from tiers.metadata.topic.assignor import (
 COUNT = 12
 numbers = st.frozensets(st.integers(0, COUNT - 1))
 record_types = st.frozensets(st.builds(RecordType, st.integers(0, 3000), st.integers(0, 9)))
-subscriptions = st.builds(Subscription, owned=numbers, claims=st.none() | numbers, record_types=record_types)
+subscriptions = st.builds(
+    Subscription, owned=numbers, claims=st.none() | numbers, record_types=record_types, is_fit=st.booleans()
+)
 groups = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), subscriptions, min_size=1, max_size=6)
 
 
@@ -32,6 +36,9 @@ def test_every_partition_has_one_owner_and_shares_are_even(members: dict[str, Su
     given_away = [partition for partitions in assignment.values() for partition in partitions]
     assert len(given_away) == len(set(given_away))
     ordinary = [name for name, member in members.items() if member.claims is None]
+    fit = [name for name in ordinary if members[name].is_fit]
+    assert not fit or not any(assignment[name] for name in ordinary if name not in fit)
+    ordinary = fit or ordinary
     claimed = frozenset[int]().union(*(member.claims or frozenset() for member in members.values()))
     assert set(given_away) == (set(range(COUNT)) if ordinary else claimed)
     shares = [len(assignment[name]) for name in ordinary]
@@ -57,6 +64,26 @@ def test_a_claim_takes_partitions_while_it_lasts() -> None:
     assert during == {"a": [0], "b": [3], "offload": [1, 2]}
 
 
+def test_a_sick_member_is_given_nothing_while_another_one_is_fit() -> None:
+    members = {name: Subscription(frozenset({number})) for number, name in enumerate("abc")}
+    sick = replace(members["a"], is_fit=False)
+    assert assign(3, members | {"a": sick}) == {"a": [], "b": [0, 1], "c": [2]}
+    offload = Subscription(claims=frozenset({1}))
+    assert assign(2, {"a": sick, "offload": offload}) == {"a": [0], "offload": [1]}, "an offload takes no share"
+
+
+def test_if_all_members_are_sick_all_keep_their_share() -> None:
+    members = {name: Subscription(frozenset({number}), is_fit=False) for number, name in enumerate("abc")}
+    assert assign(3, members) == {"a": [0], "b": [1], "c": [2]}
+
+
+def test_a_member_of_a_release_without_fitness_is_fit_and_reads_the_others() -> None:
+    with_fitness = encode_subscription("topic", Subscription(is_fit=False))
+    assert not decode_subscription(with_fitness).is_fit
+    assert decode_subscription(with_fitness[:-2]).is_fit
+    assert decode_subscription(with_fitness + b"later fields") == decode_subscription(with_fitness)
+
+
 @given(subscriptions)
 def test_a_subscription_survives_its_bytes(subscription: Subscription) -> None:
     assert decode_subscription(encode_subscription("topic", subscription)) == subscription
@@ -79,8 +106,9 @@ def test_torn_bytes_are_an_error() -> None:
         with pytest.raises(RemoteLogMetadataError):
             decode_assignment(whole[:length], "topic")
     whole = encode_subscription("topic", Subscription(frozenset({1}), frozenset({2}), known_record_types()))
-    declared_from = len(encode_subscription("topic", Subscription(frozenset({1}), frozenset({2}), frozenset()))) - 4
-    for length in {*range(len(whole))} - {declared_from}:
+    declared_from = len(encode_subscription("topic", Subscription(frozenset({1}), frozenset({2}), frozenset()))) - 6
+    with_record_types = len(whole) - 2
+    for length in {*range(len(whole))} - {declared_from, with_record_types}:
         with pytest.raises(RemoteLogMetadataError):
             decode_subscription(whole[:length])
 

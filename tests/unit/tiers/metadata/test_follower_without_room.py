@@ -71,7 +71,7 @@ async def test_a_full_disk_does_not_hinder_the_closing(
 ) -> None:
     assert await following.poll()
 
-    def full(wall_clock_ms: int) -> None:
+    def full(read_at_ms: object) -> None:
         raise lmdb.DiskError("No space left on device")
 
     monkeypatch.setattr(following.state, "mark_read_to_end", full)

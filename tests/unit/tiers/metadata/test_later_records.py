@@ -50,7 +50,7 @@ def opened(cluster: Cluster, folder: Path, max_age_ms: int | None = A_DAY_MS) ->
         yield following
     finally:
         following.follower.close()
-        state.mark_read_to_end(NOW_MS)
+        state.mark_read_to_end({0: NOW_MS, 1: NOW_MS})
         state.close()
 
 
@@ -134,7 +134,7 @@ def test_a_state_that_a_later_release_kept_is_read_anew(tmp_path: Path) -> None:
     """It has passed what this one must stop at."""
     state = open_state(tmp_path)
     Topic(state).put(segment(1, 0, 9), gap(10, 20))
-    state.mark_read_to_end(NOW_MS)
+    state.mark_read_to_end({0: NOW_MS, 1: NOW_MS})
     state.close()
     state = open_state(tmp_path, max_age_ms=A_DAY_MS)
     assert state.next_offset(0) == 2

@@ -21,7 +21,7 @@ SETTINGS = MetadataTopicSettings("segments", 1)
 
 
 async def fit(request: Any) -> DescribeConfigsResponse:
-    configs = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime", "delete.retention.ms": "1"}
+    configs = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime", "delete.retention.ms": "60000"}
     result = DescribeConfigsResponse.DescribeConfigsResult
     entries = [
         result.DescribeConfigsResourceResult(
@@ -62,7 +62,7 @@ async def test_a_topic_that_somebody_made_a_moment_ago_is_waited_for() -> None:
         client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
         opened = await open_metadata_topic(client, SETTINGS, 30_000)
         await client.close()
-    assert (opened.topic_id, opened.partition_count, opened.delete_retention_ms) == (TOPIC.topic_id, 1, 1)
+    assert (opened.topic_id, opened.partition_count, opened.delete_retention_ms) == (TOPIC.topic_id, 1, 60_000)
     assert len(broker.received(DescribeConfigsRequest)) == 2
 
 

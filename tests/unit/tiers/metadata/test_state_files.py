@@ -110,7 +110,7 @@ def test_a_new_start_keeps_the_keepers_name(state: RemoteLogMetadataStateWriter)
 def test_a_state_that_was_read_in_the_future_is_of_unknown_age(tmp_path: Path, read_at_ms: int, kept: int) -> None:
     state = open_state(tmp_path)
     Topic(state).put(segment(1, 0, 9))
-    state.mark_read_to_end(read_at_ms)
+    state.mark_read_to_end({0: read_at_ms})
     state.close()
     again = open_state(tmp_path, max_age_ms=86_400_000)
     assert len(again.partitions()) == kept
@@ -160,7 +160,7 @@ def test_a_state_whose_topic_diverged_is_kept_however_old_it_is(tmp_path: Path) 
     """What it holds cannot be read again."""
     fill(tmp_path)
     state = open_state(tmp_path)
-    state.mark_diverged(3, "it lost records")
+    state.mark_diverged(0, "it lost records")
     state.close()
     state = open_state(tmp_path, max_age_ms=1)
     assert state.remote_end_offset(PARTITION) == 99

@@ -44,7 +44,7 @@ def test_a_reader_that_died_is_forgotten(tmp_path: Path) -> None:
     died = subprocess.run([sys.executable, "-c", _DYING_READER, str(tmp_path)], check=False)
     assert died.returncode == -signal.SIGKILL
     assert state._env.readers() != before
-    state.mark_read_to_end(0)
+    state.mark_read_to_end({0: 0})
     assert state._env.readers() == before
     state.close()
 

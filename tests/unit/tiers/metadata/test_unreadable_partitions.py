@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from tiers.metadata.topic.unreadable_partitions import UnreadablePartitions
@@ -11,7 +9,7 @@ from tiers.metadata.topic.unreadable_partitions import UnreadablePartitions
 
 def test_all_partitions_give_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    unreadable = UnreadablePartitions(logging.getLogger(__name__), lambda: 0)
+    unreadable = UnreadablePartitions(lambda: 0)
     for number in range(50):
         unreadable.refused(number, 6 if number else 75)
     unreadable.log(lambda number: True)

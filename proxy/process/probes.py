@@ -1,0 +1,79 @@
+"""The probes of a process that runs the RLM tasks: it writes its folders, and uses the store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from prometheus_client import CollectorRegistry
+
+from proxy.config import TidegateConfig
+from tiers.errors import RemoteResourceNotFoundError
+from tiers.fitness import Fitness, FitnessMetrics, Probe
+from tiers.metadata.topic.topic_based import wall_clock_ms
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+_BYTES = b"tidegate probes whether it can write here" * 100
+_STORE_FAILURES = 3
+"""A store may refuse a request now and then, which is no reason to move partitions."""
+
+
+def process_fitness(config: TidegateConfig) -> Fitness:
+    return Fitness(interval_ms=config.remote_log.probe_interval_ms, wall_clock_ms=wall_clock_ms)
+
+
+async def run_probes(
+    stack: AsyncExitStack,
+    config: TidegateConfig,
+    storage: RemoteStorageManager,
+    fitness: Fitness,
+    registry: CollectorRegistry,
+) -> None:
+    """Probes until the stack closes."""
+    registry.register(FitnessMetrics(fitness))
+    # One thread per folder: a disk that hangs holds up no probe of another one.
+    for name, folder in (
+        ("state folder", config.state.path / "metadata"),
+        ("spool folder", config.state.path / "spool"),
+    ):
+        fitness.add(Probe(name, _writes(stack, folder)))
+    fitness.add(Probe("store", _uses(storage), _STORE_FAILURES))
+    tasks = asyncio.TaskGroup()
+    await tasks.__aenter__()
+    stack.push_async_callback(tasks.__aexit__, None, None, None)
+    stack.callback(tasks.create_task(fitness.run(), name="fitness").cancel)
+
+
+def _writes(stack: AsyncExitStack, folder: Path) -> Callable[[], Awaitable[None]]:
+    thread = ThreadPoolExecutor(1, thread_name_prefix="disk-probe")
+    stack.callback(thread.shutdown, wait=False, cancel_futures=True)
+    return lambda: asyncio.get_running_loop().run_in_executor(thread, _write, folder / ".probe")
+
+
+def _write(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("wb") as file:
+            file.write(_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _uses(storage: RemoteStorageManager) -> Callable[[], Awaitable[None]]:
+    key = f".check-{uuid4()}"
+
+    async def use() -> None:
+        await storage.put_object(key, _BYTES)
+        with suppress(RemoteResourceNotFoundError):  # the store may show an object late
+            await storage.get_object(key)
+        await storage.delete_object(key)
+
+    return use

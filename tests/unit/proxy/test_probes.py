@@ -1,0 +1,82 @@
+"""The probes of a process: its folders and its store."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from proxy.config import TidegateConfig
+from proxy.process.probes import process_fitness, run_probes
+from tests.support.tiers.waiting import until
+from tiers.errors import RemoteStorageError
+from tiers.storage.local import LocalRemoteStorageManager
+
+
+class Refusing(LocalRemoteStorageManager):
+    refuses = False
+
+    async def delete_object(self, key: str) -> None:
+        if self.refuses:
+            raise RemoteStorageError("403 Forbidden")
+        await super().delete_object(key)
+
+
+def opened(folder: Path) -> Refusing:
+    (folder / "store").mkdir()
+    return Refusing({"path": str(folder / "store"), "cluster.id": "cluster"})
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TidegateConfig:
+    return TidegateConfig.model_validate(
+        {
+            "upstream": {"bootstrap.servers": ["broker:9092"]},
+            "state": {"path": tmp_path / "state"},
+            "remote.log.manager.probe.interval.ms": 1_000,
+        }
+    )
+
+
+async def test_probes_leave_nothing_behind_and_say_that_all_is_well(config: TidegateConfig, tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    await store.open()
+    registry, fitness = CollectorRegistry(), process_fitness(config)
+    async with AsyncExitStack() as stack:
+        await run_probes(stack, config, store, fitness, registry)
+        await until(lambda: len(fitness._failures) == 3)
+        assert set(fitness._failures.values()) == {0}
+        assert registry.get_sample_value("tidegate_unfit") == 0
+    assert files(tmp_path) == []
+    await store.close()
+
+
+async def test_a_store_that_refuses_this_process_makes_it_unfit(config: TidegateConfig, tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    await store.open()
+    store.refuses = True
+    fitness = process_fitness(config)
+    async with AsyncExitStack() as stack:
+        await run_probes(stack, config, store, fitness, CollectorRegistry())
+        await until(lambda: not fitness.is_fit)
+        assert fitness.reason == "store: 403 Forbidden"
+    await store.close()
+
+
+async def test_a_folder_that_cannot_be_written_makes_it_unfit(config: TidegateConfig, tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    await store.open()
+    config.state.path.mkdir()
+    (config.state.path / "spool").write_text("a file is in its place")
+    fitness = process_fitness(config)
+    async with AsyncExitStack() as stack:
+        await run_probes(stack, config, store, fitness, CollectorRegistry())
+        await until(lambda: not fitness.is_fit)
+        assert str(fitness.reason).startswith("spool folder: ")
+    await store.close()
