@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.support.simulation.__main__ import outcomes
 from tests.support.simulation.faults import KINDS, Fault, plan
 from tests.support.simulation.planted import PLANTED, planted
 from tests.support.simulation.planted_search import search
@@ -17,14 +18,13 @@ from tests.support.simulation.shrinking import report, shortened
 from tests.support.simulation.simulation import Outcome, simulate
 
 BUDGET_S = float(os.environ.get("TIDEGATE_SIMULATION_SECONDS", "45"))
-MAX_SEEDS = 60
+MAX_SEEDS = 200
 
 
 def test_no_seed_violates_a_rule() -> None:
     """Runs as many seeds as fit in the budget, and one at least."""
     end_s = time.perf_counter() + BUDGET_S
-    for seed in range(MAX_SEEDS):
-        outcome = simulate(seed, plan(seed))
+    for outcome in outcomes(range(MAX_SEEDS), 1):
         assert outcome.violation is None, report(shortened(outcome))
         if time.perf_counter() >= end_s:
             break
@@ -35,6 +35,12 @@ def test_two_runs_of_a_seed_are_the_same() -> None:
     assert one.trace == again.trace
     assert one.counts == again.counts
     assert one.trace != simulate(8, plan(8)).trace
+
+
+@pytest.mark.parametrize("seed", [3, 11])
+def test_the_wire_adds_nothing_to_a_run(seed: int) -> None:
+    """Messages are handed over as objects. A run that encodes and decodes all of them is the same."""
+    assert simulate(seed, plan(seed), has_wire=True).trace == simulate(seed, plan(seed)).trace
 
 
 def test_a_run_without_faults_copies_trims_and_reads_both_tiers() -> None:

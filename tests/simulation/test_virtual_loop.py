@@ -18,7 +18,7 @@ from tests.support.simulation.loop import START_S, DeadlockError, VirtualLoop, c
 class Process:
     def __init__(self) -> None:
         self.is_dead = self.is_paused = False
-        self.backlog: deque[asyncio.Handle] = deque()
+        self.backlog: deque[Any] = deque()
         self.graveyard: list[object] = []
 
     def blocking_call(self, executor: object, work: Callable[[], Any]) -> Any:

@@ -14,12 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from tests.support.simulation.environment import never_collect
 from tests.support.simulation.faults import plan
 from tests.support.simulation.shrinking import report, shortened
 from tests.support.simulation.simulation import Outcome, simulate
 
 _SEEDS_PER_PROCESS = 20
-"""Processes are replaced soon, since not everything that a run leaves behind can be collected."""
+"""Processes are replaced soon, since they do not collect what a run leaves behind."""
 _PROGRESS_S = 30.0
 
 
@@ -29,7 +30,8 @@ def run_seed(seed: int) -> Outcome:
 
 def outcomes(seeds: Iterable[int], processes: int, run: Callable[[int], Outcome] = run_seed) -> Iterator[Outcome]:
     """Yields the outcomes in the order of the seeds."""
-    with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=_SEEDS_PER_PROCESS) as pool:
+    context = multiprocessing.get_context("fork")
+    with context.Pool(processes, initializer=never_collect, maxtasksperchild=_SEEDS_PER_PROCESS) as pool:
         yield from pool.imap(run, seeds)
 
 

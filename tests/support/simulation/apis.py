@@ -49,7 +49,7 @@ _OUT_OF_ORDER_SEQUENCE = 45
 _LATEST, _EARLIEST = -1, -2
 _NOTHING = UUID(int=0)
 Answer = Any
-"""A response object, its bytes, or a future of one."""
+"""A response object, or a future of one."""
 
 
 class SimApis:
@@ -59,7 +59,7 @@ class SimApis:
         self.transactions = transactions
         self.on_delete_records: Callable[[SimPartition, SimBroker, int, str], None] = lambda *details: None
         """Called before a deletion with the offset and the client's id."""
-        self._known_metadata: dict[Any, tuple[int, bytes]] = {}
+        self._known_metadata: dict[Any, tuple[int, Any]] = {}
         self._answers: dict[int, Callable[[SimBroker, Any, str], Answer]] = {
             ApiKey.METADATA: self._metadata,
             ApiKey.PRODUCE: self._produce,
@@ -100,13 +100,12 @@ class SimApis:
     # Cluster
 
     def _metadata(self, broker: SimBroker, request: Any, client: str) -> Answer:
-        """Returns the encoded answer, since most requests ask for the same again."""
+        """Most requests ask for the same again."""
         names = None if request.topics is None else tuple((one.name, one.topic_id) for one in request.topics)
-        key = broker.node_id, names, int(request.API_VERSION)
+        key = broker.node_id, names
         known = self._known_metadata.get(key)
         if known is None or known[0] != self.cluster.version:
-            made = self._made_metadata(broker, request)
-            known = self._known_metadata[key] = self.cluster.version, bytes(made.encode(version=request.API_VERSION))
+            known = self._known_metadata[key] = self.cluster.version, self._made_metadata(broker, request)
         return known[1]
 
     def _made_metadata(self, broker: SimBroker, request: Any) -> Any:

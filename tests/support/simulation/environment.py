@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import sys
@@ -14,23 +15,41 @@ from typing import Any
 from unittest.mock import patch
 
 import lmdb
+from kafka.protocol.data_container import DataContainer
 
 from tests.support.simulation.loop import VirtualLoop, current_process
+from tests.support.simulation.network import HandedOverResponses
+from tiers.broker import client
 
 _COLLECTIONS = 5
 WALL_START_MS = 1_700_000_000_000
 
 
+def _fill(message: Any, *arguments: Any, version: int | None = None, **fields: Any) -> None:
+    """Does what `DataContainer.__init__` does for a message that is never encoded."""
+    if arguments or version is not None:
+        _init(message, *arguments, version=version, **fields)
+        return
+    message._version = message.tags = message.unknown_tags = None
+    for name, value in fields.items():
+        setattr(message, name, value)
+
+
+_init: Any = DataContainer.__init__
+
+
 @contextmanager
-def simulated_environment(loop: VirtualLoop, seed: int) -> Iterator[None]:
-    """Within it, `time`, `random`, `os.urandom` and `lmdb.open` are those of the simulation."""
+def simulated_environment(loop: VirtualLoop, seed: int, *, has_wire: bool = False) -> Iterator[None]:
+    """Within it, `time`, `random`, `os.urandom` and `lmdb.open` are those of the simulation.
+
+    Without a wire, kafka-python makes messages that are handed over and never encoded (`Network.has_wire`)."""
     uuids = random.Random(f"{seed}-uuid")
     lmdb_open = lmdb.open
 
     def wall_ns() -> int:
         process: Any = current_process.get()
         offset_ms = 0 if process is None else process.wall_offset_ms
-        return int(loop.time() * 1e9) + (WALL_START_MS + offset_ms) * 1_000_000
+        return int(loop.now_s * 1e9) + (WALL_START_MS + offset_ms) * 1_000_000
 
     def opened(*arguments: Any, **options: Any) -> Any:
         environment = lmdb_open(*arguments, **{**options, "sync": False, "metasync": False})
@@ -44,14 +63,17 @@ def simulated_environment(loop: VirtualLoop, seed: int) -> Iterator[None]:
     was_collecting = gc.isenabled()
     gc.disable()
     patches: list[Any] = [
-        patch.object(time, "monotonic_ns", lambda: int(loop.time() * 1e9)),
-        patch.object(time, "clock_gettime_ns", lambda clock: int(loop.time() * 1e9)),
+        patch.object(time, "monotonic_ns", lambda: int(loop.now_s * 1e9)),
+        patch.object(time, \"clock_gettime_ns\", lambda clock: int(loop.now_s * 1e9)),
         patch.object(time, "monotonic", loop.time),
         patch.object(time, "time_ns", wall_ns),
         patch.object(time, "time", lambda: wall_ns() / 1e9),
         patch.object(os, "urandom", lambda size: uuids.randbytes(size)),
         patch.object(lmdb, "open", opened),
     ]
+    if not has_wire:
+        patches.append(patch.object(client, "ResponseClassRegistry", HandedOverResponses))
+        patches.append(patch.object(DataContainer, "__init__", _fill))
     for one in patches:
         one.start()
     try:
@@ -77,3 +99,13 @@ def unheard_garbage() -> Iterator[None]:
                     break
         finally:
             sys.unraisablehook = hook
+
+
+def never_collect() -> None:
+    """Prepares a process that runs a few seeds and then ends without a last word."""
+    global _COLLECTIONS
+    _COLLECTIONS = 0
+    gc.disable()
+    sys.unraisablehook = lambda unraisable: None
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)

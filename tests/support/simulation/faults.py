@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.support.simulation.process import SimMachine
     from tests.support.simulation.simulation import Simulation
 
-FIRST_S, LAST_S = 5.0, 32.0
+FIRST_S, LAST_S = 4.0, 20.0
 """When faults begin, counted from the start of the run."""
 
 

@@ -40,7 +40,7 @@ class _Group:
     protocol_name: str = ""
     protocol_type: str = ""
     members: dict[str, _Member] = field(default_factory=dict)
-    timer: asyncio.TimerHandle | None = None
+    timer: Any = None
 
 
 class GroupCoordinator:

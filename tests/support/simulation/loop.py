@@ -32,7 +32,7 @@ class LoopProcess(Protocol):
 
     is_dead: bool
     is_paused: bool
-    backlog: deque[asyncio.Handle]
+    backlog: deque[Any]
     """The callbacks that wait until a paused process goes on."""
     graveyard: list[object]
     """The callbacks of a dead process. They are kept, since their coroutines would run `finally` when collected."""
@@ -63,39 +63,58 @@ class NumberedTask(asyncio.Task[Any]):
         return self._number
 
 
+class _Callback:
+    """A callback that waits for its turn, with the interface of `asyncio.TimerHandle` that asyncio itself uses."""
+
+    __slots__ = ("_arguments", "_context", "_is_cancelled", "_work", "process")
+
+    def __init__(self, work: Callable[..., object], arguments: tuple[Any, ...], context: Context) -> None:
+        self._work = work
+        self._arguments = arguments
+        self._context = context
+        self._is_cancelled = False
+        self.process = context.get(current_process)
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        self._work, self._arguments = _nothing, ()
+
+    def cancelled(self) -> bool:
+        return self._is_cancelled
+
+
+def _nothing() -> None:
+    return
+
+
 def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, context: Context | None = None) -> NumberedTask:
     return NumberedTask(coro, loop=loop, context=context)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    _ready: deque[asyncio.Handle]
+    _ready: deque[Any]
     _stopping: bool
 
     def __init__(self) -> None:
         super().__init__()
-        self._now_s = START_S
+        self.now_s = START_S
         self.world = copy_context()
         """The context of the world around the processes."""
         self.callbacks_run = 0
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, _Callback]] = []
         self._timer_numbers = count()
         self._thread_free_s: dict[int, float] = {}
         self.set_task_factory(_make_task)
         self.defect: BaseException | None = None
         """The first exception of a callback of the simulation itself."""
-        self.set_exception_handler(self._note)
-
-    def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if self.defect is None and isinstance(error, Exception) and "handle" in context:
-            self.defect = error
+        self.set_exception_handler(lambda loop, context: None)
 
     def time(self) -> float:
-        return self._now_s
+        return self.now_s
 
     @property
     def now_ms(self) -> int:
-        return int(self._now_s * 1000 + 1e-4)
+        return int(self.now_s * 1000 + 1e-4)
 
     def _process_events(self, event_list: Any) -> None:
         return
@@ -103,47 +122,65 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         return
 
-    def later(self, delay_s: float, work: Callable[..., object], *arguments: Any) -> asyncio.TimerHandle:
+    def later(self, delay_s: float, work: Callable[..., object], *arguments: Any) -> _Callback:
         """Calls `work` in the world after the delay, whatever happens to the process that asked for it."""
-        return self.call_at(self._now_s + delay_s, work, *arguments, context=self.world)
+        return self.call_at(self.now_s + delay_s, work, *arguments, context=self.world)
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> _Callback:
+        made = _Callback(callback, args, copy_context() if context is None else context)
+        self._ready.append(made)
+        return made
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self._timer_numbers), timer))
-        return timer
+    ) -> _Callback:
+        made = _Callback(callback, args, copy_context() if context is None else context)
+        heapq.heappush(self._timers, (when, next(self._timer_numbers), made))
+        return made
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        return
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> _Callback:
+        return self.call_at(self.now_s + delay, callback, *args, context=context)
 
     def _run_once(self) -> None:
+        """Runs callbacks until the loop is stopped."""
         timers, ready = self._timers, self._ready
-        while timers and timers[0][2]._cancelled:
-            heapq.heappop(timers)
-        if not ready and not self._stopping:
-            if not timers:
-                raise DeadlockError(f"nothing can happen any more at {self._now_s:.3f} s")
-            self._now_s = max(self._now_s, timers[0][0])
-        end_s = self._now_s + 1e-7
-        while timers and timers[0][0] < end_s:
-            timer = heapq.heappop(timers)[2]
-            if not timer._cancelled:
-                ready.append(timer)
-        for _ in range(len(ready)):
-            one = ready.popleft()
-            if one._cancelled:
-                continue
-            process = one._context.get(current_process)  # type: ignore[attr-defined]
-            if process is not None:
-                if process.is_dead:
-                    process.graveyard.append(one)
-                    continue
-                if process.is_paused:
-                    process.backlog.append(one)
-                    continue
-            self.callbacks_run += 1
-            one._run()
+        while True:
+            while timers and timers[0][2]._is_cancelled:
+                heapq.heappop(timers)
+            if not ready and not self._stopping:
+                if not timers:
+                    raise DeadlockError(f"nothing can happen any more at {self.now_s:.3f} s")
+                self.now_s = max(self.now_s, timers[0][0])
+            end_s = self.now_s + 1e-7
+            while timers and timers[0][0] < end_s:
+                timer = heapq.heappop(timers)[2]
+                if not timer._is_cancelled:
+                    ready.append(timer)
+            for _ in range(len(ready)):
+                self._run(ready.popleft())
+            if self._stopping:
+                return
+
+    def _run(self, one: _Callback) -> None:
+        if one._is_cancelled:
+            return
+        process = one.process
+        if process is not None:
+            if process.is_dead:
+                process.graveyard.append(one)
+                return
+            if process.is_paused:
+                process.backlog.append(one)
+                return
+        self.callbacks_run += 1
+        try:
+            one._context.run(one._work, *one._arguments)
+        except Exception as error:
+            self.defect = self.defect or error
 
     def close(self) -> None:
         """Forgets everything that was still to come."""
@@ -173,7 +210,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if not future.done():
                     future.set_result(answer)
 
-        at_s = self._now_s + (0 if process is None else process.thread_latency_s())
+        at_s = self.now_s + (0 if process is None else process.thread_latency_s())
         if isinstance(executor, ThreadPoolExecutor) and executor._max_workers == 1:
             at_s = max(at_s, self._thread_free_s.get(id(executor), 0) + 1e-6)
             self._thread_free_s[id(executor)] = at_s

@@ -2,6 +2,9 @@
 
 `SimConnection` has the interface of `BrokerConnection`. A broker serves the requests of one connection one after the
 other. A request that has left arrives, whatever happens to the process that sent it.
+
+Fetch answers are bytes. Other answers are handed over as the objects that kafka-python would decode (`HandedOver`),
+since the wire adds nothing to them but time; `Network.has_wire` encodes and decodes them all the same.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import random
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from protocol.api_keys import ApiKey
 from protocol.header import response_body_position
@@ -25,10 +28,30 @@ from tiers.errors import BrokerError
 _FETCH = int(ApiKey.FETCH)
 
 
+class HandedOver(NamedTuple):
+    """An answer as an object, in the place of its bytes."""
+
+    answer: Any
+
+
+class HandedOverResponses:
+    """Stands in for kafka-python's registry of response classes: it "decodes" what was handed over."""
+
+    @staticmethod
+    def get_response_class(header: Any) -> Any:
+        return HandedOverResponses
+
+    @staticmethod
+    def decode(body: Any, version: int) -> Any:
+        return body.answer
+
+
 class Network:
     """Who reaches whom, and how fast. Processes are known by name."""
 
-    def __init__(self, loop: VirtualLoop, rng: random.Random, cluster: SimCluster, apis: SimApis) -> None:
+    def __init__(
+        self, loop: VirtualLoop, rng: random.Random, cluster: SimCluster, apis: SimApis, *, has_wire: bool = False
+    ) -> None:
         self.loop = loop
         self.rng = rng
         self.cluster = cluster
@@ -39,6 +62,8 @@ class Network:
         self.lost_answers: dict[str, float] = {}
         """By process: how probable it is that a connection breaks instead of bringing an answer."""
         self.requests = 0
+        self.has_wire = has_wire
+        """Whether every answer is encoded and decoded."""
 
     def delay_s(self, name: str, broker: SimBroker) -> float:
         slow_ms = self.slow_ms.get(name, 0) + broker.slow_ms
@@ -89,8 +114,8 @@ class SimConnection:
         self._name = name
         self._broker = broker
         self._incarnation = broker.incarnation
-        self._pending: dict[asyncio.Future[memoryview], None] = {}
-        self._queue: deque[tuple[Any, int, asyncio.Future[memoryview]]] = deque()
+        self._pending: dict[asyncio.Future[Any], None] = {}
+        self._queue: deque[tuple[Any, int, asyncio.Future[Any]]] = deque()
         self._is_busy = False
         self._is_retired = False
         self._heard_at_s = network.loop.time()
@@ -100,27 +125,32 @@ class SimConnection:
         network, loop = self._network, self._network.loop
         if self.is_closed:
             raise BrokerError(f"the connection to {self.address} is closed", retriable=True)
-        answer: asyncio.Future[memoryview] = loop.create_future()
+        answer: asyncio.Future[Any] = loop.create_future()
         self._pending[answer] = None
         message.API_VERSION = version
-        message.with_header(correlation_id=0, client_id=self._name)
-        sent_at_s = loop.time()
+        if network.has_wire:
+            message.with_header(correlation_id=0, client_id=self._name)
+        sent_at_s = loop.now_s
         network.requests += 1
         self._last_arrival_s = max(self._last_arrival_s + 1e-6, sent_at_s + network.delay_s(self._name, self._broker))
         loop.call_at(self._last_arrival_s, self._arrive, message, version, answer, context=loop.world)
+        timer = loop.call_at(sent_at_s + timeout_ms / 1000, self._time_out, answer, sent_at_s, timeout_ms)
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await answer
-        except TimeoutError as error:
-            if self._heard_at_s < sent_at_s:
-                self.abort(f"silent for {timeout_ms} ms")
-            raise BrokerError(f"{self.address} did not answer in {timeout_ms} ms", retriable=True) from error
+            body: memoryview = await answer
+            return body
         finally:
+            timer.cancel()
             self._pending.pop(answer, None)
             if self._is_retired and not self._pending:
                 self.abort("another connection took its place")
 
-    def _arrive(self, message: Any, version: int, answer: asyncio.Future[memoryview]) -> None:
+    def _time_out(self, answer: asyncio.Future[Any], sent_at_s: float, timeout_ms: int) -> None:
+        if self._heard_at_s < sent_at_s:
+            self.abort(f"silent for {timeout_ms} ms")
+        if not answer.done():
+            answer.set_exception(BrokerError(f"{self.address} did not answer in {timeout_ms} ms", retriable=True))
+
+    def _arrive(self, message: Any, version: int, answer: asyncio.Future[Any]) -> None:
         if self._network.is_cut(self._name, self._broker.node_id) or self.is_closed:
             return
         if not self._broker.is_up or self._broker.incarnation != self._incarnation:
@@ -136,6 +166,8 @@ class SimConnection:
         self._is_busy = True
         message, version, answer = self._queue.popleft()
         network = self._network
+        if network.has_wire:
+            message = type(message).decode(message.encode(version=version), version=version)
         served: Any
         if int(message.API_KEY) == _FETCH:
             served = fetch(network.cluster, self._broker, _asked(message, version), 0)
@@ -148,19 +180,18 @@ class SimConnection:
         else:
             self._answered(message, version, answer, served)
 
-    def _answered(self, message: Any, version: int, answer: asyncio.Future[memoryview], served: Any) -> None:
+    def _answered(self, message: Any, version: int, answer: asyncio.Future[Any], served: Any) -> None:
         network = self._network
-        if int(message.API_KEY) == _FETCH:
+        body: Any = HandedOver(served)
+        if isinstance(served, bytes):
             body = memoryview(served)[response_body_position(ApiKey.FETCH, version, served) :]
-        elif isinstance(served, bytes):
-            body = memoryview(served)
-        else:
+        elif network.has_wire:
             body = memoryview(bytes(served.encode(version=version)))
         network.loop.later(network.delay_s(self._name, self._broker), self._deliver, answer, body)
         self._is_busy = False
         self._serve()
 
-    def _deliver(self, answer: asyncio.Future[memoryview], body: memoryview) -> None:
+    def _deliver(self, answer: asyncio.Future[Any], body: Any) -> None:
         network = self._network
         if network.is_cut(self._name, self._broker.node_id):
             return

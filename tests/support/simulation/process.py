@@ -46,7 +46,7 @@ class SimProcess:
         self.folder = folder
         self.is_dead = False
         self.is_paused = False
-        self.backlog: deque[asyncio.Handle] = deque()
+        self.backlog: deque[Any] = deque()
         self.graveyard: list[object] = []
         self.environments: list[lmdb.Environment] = []
         self.tier: RemoteTier | None = None
@@ -85,10 +85,11 @@ class SimProcess:
     async def run(self) -> None:
         machine = self.machine
         bootstrap = [(f"{HOST}{node}", PORT) for node in (1, 2, 3)]
+        config = machine.config(self.folder)
         client = BrokerClient(
             bootstrap,
             client_id=self.name,
-            request_timeout_ms=machine.config(self.folder).upstream.request_timeout_ms,
+            request_timeout_ms=config.upstream.request_timeout_ms,
             connect=machine.network.connector(self.name),
         )
         addresses = ListenerAddresses("proxy", "proxy", 9092, 9100)
@@ -96,7 +97,7 @@ class SimProcess:
         async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
             stack.push_async_callback(client.close)
             await self.topology.wait_for_cluster()
-            parts = ProxyParts(machine.config(self.folder), client, self.topology, group.create_task, self.registry)
+            parts = ProxyParts(config, client, self.topology, group.create_task, self.registry)
             self.tier = await stack.enter_async_context(remote_tier(parts, None))
             following = group.create_task(self.topology.run())
             stack.callback(following.cancel)

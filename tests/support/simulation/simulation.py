@@ -37,12 +37,14 @@ from tests.support.simulation.transactions import TransactionCoordinator
 from tests.support.simulation.workload import Producer
 from tiers.model.ids import TopicIdPartition
 
+_METADATA_MANAGER = "tiers.metadata.topic.topic_based:TopicBasedRemoteLogMetadataManager"
+"""The name of its entry point would be looked for at each start of a process."""
 METADATA_TOPIC = "__remote_log_metadata"
 VISIBLE_AFTER_MS = 3_000
 RECOVERY_S = 90.0
 MAX_CLOCK_SKEW_MS = 60_000
 _ROOT = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-_RETENTIONS_MS = (-1, -1, -1, 25_000)
+_RETENTIONS_MS = (-1, -1, -1, 14_000)
 _RETENTIONS_BYTES = (-1, -1, 9_000)
 
 
@@ -59,7 +61,7 @@ class Outcome:
 
 
 class Simulation:
-    def __init__(self, seed: int, loop: VirtualLoop, root: Path) -> None:
+    def __init__(self, seed: int, loop: VirtualLoop, root: Path, *, has_wire: bool = False) -> None:
         self.seed = seed
         self.loop = loop
         self.rng = random.Random(f"{seed}-world")
@@ -68,7 +70,7 @@ class Simulation:
         self.groups = GroupCoordinator(loop, self.network_rng)
         self.transactions = TransactionCoordinator(loop, self.network_rng, self.cluster)
         self.apis = SimApis(self.cluster, self.groups, self.transactions)
-        self.network = Network(loop, self.network_rng, self.cluster, self.apis)
+        self.network = Network(loop, self.network_rng, self.cluster, self.apis, has_wire=has_wire)
         self.store = SimStore(loop, self.network_rng)
         names = [f"proxy-{number}" for number in range(self.rng.choice((2, 2, 3)))]
         self.oracle = Oracle(
@@ -110,6 +112,7 @@ class Simulation:
             "remote.log.manager.task.interval.ms": rng.choice((1_000, 2_000)),
             "remote.log.manager.task.retry.backoff.ms": 300,
             "remote.log.visible.after.ms": VISIBLE_AFTER_MS,
+            "remote.log.metadata.manager.class.name": _METADATA_MANAGER,
             "remote.log.metadata.topic.num.partitions": 2,
             "remote.log.index.file.cache.total.size.bytes": 0,
             "remote.log.chunk.file.cache.total.size.bytes": 0,
@@ -379,7 +382,7 @@ class Simulation:
                         self.note(f"{machine.name} wrote a record of a later release")
 
     def change_retention(self, size: float) -> None:
-        retention = Retention((-1, 20_000, 30_000)[int(size * 2.999)], -1)
+        retention = Retention((-1, 10_000, 16_000)[int(size * 2.999)], -1)
         topic = self.cluster.topics["orders"]
         topic.configs["retention.ms"], topic.configs["retention.bytes"] = map(str, retention)
         for expected in self.oracle.expected.values():
@@ -399,24 +402,24 @@ def _open_at(batches: Sequence[Any], end: int) -> bool:
     return bool(still_open)
 
 
-def simulate(seed: int, faults: Sequence[Fault], *, is_quiet: bool = True) -> Outcome:
-    """Runs a seed with these faults."""
+def simulate(seed: int, faults: Sequence[Fault], *, is_quiet: bool = True, has_wire: bool = False) -> Outcome:
+    """Runs a seed with these faults. With a wire, every request and answer is encoded and decoded."""
     root = Path(tempfile.mkdtemp(prefix="tidegate-simulation-", dir=_ROOT))
     level = logging.root.manager.disable
     if is_quiet:
         logging.disable(logging.CRITICAL)
     try:
         with unheard_garbage():
-            return _simulate(seed, faults, root)
+            return _simulate(seed, faults, root, has_wire)
     finally:
         logging.disable(level)
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _simulate(seed: int, faults: Sequence[Fault], root: Path) -> Outcome:
+def _simulate(seed: int, faults: Sequence[Fault], root: Path, has_wire: bool) -> Outcome:
     outcome, loop = Outcome(seed, faults), VirtualLoop()
-    with simulated_environment(loop, seed), several_releases():
-        sim = Simulation(seed, loop, root)
+    with simulated_environment(loop, seed, has_wire=has_wire), several_releases():
+        sim = Simulation(seed, loop, root, has_wire=has_wire)
         try:
             loop.run_virtual(sim.run(faults))
         except Exception as error:
