@@ -130,8 +130,8 @@ class OffloadCommitter:
         await self._owned(partition)
         await services.metadata.ensure_fresh(partition, 0, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
-        await one.manifest.check(bounds.log_start_offset)
         log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        await one.manifest.check(bounds, log_start.offset)
         if await one.clamp.run(bounds, log_start.offset):
             bounds = await services.source.bounds(partition, timeout_ms)
         await collect_leftovers(services, partition)

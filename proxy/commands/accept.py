@@ -10,7 +10,8 @@ emptied or restored. In that case an acceptance means that the leader's log is t
 remote records that the leader's log does not have, and they go to quarantine. It copies the leader's log from its
 start.
 
-The acceptance names the partition manifest that the store has now. It is valid only while the store has this manifest.
+The acceptance names what the operator sees: the partition manifest that the store has now, and the leader's log if it
+has another history. It is valid only while the owner finds both the same.
 If the metadata lost records since that manifest was written, it may have lost the topic's total retention as well. So
 the command also records the longest total retention that the manifest or the metadata has.
 
@@ -48,9 +49,14 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager,
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.lineage import accepted_end
 from tiers.tasks.partition_manifest import read_manifest
-from tiers.tasks.stop_check import may_be_stopped, reaches_positions
+from tiers.tasks.stop_check import (
+    AcceptedLog,
+    AcceptedState,
+    may_be_stopped,
+    reaches_positions,
+    state_to_accept,
+)
 
 
 class ReplacedRecords(NamedTuple):
@@ -62,14 +68,14 @@ class ReplacedRecords(NamedTuple):
 
 
 class Acceptance(NamedTuple):
-    """The partition's bounds, the witness of the acceptance, and what the acceptance changes.
+    """The partition's bounds, the state that the operator accepts, and what the acceptance changes.
 
     `replaced` is None unless the leader's log has another history. If `is_needed` is false, the partition has no reason
     to be stopped, and nothing was written. `total` is the total retention that the acceptance records, because the
     metadata may have lost the recorded one; None: it records none."""
 
     bounds: PartitionBounds
-    witness: str
+    state: AcceptedState
     replaced: ReplacedRecords | None
     is_needed: bool
     total: TotalRetention | None = None
@@ -90,13 +96,13 @@ def accept(
     if topic is None or number is None:
         raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
     settings = load_config(config)
-    found, witness, replaced, is_needed, total = run_command(lambda: accept_partition(settings, topic, number, yes))
+    found, state, replaced, is_needed, total = run_command(lambda: accept_partition(settings, topic, number, yes))
     if as_json:
         gaps = [gap._asdict() for gap in found.gaps]
         cut = None if replaced is None else replaced._asdict()
         kept = None if total is None else total.config()
         outcome = {
-            "manifest": witness,
+            "manifest": state.manifest,
             "replaced": cut,
             "total": kept,
             "needed": is_needed,
@@ -141,20 +147,20 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
             ):
                 source = BrokerLogSource(client)
                 found = await partition_bounds(source, cluster, metadata, partition)
-                replaced = None if found.trouble else await replaced_records(source, metadata, partition)
                 cluster_id = storage_cluster_id(config, cluster.cluster_id)
                 manifest = await read_manifest(storage, cluster_id, partition)
-                # If the leader does not answer, only the operator can judge.
-                is_needed = bool(found.trouble or replaced) or await _may_be_stopped(
-                    source, metadata, partition, manifest, cluster_id
-                )
-                witness = witness_of(manifest)
+                if found.trouble:
+                    # The leader does not answer, so the operator alone can judge, and accepts no other log.
+                    state, is_needed = AcceptedState(witness_of(manifest), None), True
+                else:
+                    state, is_needed = await _judged(source, metadata, partition, manifest, cluster_id)
+                replaced = replaced_records(metadata, partition, state.log)
                 total = await _kept_total(metadata, partition, manifest)
                 if write and is_needed:
                     if total is not None:  # first: the owner may expire records as soon as it sees the acceptance
                         await metadata.change_topic_tier_config(partition.topic_id, topic, total.config())
-                    await metadata.accept(partition, witness)
-                return Acceptance(found, witness, replaced, is_needed, total)
+                    await metadata.accept(partition, state.witness)
+                return Acceptance(found, state, replaced, is_needed, total)
 
 
 async def _kept_total(
@@ -175,36 +181,37 @@ async def _kept_total(
     return None if kept == known else kept
 
 
-async def _may_be_stopped(
+async def _judged(
     source: LogSource,
     metadata: RemoteLogMetadataManager,
     partition: TopicIdPartition,
     manifest: bytes | None,
     cluster_id: str,
-) -> bool:
+) -> tuple[AcceptedState, bool]:
+    """Returns the partition's state, and whether it has anything to accept. Raises `BrokerError`."""
     bounds = await source.bounds(partition, TIMEOUT_MS)
     confirmed = await LogStartConfirmation(source, metadata).confirmed(partition, bounds.leader_epoch, TIMEOUT_MS)
-    return await may_be_stopped(source, metadata, partition, bounds, confirmed.offset, manifest, cluster_id, TIMEOUT_MS)
+    log_start = confirmed.offset
+    state = await state_to_accept(source, metadata, partition, bounds, log_start, manifest, TIMEOUT_MS)
+    is_needed = state.log is not None or await may_be_stopped(
+        source, metadata, partition, bounds, log_start, manifest, cluster_id, TIMEOUT_MS
+    )
+    return state, is_needed
 
 
-async def replaced_records(
-    source: LogSource, metadata: RemoteLogMetadataReader, partition: TopicIdPartition
+def replaced_records(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log: AcceptedLog | None
 ) -> ReplacedRecords | None:
-    """Returns the records that the owner cuts off if an operator accepts the leader's log.
+    """Returns the records that the owner cuts off if an operator accepts `log`.
 
-    None: the partition has not diverged.
-
-    Raises `BrokerError`."""
-    bounds = await source.bounds(partition, TIMEOUT_MS)
-    confirmed = await LogStartConfirmation(source, metadata).confirmed(partition, bounds.leader_epoch, TIMEOUT_MS)
-    common = await accepted_end(source, metadata, partition, bounds, confirmed.offset, TIMEOUT_MS)
-    if common is None:
+    None: the partition has not diverged."""
+    if log is None:
         return None
     cut = [
         segment
         for segment in metadata.list_remote_log_segments(partition)
         if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
         and not segment.is_cut_off
-        and segment.valid_end_offset > common.offset
+        and segment.valid_end_offset > log.common_end
     ]
-    return ReplacedRecords(common.offset + 1, len(cut), sum(segment.segment_size_bytes for segment in cut))
+    return ReplacedRecords(log.common_end + 1, len(cut), sum(segment.segment_size_bytes for segment in cut))

@@ -80,17 +80,19 @@ class ListOffsetsHandler:
     def _refused_by_the_broker(self, request: ListOffsetsRequest) -> list[ListOffsetsPartition]:
         """Returns the partitions of topics that may be tiered, at which the request asks for NEXT_LOCAL_TIMESTAMP.
 
-        A topic that was created a moment ago is still unknown here, and only its name tells."""
+        A topic that was created a moment ago is still unknown here. `complete` learns whether it is tiered."""
         if request.has_max_timestamp:
             return []
-        tools = self._tools
-
-        def may_be_tiered(topic: str) -> bool:
-            is_unknown = tools.topology.topic_id(topic) is None
-            return tools.configured.has_rule_for(topic) if is_unknown else self._may_be_tiered(topic)
-
         asked = [each for each in request.partitions if each.timestamp == NEXT_LOCAL_TIMESTAMP]
-        return [each for each in asked if may_be_tiered(each.topic)]
+        return [each for each in asked if self._is_unknown(each.topic) or self._may_be_tiered(each.topic)]
+
+    def _is_unknown(self, topic: str) -> bool:
+        return self._tools.topology.topic_id(topic) is None
+
+    @staticmethod
+    def _was_replaced(request: ListOffsetsRequest, asked: ListOffsetsPartition) -> bool:
+        """Whether the broker was asked for EARLIEST in place of NEXT_LOCAL_TIMESTAMP, which it refuses."""
+        return asked.timestamp == NEXT_LOCAL_TIMESTAMP and not request.has_max_timestamp
 
     async def complete(self, exchange: Exchange, request: ListOffsetsRequest, payload: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.LIST_OFFSETS, request.version, payload)
@@ -159,9 +161,14 @@ class ListOffsetsHandler:
         connection_id: int,
     ) -> ListOffsetsAnswer | None:
         """Returns the answer for one partition. None: the proxy relays the broker's answer."""
-        if asked is None or broker.error_code or asked.timestamp in _BROKERS_OWN:
+        if asked is None or asked.timestamp in _BROKERS_OWN:
             return None
         tools = self._tools
+        if broker.error_code:
+            is_no_topic = broker.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self._is_unknown(asked.topic)
+            if is_no_topic and self._was_replaced(request, asked) and not tools.configured.has_rule_for(asked.topic):
+                return ListOffsetsAnswer(ErrorCode.UNSUPPORTED_VERSION)  # the broker's answer to the question itself
+            return None
         partition = await self._partition(asked.topic, asked.partition, topic_ids)
         remaining_ms = max(1, deadline_ms - tools.clock_ms())
         timeout_ms = min(tools.settings.metadata_timeout_ms, remaining_ms)
@@ -169,7 +176,7 @@ class ListOffsetsHandler:
             return ListOffsetsAnswer(UNAVAILABLE)
         try:
             if not tools.tiered.is_tiered(partition):
-                return await self._of_unknown(request, partition, asked.timestamp, broker.offset, timeout_ms)
+                return await self._of_unknown(request, asked, partition, broker.offset, timeout_ms)
             if asked.timestamp == EARLIEST_TIMESTAMP:
                 return await self._earliest(partition, broker.offset)
             if asked.timestamp == LATEST_TIERED_TIMESTAMP:
@@ -200,8 +207,8 @@ class ListOffsetsHandler:
     async def _of_unknown(
         self,
         request: ListOffsetsRequest,
+        asked: ListOffsetsPartition,
         partition: TopicIdPartition,
-        timestamp: int,
         broker_offset: int,
         timeout_ms: int,
     ) -> ListOffsetsAnswer | None:
@@ -210,20 +217,19 @@ class ListOffsetsHandler:
         If the configuration tiers the topic, remote records may lie below the local log. The broker's answer is then
         true only for a log that begins at offset 0. If it does not tier the topic, the answer to NEXT_LOCAL_TIMESTAMP
         is the broker's own: the version does not have it."""
-        tools = self._tools
-        asks_next_local = request.asks_next_local(timestamp)
+        tools, timestamp = self._tools, asked.timestamp
         if broker_offset == 0 and (timestamp == EARLIEST_TIMESTAMP or timestamp >= 0):
             return None
         if not await tools.configured.is_tiered(partition.topic_id, timeout_ms):
-            was_replaced = asks_next_local and not request.has_max_timestamp
-            return ListOffsetsAnswer(ErrorCode.UNSUPPORTED_VERSION) if was_replaced else None
+            is_refused = self._was_replaced(request, asked)
+            return ListOffsetsAnswer(ErrorCode.UNSUPPORTED_VERSION) if is_refused else None
         if timestamp == EARLIEST_TIMESTAMP:
             return ListOffsetsAnswer(UNAVAILABLE)
         # The question goes to the leader after the broker's answer.
         verified = await tools.bounds.ask(partition, tools.clock_ms() + 1, tools.settings.bounds_timeout_ms)
         if verified.bounds.log_start_offset > 0:
             return ListOffsetsAnswer(UNAVAILABLE)
-        return ListOffsetsAnswer(offset=0) if asks_next_local else None
+        return ListOffsetsAnswer(offset=0) if request.asks_next_local(timestamp) else None
 
     async def _log_start(self, partition: TopicIdPartition, local_log_start: int | None = None) -> ConfirmedLogStart:
         """Returns the recorded log start that holds for the leader. Raises `BrokerError`.

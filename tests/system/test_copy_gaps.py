@@ -75,7 +75,7 @@ class Tasks:
     async def copy(self) -> None:
         """Runs copy rounds until no more records are ready."""
         while True:
-            await self.manifest.check((await self.bounds()).log_start_offset)
+            await self.manifest.check(await self.bounds(), (await self.log_start()).offset)
             await collect_leftovers(self.services, self.partition)
             bounds, log_start = await self.bounds(), await self.log_start()
             await self.copying.finish_removed(bounds)

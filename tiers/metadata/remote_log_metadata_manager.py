@@ -159,9 +159,10 @@ class RemoteLogMetadataReader(Protocol):
     def acceptance(self, partition: TopicIdPartition) -> str | None:
         """Returns the witness with which an operator accepted the partition, or None.
 
-        The witness names a partition manifest (`witness_of`). The operator accepts the records that the metadata and
-        the brokers know as all that is left. The acceptance counts only while the store has this manifest. Otherwise it
-        may be an old acceptance, whose end was lost. So only the owner, which asks the store, may act on it."""
+        The witness names the state that the operator saw (`AcceptedState`). The operator accepts the records that the
+        metadata and the brokers know as all that is left. The acceptance counts only while the owner finds that state.
+        Otherwise it may be an old acceptance, whose end was lost. So only the owner, which asks the store and the
+        leader, may act on it. A manager keeps the witness as it is."""
 
     def is_diverged(self, partition: TopicIdPartition) -> bool:
         """Returns whether the owner found a leader with another history, and the divergence has not ended since.

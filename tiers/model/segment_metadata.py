@@ -230,7 +230,7 @@ class OperatorAcceptanceUpdate:
     writer: str
     event_timestamp_ms: int
     witness: str
-    """The store's partition manifest when the operator accepted, as `witness_of` names it."""
+    """The state that the operator accepted, as `AcceptedState` names it."""
 
 
 @dataclass(frozen=True, slots=True)

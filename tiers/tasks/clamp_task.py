@@ -18,6 +18,7 @@ from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogClampUpdate
 from tiers.tasks.lineage import check_history, clamp_end, surviving_end
 from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.stop_check import AcceptedLog
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
@@ -59,11 +60,14 @@ class RLMClampTask:
             common = await clamp_end(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         except LogDivergedError:
             await self._record_divergence(is_diverged=True)
-            if not self._manifest.is_accepted:
-                raise
             common = await surviving_end(
                 services.source, services.metadata, partition, bounds.log_start_offset, timeout_ms
             )
+            if not self._manifest.accepts(AcceptedLog(common.offset, bounds.leader_epoch)):
+                raise
+            # In one leader epoch all answers are those of the log that the operator accepted.
+            if (await services.source.bounds(partition, timeout_ms)).leader_epoch != bounds.leader_epoch:
+                raise
             services.require_ownership(partition)
             # The trims and log starts of the other history say nothing any more. After a crash right here, the recorded
             # divergence keeps the next round from taking the leader's log for one that an unclean election cut.
@@ -85,12 +89,14 @@ class RLMClampTask:
         return True
 
     async def _record_divergence(self, *, is_diverged: bool) -> None:
-        if is_diverged == self._services.metadata.is_diverged(self._partition):
+        is_recorded = is_diverged == self._services.metadata.is_diverged(self._partition)
+        if is_recorded and not is_diverged:
             return
         self._services.require_ownership(self._partition)
         try:
-            await self._services.metadata.put_log_divergence(self._partition, is_diverged=is_diverged)
-            self._services.checkpoint("divergence-recorded" if is_diverged else "divergence-ended")
+            if not is_recorded:
+                await self._services.metadata.put_log_divergence(self._partition, is_diverged=is_diverged)
+                self._services.checkpoint("divergence-recorded" if is_diverged else "divergence-ended")
             if is_diverged and not self._manifest.is_accepted:
                 # The partition stops now. `rebuild` must know of the divergence too, or it would take it for a gap.
                 # An acceptance names the manifest, so an accepted divergence does not change the manifest.

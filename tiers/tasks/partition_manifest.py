@@ -8,9 +8,10 @@ The manifest is also a witness (docs/design.md, safety rule 5). The metadata los
 segment that the metadata does not know, or names a position that the metadata topic does not reach any more. Then the
 owner stops the partition. It does not rewrite the manifest, since `rebuild` needs it.
 
-An operator may accept what the metadata knows. The acceptance names the manifest that the store had then, and counts
-only while the store has it. The owner writes another manifest before it ends an acceptance. So an acceptance has no
-effect if it comes back because the metadata topic lost the record of its end.
+An operator may accept what the metadata knows. The acceptance names the manifest that the store had then, and the
+leader's log if it had another history than the copied records. It counts only while both are the same
+(`AcceptedState`). The owner writes another manifest before it ends an acceptance. So an acceptance has no effect if it
+comes back because the metadata topic lost the record of its end.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ from tiers.metadata.partition_manifest import (
 )
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.copy_attempts import unfinished_segments
+from tiers.tasks.stop_check import AcceptedLog, AcceptedState, state_to_accept
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
@@ -153,7 +156,7 @@ class PartitionManifestTask:
         """The manifest that this owner found in the store or wrote; None: it found no readable one."""
         self._stored_witness = witness_of(None)
         self._is_unreadable = False
-        self._is_accepted = False
+        self._accepted: AcceptedState | None = None
         self._is_written_since_accepted = False
         self._is_checked = False
         self._local_log_start = 0
@@ -169,14 +172,22 @@ class PartitionManifestTask:
     @property
     def is_accepted(self) -> bool:
         """Whether an operator accepts the known records as all that is left. `check` has judged that for this round."""
-        return self._is_accepted
+        return self._accepted is not None
 
-    async def check(self, local_log_start: int) -> None:
+    def accepts(self, log: AcceptedLog) -> bool:
+        """Whether an operator accepts this log of a leader, which has another history than the copied records."""
+        return self._accepted is not None and self._accepted.log == log
+
+    async def check(self, bounds: LocalLogBounds | None, log_start: int | None = None) -> None:
         """Checks the metadata against the manifest, once per ownership, before the owner processes the partition.
 
-        In every round it judges the operator's acceptance, if there is one. Raises `MetadataLostError` when the
-        metadata lost records, and the errors of the store and the brokers."""
-        await self._judge_acceptance()
+        `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. In every round the
+        method judges the operator's acceptance, if there is one. `bounds` None: the caller does not process the
+        partition's log, and an acceptance does not count for it. Raises `MetadataLostError` when the metadata lost
+        records, and the errors of the store and the brokers."""
+        local_log_start = 0 if bounds is None else bounds.log_start_offset
+        if bounds is not None:
+            await self._judge_acceptance(bounds, log_start)
         if self._is_checked:
             return
         try:
@@ -184,7 +195,7 @@ class PartitionManifestTask:
             self._stored, self._stored_witness = self._decoded(stored), witness_of(stored)
         except RemoteLogMetadataError as error:
             self._is_unreadable = True
-            if self._services.metadata.remote_end_offset(self._partition) is None and not self._is_accepted:
+            if self._services.metadata.remote_end_offset(self._partition) is None and not self.is_accepted:
                 raise MetadataLostError(f"{self._partition} has no metadata, and {error}: {_WAY_BACK}") from error
             logger.error(
                 "a partition manifest cannot be read: it does not count as a witness, and is replaced",
@@ -193,7 +204,7 @@ class PartitionManifestTask:
         if not (self._stored or self._is_unreadable or self._services.metadata.is_known(self._partition)):
             # The manifest is written before the first record. So metadata without a manifest means a lost manifest.
             await self._put(manifest_of(self._services.metadata, self._services.cluster_id, self._partition))
-        if self._is_accepted:
+        if self.is_accepted:
             await self._keep_leftovers(local_log_start)
         elif self._stored is not None:
             await self._refuse_to_forget(self._stored)
@@ -236,14 +247,14 @@ class PartitionManifestTask:
 
     async def end_acceptance(self) -> None:
         """Ends the acceptance after the round that continued because of it. Raises the store's errors."""
-        if not self._is_accepted:
+        if not self.is_accepted:
             return
         services, partition = self._services, self._partition
         if not self._is_written_since_accepted:
             # Its position, at least, differs from that of the manifest that the operator accepted.
             await self._put(manifest_of(services.metadata, services.cluster_id, partition))
         await services.metadata.end_acceptance(partition)
-        self._is_accepted = False
+        self._accepted = None
 
     async def run(self) -> None:
         """Writes the manifest if its content changed. Does not raise the store's errors: see `is_written`."""
@@ -278,7 +289,7 @@ class PartitionManifestTask:
         """Whether the tiers met when this ownership began, or a recorded gap has the offsets between them."""
         metadata, partition = self._services.metadata, self._partition
         remote_end = metadata.remote_end_offset(partition)
-        if remote_end is None or self._local_log_start <= remote_end + 1 or self._is_accepted:
+        if remote_end is None or self._local_log_start <= remote_end + 1 or self.is_accepted:
             return True
         return metadata.gap_at(partition, remote_end + 1) is not None
 
@@ -335,22 +346,28 @@ class PartitionManifestTask:
             raise RemoteLogMetadataError("the manifest belongs to another partition or cluster")
         return manifest
 
-    async def _judge_acceptance(self) -> None:
-        """Decides whether the recorded acceptance counts. Costs one GET while an acceptance is recorded.
+    async def _judge_acceptance(self, bounds: LocalLogBounds, log_start: int | None) -> None:
+        """Decides whether the recorded acceptance counts, and ends it if the operator saw another state.
 
-        Ends an acceptance of another manifest than the store has."""
-        self._is_accepted = self._is_written_since_accepted = False
-        accepted = self._services.metadata.acceptance(self._partition)
-        if accepted is None:
+        Costs one GET and requests to the leader while an acceptance is recorded."""
+        self._accepted, self._is_written_since_accepted = None, False
+        services, partition = self._services, self._partition
+        witness = services.metadata.acceptance(partition)
+        if witness is None:
             return
-        if accepted == witness_of(await self._fetch()):
-            self._is_accepted = True
+        accepted, stored = AcceptedState.of_witness(witness), await self._fetch()
+        timeout_ms = services.settings.request_timeout_ms
+        found = await state_to_accept(
+            services.source, services.metadata, partition, bounds, log_start, stored, timeout_ms
+        )
+        if accepted.covers(found, bounds.leader_epoch):
+            self._accepted = accepted
             return
-        await self._services.metadata.end_acceptance(self._partition)
+        await services.metadata.end_acceptance(partition)
         logger.warning(
-            "an operator accepted another partition manifest than the store has now: the acceptance ends without"
-            " effect; check what is missing, and accept again",
-            extra={"partition": str(self._partition), "accepted": accepted},
+            "an operator accepted another state than the owner finds: the acceptance ends without effect; check what"
+            " is missing, and accept again",
+            extra={"partition": str(partition), "accepted": accepted.witness, "found": found.witness},
         )
 
     async def _refuse_to_forget(self, manifest: PartitionManifest) -> None:

@@ -407,8 +407,8 @@ class RemoteLogManager:
         self._watch(managed, bounds)
         managed.copy.observe(policy, bounds)
         await managed.uncopied.run(policy, bounds, managed.copy.lag_bytes)
-        await managed.manifest.check(bounds.log_start_offset)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        await managed.manifest.check(bounds, log_start.offset)
         if await managed.clamp.run(bounds, log_start.offset):
             managed.copy.start_over()
             bounds = await services.source.bounds(partition, timeout_ms)

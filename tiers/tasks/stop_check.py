@@ -1,21 +1,81 @@
-"""Checks, without writing, whether the owner may have stopped a partition, so that an operator has something to accept.
+"""What an operator accepts of a stopped partition (`AcceptedState`), and whether there is anything to accept.
 
-The owner's own checks (`PartitionManifestTask`, `LogGapTask`, `lineage`) write, and need the ownership. The check here
-only reads. It is stricter than the owner: if it finds no reason, the owner has none either. It may find a reason where
-the owner goes on, for example while a copy finishes.
+An acceptance concerns the state that the operator saw: the partition manifest, and the leader's log if it has another
+history than the copied records (docs/design.md, safety rule 5). The owner compares both with what it finds.
+
+`may_be_stopped` checks, without writing, whether the owner may have stopped a partition. The owner's own checks
+(`PartitionManifestTask`, `LogGapTask`, `lineage`) write, and need the ownership. The check here is stricter than the
+owner: if it finds no reason, the owner has none either. It may find a reason where the owner goes on, for example while
+a copy finishes.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple, Self
+
 from tiers.errors import LogDivergedError, RemoteLogMetadataError
-from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest, witness_of
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager, RemoteLogMetadataReader
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
 from tiers.model.log_start import LogGap
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import unfinished_segments
-from tiers.tasks.lineage import check_history
+from tiers.tasks.lineage import accepted_end, check_history
+
+
+class AcceptedLog(NamedTuple):
+    """A leader's log that has another history than the copied records.
+
+    `common_end` is the last offset that it surely shares with them; -1: it shares none."""
+
+    common_end: int
+    leader_epoch: int
+
+
+class AcceptedState(NamedTuple):
+    """`manifest` is the `witness_of` the stored partition manifest. `log` is None unless the partition has diverged."""
+
+    manifest: str
+    log: AcceptedLog | None
+
+    @property
+    def witness(self) -> str:
+        """The form in which the metadata records an acceptance."""
+        return self.manifest if self.log is None else f"{self.manifest} {self.log.common_end} {self.log.leader_epoch}"
+
+    @classmethod
+    def of_witness(cls, witness: str) -> Self:
+        manifest, *log = witness.split(" ")
+        return cls(manifest, AcceptedLog(*map(int, log)) if log else None)
+
+    def covers(self, found: AcceptedState, leader_epoch: int) -> bool:
+        """Returns whether an acceptance of this state counts for the state that the owner finds.
+
+        `leader_epoch` is the leader's. An owner may have died after it had cut off the replaced records. The state has
+        no divergence then, and the leader is still the one whose log the operator accepted."""
+        if self.manifest != found.manifest:
+            return False
+        return self.log == found.log or (
+            found.log is None and self.log is not None and self.log.leader_epoch == leader_epoch
+        )
+
+
+async def state_to_accept(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    log_start: int | None,
+    stored_manifest: bytes | None,
+    timeout_ms: int,
+) -> AcceptedState:
+    """Returns the state of a partition as the command and the owner see it. The arguments are as in `may_be_stopped`.
+
+    Raises `BrokerError`."""
+    common = await accepted_end(source, metadata, partition, bounds, log_start, timeout_ms)
+    log = None if common is None else AcceptedLog(common.offset, bounds.leader_epoch)
+    return AcceptedState(witness_of(stored_manifest), log)
 
 
 async def may_be_stopped(

@@ -64,7 +64,7 @@ def simulated_environment(loop: VirtualLoop, seed: int, *, has_wire: bool = Fals
     gc.disable()
     patches: list[Any] = [
         patch.object(time, "monotonic_ns", lambda: int(loop.now_s * 1e9)),
-        patch.object(time, \"clock_gettime_ns\", lambda clock: int(loop.now_s * 1e9)),
+        patch.object(time, "clock_gettime_ns", lambda clock: int(loop.now_s * 1e9)),
         patch.object(time, "monotonic", loop.time),
         patch.object(time, "time_ns", wall_ns),
         patch.object(time, "time", lambda: wall_ns() / 1e9),

@@ -116,9 +116,13 @@ class Workbench:
 
     async def write_manifest(self) -> None:
         """As a round does after copying."""
-        bounds = await self.log.bounds(PARTITION, 1000)
-        await self.manifest_task.check(bounds.log_start_offset)
+        await self.check_manifest()
         await self.manifest_task.run()
+
+    async def check_manifest(self) -> None:
+        """As a round does before all else."""
+        log_start = await self.log_start()
+        await self.manifest_task.check(await self.log.bounds(PARTITION, 1000), log_start.offset)
 
     async def accept(self) -> None:
         """As an operator does, with the manifest that the store has now. The owner judges it in its next round."""

@@ -1,4 +1,4 @@
-"""What an acceptance is bound to: the partition manifest that the store has at that moment."""
+"""An acceptance names the state that the operator sees: the stored partition manifest, and a diverged leader's log."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, TotalRetention, r
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import witness_of
 from tiers.tasks.partition_manifest import read_manifest
+from tiers.tasks.stop_check import AcceptedState
 
 CONFIG = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
 BOUNDS = PartitionBounds(PARTITION.topic, PARTITION.partition)
@@ -41,24 +42,21 @@ def opened(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
     async def partition_bounds(*args: Any) -> PartitionBounds:
         return BOUNDS
 
-    async def replaced_records(*args: Any) -> None: ...
-
-    async def may_be_stopped(*args: Any) -> bool:
-        return True
+    async def judged(source: Any, metadata: Any, partition: Any, manifest: bytes | None, cluster_id: str) -> Any:
+        return AcceptedState(witness_of(manifest), None), True
 
     monkeypatch.setattr(accept, "tiered_cluster", giving((None, cluster)))
     monkeypatch.setattr(accept, "open_storage", giving(bench.storage))
     monkeypatch.setattr(accept, "metadata_to_now", giving(bench.rlmm))
     monkeypatch.setattr(accept, "partition_bounds", partition_bounds)
-    monkeypatch.setattr(accept, "replaced_records", replaced_records)
-    monkeypatch.setattr(accept, "_may_be_stopped", may_be_stopped)
+    monkeypatch.setattr(accept, "_judged", judged)
     monkeypatch.setattr(accept, "BrokerLogSource", lambda client: None)
 
 
 async def accepted(write: bool = True) -> str:
     done = await accept.accept_partition(CONFIG, PARTITION.topic, PARTITION.partition, write)
     assert (done.bounds, done.replaced, done.is_needed) == (BOUNDS, None, True)
-    return done.witness
+    return done.state.witness
 
 
 async def test_an_acceptance_names_the_manifest_that_the_store_has(bench: CommandBench) -> None:
@@ -106,10 +104,10 @@ async def test_without_yes_nothing_is_written(bench: CommandBench) -> None:
 def test_a_partition_that_is_not_stopped_has_nothing_to_accept(
     bench: CommandBench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    async def may_be_stopped(*args: Any) -> bool:
-        return False
+    async def judged(*args: Any) -> tuple[AcceptedState, bool]:
+        return AcceptedState("none", None), False
 
-    monkeypatch.setattr(accept, "_may_be_stopped", may_be_stopped)
+    monkeypatch.setattr(accept, "_judged", judged)
     path = tmp_path / "tidegate.toml"
     path.write_text('[upstream]\nbootstrap.servers = "localhost:1"\n')
     target = f"{PARTITION.topic}:{PARTITION.partition}"

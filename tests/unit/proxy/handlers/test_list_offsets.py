@@ -86,10 +86,16 @@ class Bench:
         epoch: int = 5,
         error_code: int = 0,
         topic: str = "orders",
+        is_new: bool = False,
     ) -> ListOffsetsResponsePartition:
-        """`offset`, `timestamp`, `epoch` and `error_code` are the broker's answer."""
+        """`offset`, `timestamp`, `epoch` and `error_code` are the broker's answer.
+
+        `is_new`: the proxy does not know the topic when the request arrives."""
         exchange = FakeExchange(self.cluster, request_frame(version, asked, topic))
+        topics = self.cluster.topics
+        self.cluster.topics = {} if is_new else topics
         action, state = self.handler.on_request(exchange)
+        self.cluster.topics = topics
         assert isinstance(action, Forward)
         self.forwarded = action.frame
         payload = response_payload(version, offset, timestamp, epoch, error_code, topic)
@@ -310,14 +316,29 @@ async def test_the_next_local_offset_is_behind_the_remote_end(bench: Bench, vers
     assert bench.handler.on_request(exchange) == (Forward(exchange.request.frame), None)
 
 
-async def test_a_topic_that_the_proxy_does_not_know_yet_is_judged_by_its_name(tmp_path: Path) -> None:
+async def test_the_proxy_learns_whether_an_unknown_topic_is_tiered(bench: Bench) -> None:
+    """No rule of the settings file names the topic: `kafka-configs` alone tiered it."""
+    assert found(await bench.ask(6, NEXT_LOCAL, offset=4, is_new=True)) == (0, -1, 4, -1)
+    assert bench.forwarded == request_frame(6, EARLIEST)
+    bench.cluster.topics["plain"] = UUID(int=3)
+    refused = (ErrorCode.UNSUPPORTED_VERSION, -1, -1, -1)
+    assert found(await bench.ask(6, NEXT_LOCAL, offset=0, topic="plain", is_new=True)) == refused
+
+
+@pytest.mark.parametrize(
+    ("topic", "error"),
+    [("new-topic", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), ("no-topic", ErrorCode.UNSUPPORTED_VERSION)],
+)
+async def test_a_topic_unknown_to_proxy_and_broker_is_judged_by_its_name(
+    tmp_path: Path, topic: str, error: ErrorCode
+) -> None:
+    """The file tiers `new-topic`, which may have been created a moment ago: the client tries again."""
     settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
     async with bench_of(tmp_path, settings, TopicConfig(pattern="new*")) as bench:
-        for topic, forwarded in (("new-topic", EARLIEST), ("other", NEXT_LOCAL), ("__new", NEXT_LOCAL)):
-            exchange = FakeExchange(bench.cluster, request_frame(6, NEXT_LOCAL, topic))
-            action, _ = bench.handler.on_request(exchange)
-            assert isinstance(action, Forward)
-            assert action.frame == request_frame(6, forwarded, topic)
+        no_topic = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        answer = await bench.ask(6, NEXT_LOCAL, offset=-1, error_code=no_topic, topic=topic)
+        assert answer.error_code == error
+        assert (await bench.ask(6, EARLIEST, offset=-1, error_code=no_topic, topic=topic)).error_code == no_topic
 
 
 async def test_metadata_that_knows_no_segment_tells_the_next_local_offset_at_zero_alone(tmp_path: Path) -> None:

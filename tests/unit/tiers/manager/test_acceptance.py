@@ -144,5 +144,5 @@ async def test_an_acceptance_that_comes_back_has_no_effect(site: Site, caplog: p
             await site.process.manager.round()
     assert site.process.metadata.acceptance(PARTITION) is None
     assert await site.process.store.get_object(KEY) != manifest
-    said = [line for line in caplog.records if "accepted another partition manifest" in line.getMessage()]
+    said = [line for line in caplog.records if "accepted another state" in line.getMessage()]
     assert len(said) == 1

@@ -9,20 +9,28 @@ from pathlib import Path
 import pytest
 
 from protocol.records.record_batch import iterate_batches
-from proxy.commands.accept import replaced_records
+from proxy.commands.accept import ReplacedRecords, replaced_records
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.metadata_log import MetadataLog
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
-from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
-from tiers.metadata.partition_manifest import decode_partition_manifest, witness_of
-from tiers.model.log_source import EpochEndOffset
+from tiers.errors import (
+    LogDivergedError,
+    OwnershipLostError,
+    RemoteLogMetadataNotReadyError,
+    RetriableRemoteStorageError,
+)
+from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.model.log_source import EpochEndOffset, LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.remote_log_reader import RemoteReadRequest, monotonic_ms
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.lineage import NOTHING_IN_COMMON, check_before_deletion, surviving_end
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.stop_check import AcceptedState, state_to_accept
 
 KEEPS_LITTLE = replace(POLICY, local_retention_bytes=500, segment_ms=0)
 OLD_END = 200
@@ -66,9 +74,18 @@ class Tier:
         self.produce(end_offset)
 
     async def accept(self) -> None:
-        """As an operator does, with the manifest that the store has now."""
+        """As an operator does, with the state that the command shows now."""
+        await self.process.metadata.accept(PARTITION, (await self.state()).witness)
+
+    async def state(self) -> AcceptedState:
         manifest = await self.process.store.get_object(partition_manifest_key("cluster", PARTITION))
-        await self.process.metadata.accept(PARTITION, witness_of(manifest))
+        bounds = await self.log.bounds(PARTITION, 1000)
+        metadata = self.process.metadata
+        log_start = await LogStartConfirmation(self.log, metadata).confirmed(PARTITION, bounds.leader_epoch, 1000)
+        return await state_to_accept(self.log, metadata, PARTITION, bounds, log_start.offset, manifest, 1000)
+
+    async def replaced(self) -> ReplacedRecords | None:
+        return replaced_records(self.process.metadata, PARTITION, (await self.state()).log)
 
     async def stops(self) -> None:
         before = self.stored()
@@ -187,16 +204,16 @@ async def test_a_leader_with_the_copied_records_ends_a_divergence(tier: Tier) ->
 @pytest.mark.parametrize("log_start", [0, 50, 250])
 async def test_the_command_shows_what_an_acceptance_cuts_off(tier: Tier, log_start: int) -> None:
     metadata = tier.process.metadata
-    assert await replaced_records(tier.log, metadata, PARTITION) is None
+    assert await tier.replaced() is None
     segments = list(metadata.list_remote_log_segments(PARTITION))
     await tier.empty(log_start=log_start)
     await metadata.put_log_divergence(PARTITION, is_diverged=True)
     expected = 0, len(segments), sum(one.segment_size_bytes for one in segments)
-    assert await replaced_records(tier.log, metadata, PARTITION) == expected
+    assert await tier.replaced() == expected
     await tier.accept()
     await tier.rounds(1)
     assert sum(one.is_cut_off for one in metadata.list_remote_log_segments(PARTITION)) == len(segments)
-    assert await replaced_records(tier.log, metadata, PARTITION) is None
+    assert await tier.replaced() is None
 
 
 @pytest.mark.parametrize("log_start", [0, 50, 250])
@@ -262,6 +279,55 @@ async def test_an_owner_that_dies_meanwhile_leaves_the_next_one_the_same_work(
     assert tier.process.metadata.earliest_offset(PARTITION) == 50
 
 
+async def test_an_acceptance_covers_no_divergence_that_came_later(tier: Tier, caplog: pytest.LogCaptureFixture) -> None:
+    """The operator saw no divergence, or the log of another leader."""
+    await tier.accept()
+    await tier.empty()
+    await tier.stops()
+    assert tier.process.metadata.acceptance(PARTITION) is None
+    await tier.accept()
+    await tier.empty(leader_epoch=4)
+    await tier.stops()
+    await tier.accept()
+    tier.produce(400)
+    await tier.rounds()
+    assert await tier.read(0) == tier.log.records
+    said = [line for line in caplog.records if "accepted another state" in line.getMessage()]
+    assert len(said) == 2
+
+
+async def test_an_acceptance_covers_no_leader_that_comes_after_its_check(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader changes between the check of the acceptance and the cut."""
+    await tier.empty()
+    await tier.stops()
+    await tier.accept()
+    check, next_epochs = PartitionManifestTask.check, [4]
+
+    async def check_and_elect(task: PartitionManifestTask, bounds: LocalLogBounds, log_start: int | None) -> None:
+        await check(task, bounds, log_start)
+        tier.log.leader_epoch = next_epochs.pop() if next_epochs else tier.log.leader_epoch
+
+    monkeypatch.setattr(PartitionManifestTask, "check", check_and_elect)
+    await tier.stops()
+
+
+async def test_the_manifest_names_a_divergence_after_a_failure_of_the_store(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def put_object(key: str, data: bytes) -> None:
+        raise RetriableRemoteStorageError("503")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(tier.process.store, "put_object", put_object)
+        await tier.empty()
+        await tier.stops()
+    await tier.stops()
+    stored = await tier.process.store.get_object(partition_manifest_key("cluster", PARTITION))
+    assert decode_partition_manifest(stored).is_diverged
+
+
 async def test_what_both_histories_share_stays(tier: Tier) -> None:
     """A broker was restored from an older copy: its log ends below what was trimmed."""
     trimmed = tier.process.metadata.local_log_start(PARTITION)
@@ -290,7 +356,7 @@ async def test_a_log_start_of_a_history_that_was_given_up_never_counts_again(tie
     with pytest.raises(LogDivergedError):
         await tier.rounds(1)
     await tier.accept()
-    for leader_epoch in (1, 4, 5, 6):
+    for leader_epoch in (0, 1, 4, 5, 6):
         tier.log.leader_epoch = leader_epoch
         tier.produce(tier.log.end_offset + 60)
         await tier.rounds()

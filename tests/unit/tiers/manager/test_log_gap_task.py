@@ -208,13 +208,13 @@ async def test_a_gap_of_the_first_round_after_a_rebuild_is_recorded(bench: Workb
     old = replace(manifest, position=manifest.position._replace(topic_id=UUID(int=8)))
     await bench.store.put_object(KEY, encode_partition_manifest(old))
     bench.restart()
-    await bench.manifest_task.check(120)
+    await bench.check_manifest()
     with pytest.raises(MetadataLostError, match="is another one"):
         await copy_start(bench)
     plan = PartitionPlan(PARTITION, has_manifest=True)
     await write_manifests(bench.store, manifests_of([plan], bench.metadata, "cluster"))
     bench.restart()
-    await bench.manifest_task.check(120)
+    await bench.check_manifest()
     assert await until_recorded(bench) == 120
 
 
@@ -272,7 +272,7 @@ async def test_an_operator_accepts_a_gap_that_no_witness_knows(bench: Workbench)
     with pytest.raises(MetadataLostError):
         await copy_start(bench)
     await bench.accept()
-    await bench.manifest_task.check(120)
+    await bench.check_manifest()
     assert await copy_start(bench) == 120
     assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)]
     assert bench.metadata.local_log_start(PARTITION) == (90, 0)
@@ -284,7 +284,7 @@ async def test_an_acceptance_of_another_manifest_accepts_no_gap(bench: Workbench
     bench.metadata.is_position_confirmed = False
     await bench.metadata.accept(PARTITION, witness_of(b"an earlier manifest"))
     for _ in range(2):
-        await bench.manifest_task.check(120)
+        await bench.check_manifest()
         with pytest.raises(MetadataLostError):
             await copy_start(bench)
     assert bench.metadata.gaps(PARTITION) == []

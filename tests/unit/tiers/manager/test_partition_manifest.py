@@ -72,7 +72,7 @@ class Manifests:
     async def round(self) -> list[str]:
         """What the end of a round asks the store."""
         before = len(self.storage.asked)
-        await self.task.check(self.bench.log.log_start_offset)
+        await self.task.check(await self.bench.log.bounds(PARTITION, 1000), None)
         await self.task.run()
         return [one.split()[0] for one in self.storage.asked[before:]]
 
@@ -212,10 +212,10 @@ async def test_tier_settings_that_lost_records_stop_the_partition(manifests: Man
     """The settings may be in another metadata partition than the segments, which lost nothing."""
     third, metadata = TopicIdPartition(PARTITION.topic_id, 3, "orders"), manifests.bench.metadata
     await metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "9"})
-    await PartitionManifestTask(manifests.services, third).check(0)
+    await PartitionManifestTask(manifests.services, third).check(None)
     metadata.unconfirmed.add(PARTITION)
     with pytest.raises(MetadataLostError, match="the metadata of orders-0 reached"):
-        await PartitionManifestTask(manifests.services, third).check(0)
+        await PartitionManifestTask(manifests.services, third).check(None)
 
 
 async def test_the_position_in_another_metadata_topic_says_nothing(
@@ -469,7 +469,7 @@ async def test_what_was_deleted_as_it_should_be_may_be_forgotten(manifests: Mani
 async def test_an_ownership_costs_one_look_at_the_manifest(manifests: Manifests) -> None:
     await copied(manifests.bench)
     for _ in range(2):
-        await manifests.task.check(0)
+        await manifests.task.check(await manifests.bench.log.bounds(PARTITION, 1000), None)
     assert len(manifests.storage.asked) == 1
 
 
