@@ -35,7 +35,12 @@ _HALF = 0.5
 
 
 async def retention_problems(config: TidegateConfig, client: BrokerClient) -> list[str]:
-    """Returns the problems of all tiered topics, one line each."""
+    """Returns the problems of all tiered topics, one line each.
+
+    Returns none with another metadata manager than the topic-based one: only the running proxy can read the recorded
+    totals then, and raises the alarms."""
+    if not config.remote_log.is_topic_based:
+        return []
     try:
         async with AsyncExitStack() as stack:
             cluster = await client.metadata_naming(config.remote_log.metadata_topic, TIMEOUT_MS)

@@ -306,6 +306,7 @@ async def test_what_was_read_is_confirmed_while_the_topic_has_it(
     position = manager.position(partition)
     assert position.next_offset > before.next_offset
     assert position.topic_id == before.topic_id
+    assert manager.metadata_topic_id() in (None, position.topic_id)
     assert position.leader_epoch >= 0
     assert await manager.confirms(partition, position, TIMEOUT_MS)
 

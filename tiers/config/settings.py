@@ -9,9 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, get_args
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from tiers.metadata.topic.metadata_topic import DEFAULT_PARTITION_COUNT, DEFAULT_TOPIC_NAME, MetadataTopicSettings
 from tiers.quota import DEFAULT_WINDOW_NUM, DEFAULT_WINDOW_SIZE_MS, QuotaWindow
@@ -72,6 +82,15 @@ class Section(BaseModel):
             return values
         whole = {key: value for key, value in values.items() if key in cls.subsections}
         return {**flatten({key: value for key, value in values.items() if key not in whole}), **whole}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_boolean(cls, value: object, info: ValidationInfo) -> object:
+        """Refuses a boolean in the place of a number, which Python would read as 0 or 1."""
+        annotation = cls.model_fields[info.field_name].annotation if info.field_name else None
+        if isinstance(value, bool) and int in (annotation, *get_args(annotation)):
+            raise ValueError("expected a number, not a boolean")
+        return value
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -109,7 +109,7 @@ class TierConfig(BaseModel):
     @classmethod
     def keys_of(cls, section: str) -> list[str]:
         fields = own_fields(cls.section_models[section])
-        names = [key_of(name, field) for name, field in fields.items()]
+        names = [key for name, field in fields.items() if not (key := key_of(name, field)).endswith("*")]
         return names if section else [*names, *cls.keys_at_top(), STORAGE_MANAGER]
 
     @classmethod

@@ -136,11 +136,12 @@ def check_tier_config(
     """Checks the change of a topic's own settings from `before` to `after`. Raises `InvalidTierConfigError`.
 
     `broker` has the values that the topic will have for the keys of `BROKER_DEFAULTS`."""
-    retention = _brokers_retention(broker)
-    if retention is not None and after.get(DELETE_ON_DISABLE) != "true":
+    retention, is_tiered = _brokers_retention(broker), is_enabled(rule, after)
+    deletes_remote_log = not is_tiered and after.get(DELETE_ON_DISABLE) == "true"
+    if retention is not None and not deletes_remote_log:
         _check_removal(before, after, retention)
-    if not is_enabled(rule, after):
-        if is_enabled(rule, before) and after.get(DELETE_ON_DISABLE) != "true":
+    if not is_tiered:
+        if is_enabled(rule, before) and not deletes_remote_log:
             raise InvalidTierConfigError(
                 "It is invalid to disable remote storage without deleting remote data. "
                 "If you want to keep the remote data and turn to read only, please set "

@@ -284,6 +284,9 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
     def owns(self, partition: TopicIdPartition) -> bool:
         return self._fresh_at_ms is not None and self._trouble is None and self._log.is_held()
 
+    def metadata_topic_id(self) -> None:
+        return None
+
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         if self._identity is None:
             raise RemoteLogMetadataNotReadyError("the metadata manager is not open")

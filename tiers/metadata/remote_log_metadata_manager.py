@@ -63,7 +63,9 @@ from tiers.model.stored_segment import StoredSegment
 
 
 class MetadataPosition(NamedTuple):
-    """A position in a metadata partition: the next offset, and the leader epoch of the last batch before it."""
+    """A position in a metadata partition: the next offset, and the leader epoch of the last batch before it.
+
+    If the metadata is not in a topic, `topic_id` identifies the log that has it."""
 
     topic_id: UUID
     leader_epoch: int
@@ -284,6 +286,11 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
 
     async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
         """Records that no broker knows the topic from now on, or that a broker knows it again."""
+
+    def metadata_topic_id(self) -> UUID | None:
+        """Returns the id of the metadata topic; None if the metadata is not in a topic of the cluster.
+
+        While no broker knows the metadata topic by this id, the owners delete no missing topic."""
 
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         """How far this process has read the metadata partition of `partition`."""

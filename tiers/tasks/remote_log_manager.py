@@ -468,8 +468,11 @@ class RemoteLogManager:
         services, policy, now_ms = self._services, managed.policy, self._services.clock_ms()
         if managed.lso != bounds.last_stable_offset or bounds.last_stable_offset == bounds.high_watermark:
             managed.lso, managed.lso_since_ms = bounds.last_stable_offset, now_ms
+        # While nothing may expire, the broker's own retention still removes records that are not copied.
+        broker = policy.broker_retention
+        retention_ms = policy.retention_ms if broker is None or policy.recorded_total.is_set else broker.ms
         raised = {
-            "copy-lag": 0 <= policy.retention_ms < 2 * managed.copy.behind_ms,
+            "copy-lag": 0 <= retention_ms < 2 * managed.copy.behind_ms,
             "stuck-lso": now_ms - managed.lso_since_ms >= services.settings.stuck_lso_alarm_ms,
         }
         for reason, is_raised in raised.items():

@@ -4,7 +4,8 @@
   topic that is only missing from a listing may be one that the proxy is not authorized to see any more.
 * A gone topic is deleted only if its deletion is proved, or if it was missing for days (`MissingTopics`).
 * The owners delete nothing when no broker knows the metadata topic by the id under which it was read. The metadata then
-  belongs to another cluster than the brokers, or to another time.
+  belongs to another cluster than the brokers, or to another time. A metadata manager without a topic gives no such
+  witness.
 * The tier settings of the topic are removed too.
 * The manifest calls every segment dead before the first one is deleted, so that `rebuild` does not restore any. The
   manifest is deleted last: as long as the store refuses a deletion, it stays.
@@ -129,9 +130,11 @@ class TopicDeletionTask:
     async def _gone(self, partitions: Collection[TopicIdPartition]) -> set[UUID]:
         """Returns the ids of the topics that no broker knows."""
         services = self._services
-        metadata_topic_id = services.metadata.position(next(iter(partitions))).topic_id
-        topic_ids = {each.topic_id for each in partitions}
-        gone = await self._existence.gone(topic_ids | {metadata_topic_id}, services.settings.request_timeout_ms)
+        metadata_topic_id = services.metadata.metadata_topic_id()
+        asked = {each.topic_id for each in partitions}
+        if metadata_topic_id is not None:
+            asked.add(metadata_topic_id)
+        gone = await self._existence.gone(asked, services.settings.request_timeout_ms)
         if metadata_topic_id in gone:
             raise RemoteLogMetadataError(f"no broker knows the metadata topic by its id {metadata_topic_id}")
         return gone

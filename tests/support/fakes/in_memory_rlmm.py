@@ -63,6 +63,8 @@ class InMemoryRemoteLogMetadataManager:
     diverged: set[TopicIdPartition] = field(default_factory=set)
     deleted_topics: set[UUID] = field(default_factory=set)
     missing: dict[UUID, int] = field(default_factory=dict)
+    topic_id: UUID | None = IN_MEMORY_TOPIC_ID
+    """None: as a manager whose metadata is not in a topic of the cluster."""
     is_position_confirmed: bool = True
     unconfirmed: set[TopicIdPartition] = field(default_factory=set)
     """The partitions whose metadata lost records, while that of all others did not."""
@@ -372,6 +374,9 @@ class InMemoryRemoteLogMetadataManager:
             self.missing.setdefault(topic_id, self.wall_clock_ms())
         else:
             self.missing.pop(topic_id, None)
+
+    def metadata_topic_id(self) -> UUID | None:
+        return self.topic_id
 
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         return MetadataPosition(IN_MEMORY_TOPIC_ID, 0, self.written)

@@ -130,6 +130,9 @@ class FollowingMetadataManager(RecordBackedMetadataManager):
     async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
         return 0
 
+    def metadata_topic_id(self) -> UUID:
+        return _IDENTITY.topic_id
+
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         return MetadataPosition(_IDENTITY.topic_id, 0, self._state.next_offset(0))
 

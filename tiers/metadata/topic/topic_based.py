@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient, monotonic_ms
@@ -286,6 +287,9 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
         written = await self._tier_configs.write(self.topic, metadata_partition, read_to_end, record, timeout_ms)
         if written is not None:
             await self.follower.read_past(metadata_partition, written, timeout_ms)
+
+    def metadata_topic_id(self) -> UUID:
+        return self.topic.topic_id
 
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         return self.follower.metadata_position(self.metadata_partition(partition))

@@ -101,6 +101,8 @@ class LocalIndexFiles:
         if not count:
             raise CorruptSegmentError(f"{files.path(OFFSET_INDEX)}: the offset index has no entry")
         last = _read(files.path(OFFSET_INDEX), (count - 1) * ENTRY_BYTES, ENTRY_BYTES)
+        if len(last) < ENTRY_BYTES:  # the writer has begun the set anew meanwhile
+            raise CorruptSegmentError(f"{files.path(OFFSET_INDEX)}: the offset index became shorter")
         files.last_offset = base_offset + _OFFSET_ENTRY.unpack(last)[0]
         return files
 

@@ -11,6 +11,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.config.total_retention import Retention
 from tiers.errors import BrokerError, LogDivergedError, MetadataLostError, RemoteLogError, RetriableRemoteStorageError
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -286,6 +287,14 @@ async def test_a_transaction_that_hangs_is_an_alarm_once(running: Running) -> No
 
 async def test_copying_that_falls_behind_the_retention_is_an_alarm(running: Running) -> None:
     policy = replace(POLICY, partition_count=1, retention_ms=40, segment_bytes=1 << 20)
+    running.topics.policies = {policy.topic_id: policy}
+    async with running.run():
+        await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") == 1)
+
+
+async def test_copying_that_falls_behind_alarms_while_nothing_expires(running: Running) -> None:
+    """The file's total differs, or the brokers disagree. The broker goes on removing records by its own retention."""
+    policy = replace(POLICY, partition_count=1, broker_retention=Retention(40, -1), segment_bytes=1 << 20)
     running.topics.policies = {policy.topic_id: policy}
     async with running.run():
         await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") == 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import cast
 from uuid import UUID
@@ -22,6 +23,11 @@ from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition
+
+
+class EmptyCluster:
+    async def gone(self, topic_ids: Iterable[UUID], timeout_ms: int) -> set[UUID]:
+        return set(topic_ids)
 
 
 @pytest.fixture
@@ -49,6 +55,16 @@ async def test_a_deleted_topic_leaves_nothing_after_the_delay(copied: Workbench)
     assert copied.steps[:2] == ["partition-marked", "partition-deletion-started"]
     assert copied.metadata.deletions[PARTITION] is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
     assert await task.run() == 0
+
+
+async def test_a_deleted_topic_goes_without_a_metadata_topic_too(copied: Workbench) -> None:
+    """The brokers know no topic at all. The metadata is in a database."""
+    copied.metadata.topic_id = None
+    task = TopicDeletionTask(copied.services, EmptyCluster())
+    assert await task.run() == 0
+    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
+    assert await task.run() == 1
+    assert await copied.objects() == []
 
 
 async def test_a_topic_that_is_seen_again_starts_the_delay_again(copied: Workbench) -> None:

@@ -124,7 +124,7 @@ SHORTER = {"retention.ms": "60000", "retention.bytes": "100"}
         ({RETENTION_MINUTES: "-1", RETENTION_BYTES: "-1"}, SHORTER),
     ],
 )
-@pytest.mark.parametrize("tiered", [ON, {}])
+@pytest.mark.parametrize("tiered", [ON, {}, ON | {DELETE_ON_DISABLE: "true"}])
 def test_a_total_is_not_removed_while_the_brokers_is_shorter(
     before: dict[str, str], broker: dict[str, str], tiered: dict[str, str]
 ) -> None:

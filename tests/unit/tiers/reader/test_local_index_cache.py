@@ -15,6 +15,7 @@ from tiers.config.settings import RemoteLogConfig
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.local_index_cache import LocalIndexCache, SharedIndexFiles
+from tiers.segment.indexes import local_index_files
 from tiers.segment.indexes.local_index_files import LOG_INDEX, OFFSET_INDEX, SUFFIXES, TIME_INDEX, append_to
 from tiers.segment.segment_encryption import KeyRing
 
@@ -375,3 +376,24 @@ def test_readers_of_a_set_that_begins_anew_are_never_wrong(bench: Bench) -> None
         for each in readers:
             each.result()
     assert shared_holds(SharedIndexFiles(bench.folder), attempts[-1])
+
+
+def test_a_set_that_begins_anew_while_a_reader_opens_it_is_a_miss(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The offset index becomes shorter after the reader has seen its size."""
+    cache, first, second = bench.cache(roll_ms=0), segment_object(0), segment_object(0, chunks=1, uuid=7)
+    put(cache, first)
+    read = local_index_files._read
+    anew = iter([lambda: put(cache, second)])
+
+    def read_after(path: Path, position: int, size: int | None) -> bytes:
+        next(anew, lambda: None)()
+        return read(path, position, size)
+
+    monkeypatch.setattr(local_index_files, "_read", read_after)
+    shared = SharedIndexFiles(bench.folder)
+    assert shared.get(first[0]) is None
+    found = shared.get(second[0])
+    assert found is not None
+    assert contents(found[0], second[0]) == expected(second)
