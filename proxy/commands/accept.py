@@ -49,7 +49,6 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager,
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.partition_manifest import read_manifest
 from tiers.tasks.stop_check import (
     AcceptedLog,
     AcceptedState,
@@ -57,6 +56,7 @@ from tiers.tasks.stop_check import (
     reaches_positions,
     state_to_accept,
 )
+from tiers.tasks.stored_manifest import read_manifest
 
 
 class ReplacedRecords(NamedTuple):

@@ -314,7 +314,7 @@ async def test_an_acceptance_covers_no_leader_that_comes_after_its_check(
 async def test_the_manifest_names_a_divergence_after_a_failure_of_the_store(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def put_object(key: str, data: bytes) -> None:
+    async def put_object(key: str, data: bytes, if_match: object = None) -> None:
         raise RetriableRemoteStorageError("503")
 
     with monkeypatch.context() as failing:
