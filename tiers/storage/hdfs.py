@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.storage.activity import note_progress
 from tiers.storage.child_storage import ChildStorageManager
 from tiers.storage.file_system import DEFAULTS, FileSystemRemoteStorageManager
 from tiers.storage.remote_storage_manager import StoredObject
@@ -58,8 +59,8 @@ class HdfsRemoteStorageManager(ChildStorageManager):
 
     The required settings are `url` (hdfs://host:port or hdfs://nameservice), `path` (absolute) and `cluster.id`.
     Optional are `config.dir` (the folder of Hadoop's XML files), `kerberos.principal`, `kerberos.keytab`, `replication`
-    (by default the cluster's), `threads` (16), `timeout.ms` (30000), and `copy.timeout.ms` (600000), the deadline for a
-    whole segment."""
+    (by default the cluster's), `threads` (16), and `timeout.ms` (30000), the time without progress after which a call
+    ends."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         super().__init__(in_this_process, settings)
@@ -147,6 +148,7 @@ class HdfsFiles:
             for piece in reader.read_range_stream(start, length):
                 buffer[position : position + len(piece)] = piece
                 position += len(piece)
+                note_progress()
         if position != length or len(buffer) != length:
             raise RetriableRemoteStorageError(f"{self.name}/{path}: only {position} of {length} bytes arrived")
         return memoryview(buffer)
