@@ -31,7 +31,7 @@ from tiers.metadata.record_log import MetadataManagerContext
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.quota import RateQuota
-from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
+from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.failed_deletions import FailedDeletions
 from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
@@ -65,6 +65,7 @@ async def open_storage(
         store = create_storage(config.storage, cluster_id or "")
     except ValueError as error:
         raise RemoteTierError(f"[storage] {name}: {error}") from error
+    registry.register(WriteCircuitMetrics(store.write_breakers))
     storage = InstrumentedRemoteStorageManager(store, name, RemoteStorageMetrics(registry))
     stack.push_async_callback(storage.close)
     await _opened(f"the store {name}", storage.open)

@@ -8,13 +8,14 @@
 * *Home* is the store of `[storage]` itself. It holds the segments for which no location was chosen, those from before
   locations were configured, and the small objects.
 * An unfinished copy has no record. Its objects are deleted in every location.
+* Each location has a circuit breaker for writes. While it is open, copies, deletions and small objects fail at once.
 * The choice is a function of the segment's uuid, so a repeated copy goes to the same location.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -25,6 +26,7 @@ from tiers.errors import (
     SomeStoresInTroubleError,
 )
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.circuit_breaker import CircuitBreakers, loop_ms
 from tiers.storage.object_key import parse_segment_key
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
@@ -87,7 +89,12 @@ class LocatedRemoteStorageManager:
 
     Without locations it only passes calls to `home`, but still raises for a segment that is recorded elsewhere."""
 
-    def __init__(self, home: RemoteStorageManager, locations: Sequence[StorageLocation] = ()) -> None:
+    def __init__(
+        self,
+        home: RemoteStorageManager,
+        locations: Sequence[StorageLocation] = (),
+        clock_ms: Callable[[], int] = loop_ms,
+    ) -> None:
         """Raises `ValueError` for invalid names and for names that occur twice."""
         self._home = home
         self._locations = locations
@@ -96,6 +103,7 @@ class LocatedRemoteStorageManager:
             if check_location_name(location.name) in self._places:
                 raise ValueError(f"two locations are called {location.name!r}")
             self._places[location.name] = location.storage
+        self.write_breakers = CircuitBreakers(clock_ms, counts_cancelled=False)
 
     async def open(self) -> None:
         for name, place in self._different_places():
@@ -113,28 +121,31 @@ class LocatedRemoteStorageManager:
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         name = self._choose(metadata)
-        inner = await self._places[name].copy_log_segment_data(metadata, data)
+        with self.write_breakers.of(name):
+            inner = await self._places[name].copy_log_segment_data(metadata, data)
         return encode_location(name, inner) if self._locations else inner
 
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
-        place, metadata = self._place_of(metadata)
+        _, place, metadata = self._place_of(metadata)
         return await place.fetch_log_segment(metadata, start_position, end_position)
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
-        place, metadata = self._place_of(metadata)
+        _, place, metadata = self._place_of(metadata)
         return await place.fetch_indexes(metadata)
 
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
         if metadata.custom_metadata is not None:
-            place, metadata = self._place_of(metadata)
-            return await place.delete_log_segment_data(metadata)
+            name, place, metadata = self._place_of(metadata)
+            with self.write_breakers.of(name):
+                return await place.delete_log_segment_data(metadata)
         deleted: list[bool] = []
         troubles: list[RemoteStorageError] = []
         for name, place in self._different_places():
             try:
-                deleted.append(await place.delete_log_segment_data(metadata))
+                with self.write_breakers.of(name):
+                    deleted.append(await place.delete_log_segment_data(metadata))
             except RemoteStorageError as error:
                 troubles.append(_named(name, error))
         if troubles and deleted and troubles[0].retriable:
@@ -145,7 +156,7 @@ class LocatedRemoteStorageManager:
 
     def place_of(self, metadata: RemoteLogSegmentMetadata) -> RemoteStorageManager:
         """Returns the store that is recorded for the segment."""
-        return self._place_of(metadata)[0]
+        return self._place_of(metadata)[1]
 
     async def probe(self) -> Sequence[StoreFeatures]:
         """Probes every store, also after one failed. Raises the first error."""
@@ -161,7 +172,8 @@ class LocatedRemoteStorageManager:
         return found
 
     async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
-        return await self._home.put_object(key, data, if_match)
+        with self.write_breakers.of(HOME):
+            return await self._home.put_object(key, data, if_match)
 
     async def get_versioned(self, key: str) -> VersionedObject:
         return await self._home.get_versioned(key)
@@ -182,7 +194,8 @@ class LocatedRemoteStorageManager:
             raise
 
     async def delete_object(self, key: str) -> None:
-        await self._home.delete_object(key)
+        with self.write_breakers.of(HOME):
+            await self._home.delete_object(key)
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         """Yields the objects, location by location. The `custom_metadata` of each object names its location."""
@@ -227,7 +240,9 @@ class LocatedRemoteStorageManager:
                 return each.name
         return HOME
 
-    def _place_of(self, metadata: RemoteLogSegmentMetadata) -> tuple[RemoteStorageManager, RemoteLogSegmentMetadata]:
+    def _place_of(
+        self, metadata: RemoteLogSegmentMetadata
+    ) -> tuple[str, RemoteStorageManager, RemoteLogSegmentMetadata]:
         name, inner = decode_location(metadata.custom_metadata)
         place = self._places.get(name)
         if place is None:
@@ -236,7 +251,7 @@ class LocatedRemoteStorageManager:
                 f"segment {metadata.segment_id.id} is stored in location {name!r}, which is not configured: "
                 f"add [[storage.locations]] with that name (configured: {known})"
             )
-        return place, replace(metadata, custom_metadata=inner)
+        return name, place, replace(metadata, custom_metadata=inner)
 
 
 def _named(name: str, error: RemoteStorageError) -> RemoteStorageError:

@@ -19,6 +19,7 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
 from tiers.errors import (
+    CircuitOpenError,
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RetriableRemoteStorageError,
@@ -251,3 +252,30 @@ def test_a_recorded_choice_reads_back(name: str, inner: bytes | None) -> None:
 @given(st.binary(max_size=40).filter(lambda data: not data.startswith(b"TGL\x01")))
 def test_custom_metadata_of_a_store_without_locations_is_its_own(data: bytes) -> None:
     assert decode_location(data) == (HOME, data)
+
+
+async def test_writes_to_a_location_in_trouble_fail_at_once_and_the_others_go_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    async with stores(root, EAST, WEST) as storage:
+
+        async def refuse(self: object, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+            asked.append("east")
+            raise RetriableRemoteStorageError("503")
+
+        one, _ = segment(root)
+        east = storage.place_of(replace(one, custom_metadata=encode_location("east", None)))
+        monkeypatch.setattr(east, "copy_log_segment_data", refuse.__get__(east))
+        failed: list[type[Exception]] = []
+        while CircuitOpenError not in failed:
+            try:
+                await copied(storage, root)
+            except RetriableRemoteStorageError as error:
+                failed.append(type(error))
+        assert len(asked) == len(failed) - 1
+        assert storage.write_breakers.open_locations == ["east"]
+        in_west = replace(one, custom_metadata=encode_location("west", None))
+        assert await storage.delete_log_segment_data(in_west)
+        with pytest.raises(CircuitOpenError):
+            await storage.delete_log_segment_data(replace(one, custom_metadata=encode_location("east", None)))
