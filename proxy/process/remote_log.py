@@ -16,6 +16,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
+from proxy.process.store_probe import StoreProbe
 from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
@@ -38,7 +39,7 @@ from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_disable import RemoteDisableTask
 from tiers.tasks.remote_log_manager import RemoteLogManager
-from tiers.tasks.task_services import LocalIndexWriter, RemoteLogManagerSettings, TaskServices
+from tiers.tasks.task_services import LocalIndexWriter, RemoteLogManagerSettings, TaskServices, wall_clock_ms
 from tiers.tasks.tiered_topics import TieredTopics
 from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
@@ -140,6 +141,8 @@ async def run_remote_log_manager(
     stack.push_async_callback(tasks.__aexit__, None, None, None)
     stack.callback(manager.stop)
     tasks.create_task(run())
+    probing = tasks.create_task(StoreProbe(storage, registry, monotonic_ms, wall_clock_ms).run())
+    stack.callback(probing.cancel)
 
 
 async def _opened(

@@ -148,7 +148,7 @@ class ArrowFiles:
         info = self._files.get_file_info(self._path(path))
         return int(info.size) if info.type == fs.FileType.File else None
 
-    def write(self, path: str, pieces: Iterator[bytes]) -> None:
+    def write(self, path: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
         if not self.shows_on_close:
             self._make_parent(path)
         with self._files.open_output_stream(self._path(path), compression=None) as stream:

@@ -66,8 +66,10 @@ class BlockingFileSystem(Protocol):
     def size(self, path: str) -> int | None:
         """Returns the size of the file in bytes; None when there is no such file."""
 
-    def write(self, path: str, pieces: Iterator[bytes]) -> None:
-        """Writes a file and replaces an existing one. If `pieces` raises, a partial or whole file may remain."""
+    def write(self, path: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
+        """Writes a file durably and replaces an existing one. `pieces` have `size_bytes` bytes together.
+
+        If `pieces` raises, a partial or whole file may remain."""
 
     def move(self, source: str, target: str, *, replace: bool) -> None:
         """Moves a file atomically. Called only if `shows_on_close` is false.
@@ -199,7 +201,7 @@ class FileSystemRemoteStorageManager:
         path = _checked(key)
 
         def put(call: Call[None]) -> None:
-            self._write(call, path, "object", lambda: _one_piece(call, data), replace=True)
+            self._write(call, path, len(data), "object", lambda: _one_piece(call, data), replace=True)
 
         await self._run(put, writes=True)
         return None
@@ -267,7 +269,7 @@ class FileSystemRemoteStorageManager:
         found = self._files.size(path)
         if found is None:
             try:
-                self._write(call, path, attempt, pieces, replace=False)
+                self._write(call, path, size_bytes, attempt, pieces, replace=False)
             except FileExistsError:
                 found = self._files.size(path)
         if found is not None and found != size_bytes:
@@ -276,13 +278,20 @@ class FileSystemRemoteStorageManager:
             )
 
     def _write(
-        self, call: Call[Any], path: str, attempt: str, pieces: Callable[[], Iterator[bytes]], *, replace: bool
+        self,
+        call: Call[Any],
+        path: str,
+        size_bytes: int,
+        attempt: str,
+        pieces: Callable[[], Iterator[bytes]],
+        *,
+        replace: bool,
     ) -> None:
         if self._files.shows_on_close:
-            self._write_or_undo(path, pieces)
+            self._write_or_undo(path, size_bytes, pieces)
             return
         temporary = f"{_TEMPORARY}/{attempt}.{uuid.uuid4()}"
-        self._write_or_undo(temporary, pieces)
+        self._write_or_undo(temporary, size_bytes, pieces)
         try:
             call.check()
             self._files.move(temporary, path, replace=replace)
@@ -290,9 +299,9 @@ class FileSystemRemoteStorageManager:
             self._undo(temporary)
             raise
 
-    def _write_or_undo(self, path: str, pieces: Callable[[], Iterator[bytes]]) -> None:
+    def _write_or_undo(self, path: str, size_bytes: int, pieces: Callable[[], Iterator[bytes]]) -> None:
         try:
-            self._files.write(path, pieces())
+            self._files.write(path, size_bytes, pieces())
         except BaseException:
             self._undo(path)
             raise

@@ -55,7 +55,7 @@ class StallingFiles:
         file = self._folder / path
         return file.stat().st_size if file.is_file() else None
 
-    def write(self, path: str, pieces: Iterator[bytes]) -> None:
+    def write(self, path: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
         file = self._folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb", buffering=0) as opened:
