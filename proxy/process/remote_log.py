@@ -1,8 +1,8 @@
 """Composes the remote log of a process: its store, its metadata, and the tasks that copy, trim and expire.
 
 Every process opens the store. The process that maintains the metadata's state also runs the tasks. A store or metadata
-topic that is unusable ends the start, because an operator must repair it. If the cluster or the store only cannot be
-reached, the process tries again.
+topic that is unusable ends the start, because an operator must repair it. If the cluster only cannot be reached, the
+process tries again. A store that is down delays nothing: it is opened when it is needed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ async def open_storage(
     registry.register(WriteCircuitMetrics(store.write_breakers))
     storage = InstrumentedRemoteStorageManager(store, name, RemoteStorageMetrics(registry))
     stack.push_async_callback(storage.close)
-    await _opened(f"the store {name}", storage.open)
+    try:
+        await store.open_or_later()
+    except RemoteLogError as error:
+        raise RemoteTierError(f"the store {name}: {error}") from error
     return storage
 
 

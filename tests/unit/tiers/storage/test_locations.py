@@ -40,12 +40,16 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@asynccontextmanager
-async def stores(root: Path, *locations: Mapping[str, Any]) -> AsyncIterator[LocatedRemoteStorageManager]:
+def made(root: Path, *locations: Mapping[str, Any]) -> LocatedRemoteStorageManager:
     """Home, and what is listed: names of folders, with whatever else is said of them."""
     sections = [{"path": str(root / one["name"]), **one} for one in locations]
     config = {"implementation": "local", "path": str(root / "home"), "locations": sections}
-    storage = create_storage(StorageConfig.model_validate(config), "c")
+    return create_storage(StorageConfig.model_validate(config), "c")
+
+
+@asynccontextmanager
+async def stores(root: Path, *locations: Mapping[str, Any]) -> AsyncIterator[LocatedRemoteStorageManager]:
+    storage = made(root, *locations)
     await storage.open()
     yield storage
     await storage.close()
@@ -279,3 +283,45 @@ async def test_writes_to_a_location_in_trouble_fail_at_once_and_the_others_go_on
         assert await storage.delete_log_segment_data(in_west)
         with pytest.raises(CircuitOpenError):
             await storage.delete_log_segment_data(replace(one, custom_metadata=encode_location("east", None)))
+
+
+async def test_a_store_that_is_down_at_the_start_is_opened_when_it_is_needed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = made(root, EAST)
+    now = [0]
+    monkeypatch.setattr(storage, "_clock_ms", lambda: now[0])
+    one, _ = segment(root)
+    in_east = replace(one, custom_metadata=encode_location("east", None))
+    east = storage.place_of(in_east)
+    opens, attempts = east.open, 0
+
+    async def down() -> None:
+        nonlocal attempts
+        attempts += 1
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(east, "open", down)
+    await storage.open_or_later()
+    await storage.put_object("manifest.json", b"{}")
+    for _ in range(3):
+        with pytest.raises(RetriableRemoteStorageError, match="503"):
+            await storage.fetch_indexes(in_east)
+    assert attempts == 1  # one attempt a second
+    now[0] = 1000
+    with pytest.raises(RetriableRemoteStorageError, match="503"):
+        await storage.fetch_indexes(in_east)
+    assert attempts == 2
+    monkeypatch.setattr(east, "open", opens)
+    now[0] = 2000
+    metadata = await copied(storage, root)
+    assert await storage.fetch_indexes(metadata)
+    await storage.close()
+
+
+async def test_a_store_that_refuses_ends_the_start(root: Path) -> None:
+    (root / "east").rmdir()
+    storage = made(root, EAST)
+    with pytest.raises(RemoteStorageError, match=r"location 'east': .*not a directory"):
+        await storage.open_or_later()
+    await storage.close()
