@@ -207,8 +207,9 @@ def export_by(run: RunTasks, config: PipelineConfig, request: ExportRequest) -> 
 
 
 def open_ledger(request: ExportRequest) -> ExportLedger:
-    """Returns the ledger for the request. Raises `JobError`, `TargetError`."""
+    """Returns the ledger for the request. Raises `JobError`, `TargetError` and the store's errors."""
     target = open_target(request.target)
+    target.require_atomic_creation()
     if request.iceberg is None:
         return ParquetLedger(target, request.topic, request.layout)
     try:

@@ -10,7 +10,7 @@ tidegate_remote_reader_disk_chunk_bytes                        files on the disk
 tidegate_remote_reader_hedged_requests_total, _hedge_wins_total
 tidegate_remote_reader_read_ahead_bytes                        reserved windows
 tidegate_remote_fetch_throttle_time_seconds                    sum and count: remote-fetch-throttle-time of KIP-956
-tidegate_remote_reader_circuit_open                            1 while the circuit breaker rejects calls
+tidegate_remote_reader_circuit_open                            1 while the circuit breaker of a location rejects calls
 """
 
 from __future__ import annotations
@@ -67,5 +67,5 @@ class RemoteLogReaderMetrics(Collector):
             sum_value=reader.quotas.throttled_ms / 1000,
         )
         yield GaugeMetricFamily(
-            f"{_PREFIX}_circuit_open", "1 while the circuit is open.", value=int(reader.breaker.is_open)
+            f"{_PREFIX}_circuit_open", "1 while a circuit is open.", value=int(bool(reader.breakers.open_locations))
         )

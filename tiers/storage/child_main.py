@@ -15,7 +15,8 @@ import socket
 import sys
 
 from tiers.errors import RemoteStorageError
-from tiers.storage.child_storage import CANCEL, LENGTH, READY, Answer, Request, Task, frame_of
+from tiers.storage.activity import while_active
+from tiers.storage.child_storage import CANCEL, LENGTH, READY, Answer, Moved, Request, Task, frame_of
 from tiers.storage.file_system import FileSystemRemoteStorageManager
 
 
@@ -66,11 +67,16 @@ class _Served:
         error: Exception | None = None
         try:
             await self._open()
-            result = await self._result_of(method, arguments)
+            async with while_active(None, lambda: self._tell_progress(number)):
+                result = await self._result_of(method, arguments)
         except Exception as raised:
             error = raised if isinstance(raised, RemoteStorageError | ValueError) else RemoteStorageError(repr(raised))
         answer: Answer = (number, result, error)
         self._writer.write(frame_of(answer))
+
+    def _tell_progress(self, number: int) -> None:
+        moved: Moved = (number,)
+        self._writer.write(frame_of(moved))
 
     async def settle(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -19,6 +19,7 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
 from tiers.errors import (
+    CircuitOpenError,
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RetriableRemoteStorageError,
@@ -39,12 +40,16 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@asynccontextmanager
-async def stores(root: Path, *locations: Mapping[str, Any]) -> AsyncIterator[LocatedRemoteStorageManager]:
+def made(root: Path, *locations: Mapping[str, Any]) -> LocatedRemoteStorageManager:
     """Home, and what is listed: names of folders, with whatever else is said of them."""
     sections = [{"path": str(root / one["name"]), **one} for one in locations]
     config = {"implementation": "local", "path": str(root / "home"), "locations": sections}
-    storage = create_storage(StorageConfig.model_validate(config), "c")
+    return create_storage(StorageConfig.model_validate(config), "c")
+
+
+@asynccontextmanager
+async def stores(root: Path, *locations: Mapping[str, Any]) -> AsyncIterator[LocatedRemoteStorageManager]:
+    storage = made(root, *locations)
     await storage.open()
     yield storage
     await storage.close()
@@ -251,3 +256,72 @@ def test_a_recorded_choice_reads_back(name: str, inner: bytes | None) -> None:
 @given(st.binary(max_size=40).filter(lambda data: not data.startswith(b"TGL\x01")))
 def test_custom_metadata_of_a_store_without_locations_is_its_own(data: bytes) -> None:
     assert decode_location(data) == (HOME, data)
+
+
+async def test_writes_to_a_location_in_trouble_fail_at_once_and_the_others_go_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    async with stores(root, EAST, WEST) as storage:
+
+        async def refuse(self: object, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+            asked.append("east")
+            raise RetriableRemoteStorageError("503")
+
+        one, _ = segment(root)
+        east = storage.place_of(replace(one, custom_metadata=encode_location("east", None)))
+        monkeypatch.setattr(east, "copy_log_segment_data", refuse.__get__(east))
+        failed: list[type[Exception]] = []
+        while CircuitOpenError not in failed:
+            try:
+                await copied(storage, root)
+            except RetriableRemoteStorageError as error:
+                failed.append(type(error))
+        assert len(asked) == len(failed) - 1
+        assert storage.write_breakers.open_locations == ["east"]
+        in_west = replace(one, custom_metadata=encode_location("west", None))
+        assert await storage.delete_log_segment_data(in_west)
+        with pytest.raises(CircuitOpenError):
+            await storage.delete_log_segment_data(replace(one, custom_metadata=encode_location("east", None)))
+
+
+async def test_a_store_that_is_down_at_the_start_is_opened_when_it_is_needed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = made(root, EAST)
+    now = [0]
+    monkeypatch.setattr(storage, "_clock_ms", lambda: now[0])
+    one, _ = segment(root)
+    in_east = replace(one, custom_metadata=encode_location("east", None))
+    east = storage.place_of(in_east)
+    opens, attempts = east.open, 0
+
+    async def down() -> None:
+        nonlocal attempts
+        attempts += 1
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(east, "open", down)
+    await storage.open_or_later()
+    await storage.put_object("manifest.json", b"{}")
+    for _ in range(3):
+        with pytest.raises(RetriableRemoteStorageError, match="503"):
+            await storage.fetch_indexes(in_east)
+    assert attempts == 1  # one attempt a second
+    now[0] = 1000
+    with pytest.raises(RetriableRemoteStorageError, match="503"):
+        await storage.fetch_indexes(in_east)
+    assert attempts == 2
+    monkeypatch.setattr(east, "open", opens)
+    now[0] = 2000
+    metadata = await copied(storage, root)
+    assert await storage.fetch_indexes(metadata)
+    await storage.close()
+
+
+async def test_a_store_that_refuses_ends_the_start(root: Path) -> None:
+    (root / "east").rmdir()
+    storage = made(root, EAST)
+    with pytest.raises(RemoteStorageError, match=r"location 'east': .*not a directory"):
+        await storage.open_or_later()
+    await storage.close()
