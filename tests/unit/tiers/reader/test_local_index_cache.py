@@ -16,7 +16,7 @@ from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.local_index_cache import LocalIndexCache, SharedIndexFiles
 from tiers.segment.indexes import local_index_files
-from tiers.segment.indexes.local_index_files import LOG_INDEX, OFFSET_INDEX, SUFFIXES, TIME_INDEX, append_to
+from tiers.segment.indexes.local_index_files import LOG_INDEX, OFFSET_INDEX, SEGMENTS, SUFFIXES, TIME_INDEX, append_to
 from tiers.segment.segment_encryption import KeyRing
 
 SET_BYTES = 4 * 4096
@@ -288,6 +288,42 @@ def test_a_reader_never_writes_to_damaged_files(bench: Bench) -> None:
     path.unlink()
     assert not shared_holds(reader, segment)
     assert not shared_holds(SharedIndexFiles(bench.folder / "missing"), segment)
+
+
+def test_the_writer_removes_a_set_that_a_reader_found_damaged(bench: Bench) -> None:
+    first, second, other = segment_object(0), segment_object(30), segment_object(60)
+    cache, reader = bench.cache(roll_bytes=1), SharedIndexFiles(bench.folder)
+    put(cache, first, second)
+    path = next(bench.folder.glob(f"*/*30{LOG_INDEX}"))
+    path.write_bytes(path.read_bytes()[::-1])
+    assert not shared_holds(reader, second)
+    put(cache, other)
+    assert bench.sets() == [0, 60]
+    assert cache.size_bytes == 2 * SET_BYTES
+    assert not shared_holds(reader, second)
+    put(cache, second)
+    assert shared_holds(reader, second)
+
+
+@pytest.mark.parametrize("suffix", [SEGMENTS, LOG_INDEX, OFFSET_INDEX])
+def test_a_set_is_checked_before_the_writer_removes_it(bench: Bench, suffix: str) -> None:
+    """A reader may have met the writer in the middle of an append."""
+    segments = [segment_object(start) for start in (0, 30, 60)]
+    cache = bench.cache()
+    put(cache, *segments)
+    named = bench.folder / "damaged" / f"{PARTITION.topic}-{PARTITION.partition}.{0:020}"
+    named.parent.mkdir()
+    for content in ("", "for a set that is gone"):
+        named.touch()
+        named.with_suffix(f".{7:020}").write_text(content)
+        cache.open()
+        assert (bench.sets(), [*named.parent.iterdir()]) == ([0], [])
+    path = next(bench.folder.glob(f"*/*{suffix}"))
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2] + bytes(8) + raw[len(raw) // 2 + 8 :])
+    named.touch()
+    cache.open()
+    assert bench.sets() == []
 
 
 def test_a_torn_tail_is_a_miss_and_is_never_appended_to(bench: Bench) -> None:
