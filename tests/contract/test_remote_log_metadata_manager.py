@@ -184,7 +184,7 @@ async def test_impossible_moves_are_refused_and_not_written(
     assert manager.remote_end_offset(partition) == 99
 
 
-async def test_the_highest_log_start_counts_and_what_was_only_seen_deletes_nothing(
+async def test_the_highest_log_start_counts_and_a_seen_one_deletes_nothing(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     await copied(manager, segment(partition, 10, 99))

@@ -92,7 +92,7 @@ async def live_through(kafka: KafkaCluster, topic: str, folder: Path, deaths: Se
 
 
 @pytest.mark.timeout(3 * LIMIT_S)
-async def test_a_copier_with_metadata_in_the_cluster_survives_a_kill_after_any_step(
+async def test_a_copier_over_the_metadata_topic_survives_a_kill_after_any_step(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     async with asyncio.TaskGroup() as scenarios:

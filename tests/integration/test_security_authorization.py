@@ -304,7 +304,7 @@ async def test_tier_settings_of_a_new_topic_are_its_creators(
 
 
 @pytest.mark.full
-def test_without_sasl_the_rights_of_the_proxys_certificate_hold_in_both_tiers(
+def test_without_sasl_the_proxys_certificate_has_its_rights_in_both_tiers(
     secured: KafkaCluster, authority: Authority, tmp_path: Path, topic_name: str
 ) -> None:
     topic = f"tiered-{topic_name}"

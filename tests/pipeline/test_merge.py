@@ -37,7 +37,7 @@ class Ended(BaseException):
 
 @settings(max_examples=12, deadline=None)
 @given(ACTS, st.data())
-def test_no_offset_is_unreadable_after_any_record_and_wherever_the_driver_ends(
+def test_every_offset_stays_readable_wherever_the_driver_ends(
     root: Path, acts: list[tuple[int, str]], data: st.DataObject
 ) -> None:
     log = log_of(acts)
@@ -103,9 +103,7 @@ async def test_what_is_merged_says_of_itself_what_a_copier_would(root: Path, log
         assert (len(done.purge.deleted), done.failed, done.purge.failed) == (3, [], [])
 
 
-async def test_segments_stay_encrypted_and_are_not_merged_without_a_key_to_encrypt_with(
-    root: Path, log: ExpectedLog, tmp_path: Path
-) -> None:
+async def test_encrypted_segments_are_not_merged_without_a_key(root: Path, log: ExpectedLog, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(bytes(32))
     keys = f'[encryption]\nkeys.old = "{key}"\n'

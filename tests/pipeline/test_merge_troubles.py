@@ -46,7 +46,7 @@ def log() -> ExpectedLog:
     return log_of(DATA * 3)
 
 
-async def test_what_was_merged_by_a_write_whose_answer_was_lost_stays_though_its_parts_went_meanwhile(
+async def test_a_merge_whose_answer_was_lost_stays_after_its_parts_are_gone(
     root: Path, log: ExpectedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
@@ -67,7 +67,7 @@ async def test_what_was_merged_by_a_write_whose_answer_was_lost_stays_though_its
         assert await log_bytes(bench) == whole
 
 
-async def test_what_is_stored_after_another_owner_deleted_it_as_a_leftover_is_deleted_by_its_name(
+async def test_a_late_merge_of_a_deleted_leftover_is_deleted_by_its_name(
     root: Path, log: ExpectedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
@@ -197,7 +197,7 @@ async def test_metadata_that_cannot_be_written_ends_its_partition_and_no_other(
         assert await log_bytes(bench) == whole
 
 
-async def test_a_manifest_that_cannot_be_written_keeps_the_parts_of_its_partition_and_of_no_other(
+async def test_an_unwritable_manifest_keeps_the_parts_of_its_partition_alone(
     root: Path, log: ExpectedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench_of_two(root, log) as (bench, other):
@@ -230,7 +230,7 @@ class FailedAtLast(InlineRunner):
         return [MergeTaskResult(error="503") for _ in plan]
 
 
-async def test_a_merged_segment_that_turns_out_to_count_when_the_ownership_is_back_is_not_deleted(
+async def test_a_merge_that_is_seen_after_a_lost_ownership_is_not_deleted(
     root: Path, log: ExpectedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
@@ -258,9 +258,7 @@ class LosingRunner(InlineRunner):
         return super().run(what, plan, task)
 
 
-async def test_what_a_lost_executor_began_is_deleted_and_done_again_by_another_name(
-    root: Path, log: ExpectedLog
-) -> None:
+async def test_the_work_of_a_lost_executor_is_deleted_and_done_under_a_new_name(root: Path, log: ExpectedLog) -> None:
     async with bench_of(root, log, [3, 6, 9, 12]) as bench:
         runner = LosingRunner()
         [one] = (await merged(bench, runner=runner)).merged

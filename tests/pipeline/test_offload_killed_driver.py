@@ -19,7 +19,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 
 @pytest.mark.integration
-def test_a_driver_killed_before_within_or_behind_its_commits_leaves_nothing_without_a_name(
+def test_a_killed_driver_leaves_no_object_without_a_name(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     """All three at a time: what takes long is that the group and the transactions wait for the dead."""

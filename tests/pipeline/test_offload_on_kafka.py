@@ -219,7 +219,7 @@ def test_a_driver_that_slept_commits_nothing_of_what_another_owner_gave_up(
     check_all_is_remote_once(rig)
 
 
-def test_a_run_that_is_interrupted_leaves_nothing_and_gives_back_what_it_owned(rig: OffloadRig) -> None:
+def test_an_interrupted_run_leaves_nothing_and_ends_its_ownership(rig: OffloadRig) -> None:
     def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
         in_process(tasks)
         assert rig.objects() != []

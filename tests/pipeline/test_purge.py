@@ -50,7 +50,7 @@ async def manifest_of(bench: JobBench) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("answers", [[False], [True, False]])
-async def test_a_manifest_is_written_though_the_ownership_was_not_confirmed_for_a_moment(
+async def test_a_manifest_is_written_after_an_unconfirmed_ownership(
     bench: JobBench, monkeypatch: pytest.MonkeyPatch, answers: list[bool]
 ) -> None:
     await write_state(bench.services, bench.segments[0], RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
@@ -131,7 +131,7 @@ async def test_nothing_expires_after_the_metadata_lost_records(
     assert bench.finished == [(0, 9), (10, 19), (20, 29)]
 
 
-async def test_of_a_partition_whose_deletions_cannot_be_recorded_one_is_waited_for_and_not_each(
+async def test_unrecordable_deletions_of_a_partition_are_awaited_once(
     bench: JobBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     update, attempts = bench.metadata.update_remote_log_segment_metadata, []

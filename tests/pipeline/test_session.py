@@ -75,7 +75,7 @@ PROGRAM = textwrap.dedent(
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
-def test_a_session_says_nothing_of_its_own_listens_on_loopback_and_ends_when_interrupted(tmp_path: Path) -> None:
+def test_a_session_is_silent_and_local_and_ends_on_an_interrupt(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     ended = subprocess.run(

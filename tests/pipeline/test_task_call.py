@@ -40,7 +40,7 @@ def of_another_version(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     [TaskCall(Unreadable()), ReadTask("cluster", (LocalRange(PARTITION, 0, 9),))],
     ids=["a job's task", "a read"],
 )
-def test_what_a_driver_of_another_version_packed_is_refused_before_it_is_looked_at(
+def test_a_task_of_another_version_is_refused_before_it_is_unpacked(
     packed_by_driver: object, of_another_version: pytest.MonkeyPatch
 ) -> None:
     packed = cloudpickle.dumps(packed_by_driver)  # type: ignore[no-untyped-call]  # it has no types

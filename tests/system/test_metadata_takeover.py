@@ -79,7 +79,7 @@ async def is_written(forgotten: Forgotten, partition: TopicIdPartition) -> bool:
 
 
 @pytest.mark.parametrize("of", ["owner", "tier-configs"])
-async def test_a_transaction_that_its_coordinator_has_forgotten_holds_back_no_owner(
+async def test_a_transaction_that_its_coordinator_forgot_blocks_no_owner(
     kafka: KafkaCluster, unverified: None, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     cluster = Cluster(kafka, tmp_path, topic_name)

@@ -257,7 +257,7 @@ async def test_sigterm_answers_who_waits(tidegate: TidegateProcess, topic: str) 
     assert await asyncio.to_thread(tidegate.wait) == 0
 
 
-def test_children_end_with_a_killed_supervisor_and_a_new_one_starts_at_once(
+def test_children_end_with_a_killed_supervisor_and_a_new_one_starts(
     tidegate: TidegateProcess,
 ) -> None:
     children = tidegate.children()

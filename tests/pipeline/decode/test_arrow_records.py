@@ -216,7 +216,7 @@ TWO_TRANSACTIONS = (
 
 
 @pytest.mark.parametrize("last_offset", [7, LAST])
-def test_an_aborted_transaction_ends_with_its_marker_and_is_its_producers_alone(last_offset: int) -> None:
+def test_an_aborted_transaction_ends_with_its_producers_marker(last_offset: int) -> None:
     aborted = [AbortedTransactionRange(7, 0, last_offset)]
     assert offsets(TWO_TRANSACTIONS, aborted=aborted) == [2, 3, 4, 8, 9]
     assert offsets(TWO_TRANSACTIONS, aborted=aborted, first=1, end=8) == [2, 3, 4, 8]

@@ -192,7 +192,7 @@ def test_table_and_files_are_in_s3_and_reached_as_the_target_is(
     assert catalog.load_table(TABLE).metadata_location.startswith(f"{where.url}/warehouse/db/orders/metadata/")
 
 
-def test_a_store_that_is_not_there_is_said_in_a_line_that_names_what_to_change(tmp_path: Path) -> None:
+def test_a_missing_store_is_reported_in_a_line_that_names_the_setting(tmp_path: Path) -> None:
     where = TargetSettings("s3://lake/x", {"endpoint.url": "http://127.0.0.1:1", "region": "us-east-1"})
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": where.url}
     one = ledger(open_catalog("lake", properties, where), FolderTarget(tmp_path / "lake"))

@@ -114,9 +114,7 @@ def test_what_another_one_has_published_whole_is_not_published_in_parts(target: 
     assert ledger(target).load(TOPIC_ID).pending == (SECOND,)
 
 
-def test_what_is_cut_cannot_be_published_whole_by_one_that_looked_at_the_plan_before(
-    target: ExportTarget, tmp_path: Path
-) -> None:
+def test_an_old_plan_cannot_publish_records_that_were_cut_since(target: ExportTarget, tmp_path: Path) -> None:
     slow, other = ledger(target), ledger(target)
     slow.load(TOPIC_ID)
     slow.reserve([FIRST, SECOND], [])

@@ -43,7 +43,7 @@ def test_a_file_is_named_by_what_is_in_it() -> None:
     assert tile_of_name(f"{TOPIC_ID}/3/10-99.parquet.part") is None
 
 
-def test_the_first_export_begins_at_the_log_start_and_the_next_where_it_ended() -> None:
+def test_the_first_export_begins_at_the_log_start_and_the_next_resumes() -> None:
     assert spans(plan(Exported())) == [(5, 27), (28, 51), (52, 75), (76, 99)]
     assert spans(plan(Exported({0: 100}))) == []
     assert spans(plan(Exported({0: 90}))) == [(90, 99)]

@@ -54,7 +54,7 @@ async def test_removed_records_are_a_gap_unless_their_deletion_is_recorded(bench
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="gap") == (not recorded)
 
 
-async def test_of_two_attempts_one_counts_and_the_other_is_deleted_by_the_name_that_the_plan_gave_it(
+async def test_the_second_of_two_attempts_is_deleted_by_its_name_in_the_plan(
     bench: Workbench,
 ) -> None:
     offload = Offload(bench)
@@ -68,7 +68,7 @@ async def test_of_two_attempts_one_counts_and_the_other_is_deleted_by_the_name_t
     assert bench.metadata.copy_plans(PARTITION) == []
 
 
-async def test_where_tasks_may_run_twice_at_a_time_whatever_attempt_did_not_answer_is_deleted(bench: Workbench) -> None:
+async def test_speculative_attempts_that_did_not_answer_are_deleted(bench: Workbench) -> None:
     offload = Offload(bench)
     offload.committer = replace(offload.committer, is_speculative=True)
     result = await offload.copied(100, attempts=2)
@@ -79,7 +79,7 @@ async def test_where_tasks_may_run_twice_at_a_time_whatever_attempt_did_not_answ
     assert len(await offload.objects()) == 2
 
 
-async def test_what_a_driver_left_that_died_the_next_owner_deletes_though_it_never_heard_of_it(
+async def test_the_next_owner_deletes_the_leftovers_of_a_dead_driver(
     bench: Workbench,
 ) -> None:
     offload = Offload(bench)
@@ -91,7 +91,7 @@ async def test_what_a_driver_left_that_died_the_next_owner_deletes_though_it_nev
     assert bench.metadata.copy_plans(PARTITION) == []
 
 
-async def test_what_a_task_stores_after_another_owner_deleted_it_as_a_leftover_is_deleted_by_its_name(
+async def test_a_late_object_of_a_deleted_leftover_is_deleted_by_its_name(
     bench: Workbench,
 ) -> None:
     offload = Offload(bench)
@@ -125,7 +125,7 @@ async def no_time(seconds: float) -> None:
     await asyncio.sleep(0)
 
 
-async def test_where_the_metadata_cannot_be_written_for_good_the_partition_is_over_and_nothing_is_deleted(
+async def test_unwritable_metadata_ends_the_partition_and_deletes_nothing(
     bench: Workbench,
 ) -> None:
     offload = Offload(bench)
@@ -185,7 +185,7 @@ async def test_a_plan_ends_though_its_end_is_not_written_at_once(
     assert len(bench.segments) == len(bench.finished) == 1
 
 
-async def test_what_a_run_leaves_that_was_ended_goes_though_the_ownership_is_lost_for_a_moment(
+async def test_an_ended_run_deletes_its_leftovers_after_a_lost_ownership(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offload = Offload(bench)
@@ -242,7 +242,7 @@ async def test_what_a_copier_copied_meanwhile_is_not_copied_twice(bench: Workben
     assert "does not continue" in offload.one.error
 
 
-async def test_a_commit_that_comes_to_light_when_the_ownership_is_back_is_not_deleted(
+async def test_a_commit_that_is_seen_after_a_lost_ownership_is_not_deleted(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offload = Offload(bench)

@@ -195,7 +195,7 @@ async def test_memory_is_released_when_the_client_has_the_answer_or_is_gone(is_r
             await sent.wait()
 
 
-async def test_by_tls_an_answer_holds_its_memory_too_until_the_client_has_taken_it(
+async def test_with_tls_an_answer_keeps_its_memory_until_the_client_took_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A transport of TLS counts nothing of what it has handed on to the socket's own transport."""

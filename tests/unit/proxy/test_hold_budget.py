@@ -25,7 +25,7 @@ def test_everything_that_was_granted_comes_back(wanted: list[int]) -> None:
     assert budget.reserved_bytes == 0
 
 
-def test_an_answer_that_is_made_after_its_grant_was_released_reserves_nothing() -> None:
+def test_an_answer_after_its_grant_was_released_reserves_nothing() -> None:
     budget = HoldBudget(1000)
     granted = budget.reserve(100)
     granted.release()

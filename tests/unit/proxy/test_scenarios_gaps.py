@@ -78,9 +78,7 @@ async def test_a_consumer_reads_from_one_end_to_the_other(cast: Scenario, versio
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_position_reaches_the_end_of_a_log_that_lost_all_that_was_not_copied(
-    cast: Scenario, version: int
-) -> None:
+async def test_a_position_reaches_the_end_of_a_log_that_lost_uncopied_records(cast: Scenario, version: int) -> None:
     cast.broker.logs[TOPIC, 0] = LocalLog([], BEHIND)
     async with cast.client() as client:
         answer = (await client.fetch(version, REMOTE_END, max_wait_ms=60_000))[0]

@@ -94,7 +94,7 @@ async def test_a_broker_that_moves_keeps_its_port() -> None:
     assert list(rig.listeners) == [9101]
 
 
-async def test_a_broker_in_a_passing_answer_is_listened_for_at_once_and_looked_up() -> None:
+async def test_a_broker_in_a_relayed_answer_gets_a_listener_at_once() -> None:
     rig = Rig()
     rig.client.brokers = {1: ("a", 9)}
     async with asyncio.TaskGroup() as tasks:

@@ -57,9 +57,7 @@ def test_no_window_holds_more_than_the_limit_and_one_reservation(
 
 
 @given(steps=STEPS, limit=st.integers(1, 3000))
-def test_what_is_throttled_may_go_on_after_the_time_that_was_said_and_not_before(
-    steps: list[tuple[str, int]], limit: int
-) -> None:
+def test_a_throttled_read_may_continue_after_the_stated_time(steps: list[tuple[str, int]], limit: int) -> None:
     clock = Clock()
     quota = RateQuota(limit, QuotaWindow(3, 100), clock)
     for step, number in steps:

@@ -1,8 +1,8 @@
 """`SegmentIndex` finds the chunks of one segment that a reader must fetch for an offset or a timestamp.
 
 `RemoteLogIndex` implements it, from the `.indexes` object of the segment or from local files. It uses the founding
-format (docs/founding.md, "Remote log index"), with one entry per chunk. The RDI of an entry has the position of the stored
-bytes, so the index also works for encrypted segments.
+format (docs/founding.md, "Remote log index"), with one entry per chunk. The RDI of an entry has the position of the
+stored bytes, so the index also works for encrypted segments.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ async def test_usage_is_what_the_files_take(bench: CommandBench, current: str | 
     assert (topic.total_bytes, topic.partition) == (2 * stored, None)
 
 
-async def test_a_segment_that_does_not_tell_its_size_is_said_and_the_others_count(bench: CommandBench) -> None:
+async def test_a_segment_without_a_size_is_named_and_the_others_count(bench: CommandBench) -> None:
     segments = [await bench.tiered(start) for start in (0, 10, 20)]
     [before] = await known_usage(bench.tier(), [PARTITION], 2)
     damaged, missing = (

@@ -243,7 +243,7 @@ async def test_a_topic_that_is_not_tiered_is_the_brokers(bench: Bench) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("offset", [20, 700, -1])
-async def test_nothing_is_deleted_of_a_log_that_does_not_continue_what_was_copied(
+async def test_nothing_is_deleted_of_a_log_that_does_not_continue_the_copy(
     bench: Bench, version: int, offset: int
 ) -> None:
     """The broker was emptied: its log begins anew, with records of a later leader epoch at the copied offsets."""

@@ -167,7 +167,7 @@ async def test_a_broker_that_does_not_know_share_groups_has_none(cluster: Cluste
     assert await cluster.lowest_start() is None
 
 
-async def test_who_asks_at_once_shares_an_answer_that_is_younger_than_each_question(cluster: Cluster) -> None:
+async def test_concurrent_questions_share_an_answer_that_is_younger_than_each(cluster: Cluster) -> None:
     first = cluster.brokers[0]
     first.share_groups = [ShareGroup("a", starts={(OURS, 3): 40})]
     is_asked, goes_on = asyncio.Event(), asyncio.Event()

@@ -147,7 +147,7 @@ async def test_a_read_is_what_the_leader_of_the_named_epoch_holds(cluster: Clust
     assert asked.topics[0].partitions[0].current_leader_epoch == 3
 
 
-async def test_batches_that_reach_the_last_stable_offset_or_are_cut_short_are_left_out(cluster: Cluster) -> None:
+async def test_batches_at_the_last_stable_offset_and_torn_ones_are_left_out(cluster: Cluster) -> None:
     cluster.first.lso = 25
     assert (await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)).records == batch_of(10, 10)
     cluster.first.lso = 30
@@ -222,7 +222,7 @@ async def test_an_epochs_end_is_the_leaders_answer(cluster: Cluster) -> None:
     assert (asked.leader_epoch, asked.current_leader_epoch) == (3, 3)
 
 
-async def test_a_trim_is_checked_by_topic_id_and_leader_epoch_on_the_same_connection(cluster: Cluster) -> None:
+async def test_a_trim_checks_topic_id_and_epoch_on_the_same_connection(cluster: Cluster) -> None:
     assert await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, still_ours) == 20
     asked = [type(request) for request in cluster.first.broker.requests[-2:]]
     assert asked == [FetchRequest, DeleteRecordsRequest]
@@ -286,7 +286,7 @@ async def test_a_log_without_leader_epochs_has_bounds_too(cluster: Cluster) -> N
     assert await cluster.source.bounds(PARTITION, TIMEOUT_MS) == LocalLogBounds(10, 30, 30, 3)
 
 
-async def test_bounds_that_are_asked_at_once_go_in_one_request_and_later_ones_in_another(cluster: Cluster) -> None:
+async def test_concurrent_questions_for_bounds_share_one_request(cluster: Cluster) -> None:
     await cluster.source.bounds(PARTITION, TIMEOUT_MS)
     asked = [cluster.source.bounds(PARTITION, TIMEOUT_MS) for _ in range(3)]
     assert await asyncio.gather(*asked) == [LocalLogBounds(10, 30, 30, 3)] * 3

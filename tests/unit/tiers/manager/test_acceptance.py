@@ -107,9 +107,7 @@ async def test_an_acceptance_keeps_the_objects_of_a_copy_whose_end_was_lost(tmp_
 
 
 @pytest.mark.parametrize("is_copied", [True, False])
-async def test_an_acceptance_has_its_effect_in_one_round_also_where_nothing_is_copied(
-    site: Site, is_copied: bool
-) -> None:
+async def test_an_acceptance_takes_effect_in_one_round_also_without_copying(site: Site, is_copied: bool) -> None:
     with pytest.raises(MetadataLostError):
         await site.process.manager.round()
     site.topics.policy = replace(TRIMMED, copy_disable=not is_copied)

@@ -168,7 +168,7 @@ async def test_a_trim_is_remembered_over_a_restart_and_by_the_next_owner(bench: 
     assert bench.metadata.clamps == []
 
 
-async def test_what_an_unclean_election_cut_above_the_last_trim_is_still_only_a_clamp(bench: Workbench) -> None:
+async def test_a_cut_above_the_last_trim_is_only_a_clamp(bench: Workbench) -> None:
     await copied(bench, 20)
     bench.now_ms += 60_000
     start = await bench.trim(with_retention(local_retention_bytes=300))

@@ -48,7 +48,7 @@ async def read(bench: Workbench, offset: int, ring: KeyRing) -> bytes:
         return b"".join(found.records)
 
 
-async def test_the_store_holds_nothing_readable_and_a_reader_gets_the_brokers_bytes(bench: Workbench) -> None:
+async def test_the_store_has_no_plaintext_and_a_reader_gets_the_brokers_bytes(bench: Workbench) -> None:
     encrypt_with(bench, RING)
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
     await bench.copy_all()

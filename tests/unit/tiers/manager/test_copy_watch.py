@@ -58,7 +58,7 @@ def stalled_seconds(running: Running, partition: str) -> float:
     return running.bench.metric("remote_copy_stalled_seconds", topic="orders", partition=partition)
 
 
-async def test_a_store_that_never_answers_is_named_with_partition_since_when_and_goes_on(
+async def test_a_copy_to_a_silent_store_is_reported_with_its_partition_and_age(
     running: Running, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on, begun = asyncio.Event(), 0

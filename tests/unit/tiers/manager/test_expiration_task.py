@@ -33,7 +33,7 @@ async def test_nothing_expires_without_a_limit(copied: Workbench) -> None:
     assert len(copied.finished) == 3
 
 
-async def test_segments_expire_by_their_newest_record_and_the_log_start_moves_first(copied: Workbench) -> None:
+async def test_the_log_start_moves_before_segments_expire_by_their_newest_record(copied: Workbench) -> None:
     assert await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS)) == 1
     assert copied.finished == [(30, 59), (60, 89)]
     assert copied.metadata.log_start_offset(PARTITION) == 30
@@ -116,7 +116,7 @@ async def test_a_broker_whose_log_start_went_back_is_told_again(copied: Workbenc
     assert copied.log.trims == [45]
 
 
-async def test_where_the_remote_tier_begins_deletes_nothing_that_a_broker_has_before_it(copied: Workbench) -> None:
+async def test_the_remote_start_deletes_no_earlier_record_of_the_broker(copied: Workbench) -> None:
     del copied.metadata.segments[copied.segments[0].segment_id]
     assert copied.metadata.log_start_offset(PARTITION) == 30
     await copied.expire(POLICY)

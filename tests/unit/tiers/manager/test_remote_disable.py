@@ -76,7 +76,7 @@ async def test_nothing_else_deletes(copied: Workbench, config: dict[str, str]) -
     assert len(copied.finished) == 3
 
 
-async def test_a_topic_that_the_settings_file_tiers_is_not_disabled_by_the_other_key(copied: Workbench) -> None:
+async def test_the_other_key_does_not_disable_a_topic_of_the_settings_file(copied: Workbench) -> None:
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {DELETE_ON_DISABLE: "true"})
     assert await RemoteDisableTask(copied.services, [TopicConfig(pattern="orders")]).run(idle) == 0
     assert len(copied.finished) == 3

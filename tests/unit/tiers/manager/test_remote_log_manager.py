@@ -58,7 +58,7 @@ async def test_retention_that_was_raised_during_a_copy_counts_after_it(
     assert running.bench.metadata.log_starts(PARTITION) == []
 
 
-async def test_one_partition_that_fails_leaves_the_other_alone_and_is_tried_again(running: Running) -> None:
+async def test_a_failing_partition_is_retried_and_leaves_the_others_alone(running: Running) -> None:
     failing = running.logs.of[PARTITION]
     failing.failure = BrokerError("no leader", retriable=True)
     async with running.run():
@@ -117,7 +117,7 @@ async def test_a_partition_that_stops_is_one_alarm_until_it_goes_on(
             await until(lambda: managed.failures == 0)
 
 
-async def test_an_unclean_election_is_clamped_and_the_new_leader_copied_in_the_same_round(running: Running) -> None:
+async def test_a_round_clamps_after_an_unclean_election_and_copies_the_leader(running: Running) -> None:
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
         log = running.logs.of[PARTITION]
@@ -300,7 +300,7 @@ async def test_copying_that_falls_behind_alarms_while_nothing_expires(running: R
         await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") == 1)
 
 
-async def test_a_partition_that_comes_back_waits_for_the_step_that_is_being_cancelled(
+async def test_a_partition_that_comes_back_waits_for_its_cancelled_step(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, copying, may_end = running.bench, asyncio.Event(), asyncio.Event()

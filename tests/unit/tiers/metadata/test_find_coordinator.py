@@ -55,7 +55,7 @@ def described(error_code: int, members: int = 0) -> SimpleNamespace:
     return SimpleNamespace(groups=[SimpleNamespace(error_code=error_code, members=[None] * members)])
 
 
-async def test_who_owns_a_new_clusters_topic_is_asked_until_its_coordinator_has_loaded() -> None:
+async def test_a_new_cluster_is_asked_until_its_coordinator_has_loaded() -> None:
     cluster = Cluster(
         FOUND, described(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), FOUND, described(ErrorCode.NONE, members=2)
     )

@@ -328,7 +328,7 @@ async def test_records_that_cannot_be_read_stop_their_metadata_partition_alone(
     assert following.follower.fresh_at_ms(1) is not None
 
 
-async def test_records_that_cannot_be_replayed_stop_their_metadata_partition_alone(
+async def test_unreplayable_records_stop_their_metadata_partition_alone(
     cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.logs = {0: finished(1, 0), 1: finished(2, 100)}

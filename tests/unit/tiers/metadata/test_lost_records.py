@@ -43,9 +43,7 @@ def test_the_reason_names_the_partition_and_the_offsets() -> None:
 
 
 @given(answered=st.builds(EpochEndOffset, st.integers(-1, 5), st.integers(-1, 60)), high_watermark=OFFSETS)
-def test_a_log_continues_what_was_read_where_its_leader_epoch_reached_as_far(
-    answered: EpochEndOffset, high_watermark: int
-) -> None:
+def test_a_log_continues_if_its_epoch_reaches_the_read_position(answered: EpochEndOffset, high_watermark: int) -> None:
     read, lost = OffsetAndEpoch(40, 3), LostRecords(reached(0), {})
     continues = 0 <= answered.leader_epoch <= 3 and answered.end_offset >= 40
     assert lost.check_lineage(0, read, answered, high_watermark) is not continues

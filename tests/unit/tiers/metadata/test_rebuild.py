@@ -153,7 +153,7 @@ def test_a_merge_that_did_not_come_to_count_is_not_missed(store: Store, are_name
     assert "it was merged from 2 segments, which all exist" in plan.dropped[0]
 
 
-def test_what_only_looks_merged_is_refused_and_so_is_a_merge_whose_part_is_lost(store: Store) -> None:
+def test_a_false_merge_and_a_merge_with_a_lost_part_are_refused(store: Store) -> None:
     parts = store.holds(0, 9), store.holds(10, 19)
     store.manifest(*parts)
     whole = merged_of(store, *parts, size_bytes=1)

@@ -64,7 +64,7 @@ def test_what_is_left_of_freshness_is_forgotten_before_anybody_reads(tmp_path: P
         RemoteLogMetadataState.open_shared(tmp_path)
 
 
-def test_a_saved_state_says_whose_it_is_while_segments_would_be_forgotten_with_it(tmp_path: Path) -> None:
+def test_a_saved_state_has_an_identity_while_it_has_segments(tmp_path: Path) -> None:
     assert saved_identity(tmp_path) is None
     open_state(tmp_path).close()
     assert saved_identity(tmp_path) is None, "it names no segment"

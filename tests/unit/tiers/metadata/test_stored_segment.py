@@ -74,7 +74,7 @@ def test_what_is_changed_as_it_is_stored_is_as_if_it_were_changed_first(
 
 
 @given(segments, st.data())
-def test_a_torn_segment_is_an_error_or_lacks_no_more_than_the_end_of_its_name(
+def test_a_torn_segment_is_an_error_or_lacks_the_end_of_its_name(
     segment: RemoteLogSegmentMetadata, data: st.DataObject
 ) -> None:
     whole = encode_stored_segment(segment)

@@ -168,7 +168,7 @@ async def refused(flight: Flight[str]) -> bool:
     return False
 
 
-async def test_a_second_download_takes_only_a_slot_and_bytes_that_nobody_waits_for() -> None:
+async def test_a_second_download_takes_only_idle_slots_and_bytes() -> None:
     downloads = Downloads()
     async with FetcherPool[str](threads=3, max_bytes_in_flight=100) as pool:
         pool.start(["a"], 40, 1, downloads.make("a"))

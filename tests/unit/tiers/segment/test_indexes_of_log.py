@@ -34,7 +34,7 @@ def made_again(
 
 @settings(max_examples=25)
 @given(ACTS, st.data())
-def test_between_its_neighbours_a_segments_indexes_are_those_that_were_lost(
+def test_lost_indexes_are_rebuilt_between_the_neighbouring_segments(
     acts: list[tuple[int, str]], data: st.DataObject
 ) -> None:
     log = log_of(acts)
