@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.examples import install_example
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
+from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetadataManager
 from tests.support.rigs.metadata_managers import TIMEOUT_MS, bear_standstills
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.tiers.metadata_context import metadata_context
@@ -49,8 +49,8 @@ async def manager(
             case "in-memory":
                 manager = InMemoryRemoteLogMetadataManager()
             case "following":
-                log = MetadataLog(lambda: time.time_ns() // 1_000_000, owner="one")
-                manager = FollowingMetadataManager(log, "one", tmp_path, monotonic_ms)
+                log = FakeMetadataTopic(lambda: time.time_ns() // 1_000_000, owner="one")
+                manager = FakeTopicMetadataManager(log, "one", tmp_path, monotonic_ms)
             case "sqlite":
                 install_example("sqlite-metadata", tmp_path / "site-packages")
                 monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))

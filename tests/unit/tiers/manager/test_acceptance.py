@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fakes.in_memory_log import InMemoryLog
-from tests.support.fakes.metadata_log import MetadataLog
+from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tiers.errors import MetadataLostError
@@ -30,7 +30,7 @@ class Site:
         (folder / "remote").mkdir()
         self.folder = folder
         self.clock, self.log, self.topics = Clock(), InMemoryLog(), OneTopic(TRIMMED)
-        self.metadata_log = MetadataLog(lambda: self.clock.wall_ms, owner="a")
+        self.metadata_log = FakeMetadataTopic(lambda: self.clock.wall_ms, owner="a")
         self.process = self._process()
 
     def _process(self) -> TierProcess:

@@ -11,7 +11,7 @@ import pytest
 from protocol.records.record_batch import iterate_batches
 from proxy.commands.accept import ReplacedRecords, replaced_records
 from tests.support.fakes.in_memory_log import InMemoryLog
-from tests.support.fakes.metadata_log import MetadataLog
+from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
 from tiers.errors import (
@@ -44,7 +44,7 @@ class Tier:
         (folder / "remote").mkdir()
         self.clock = Clock()
         self.log = InMemoryLog()
-        self.metadata_log = MetadataLog(lambda: self.clock.wall_ms, owner="a")
+        self.metadata_log = FakeMetadataTopic(lambda: self.clock.wall_ms, owner="a")
         self.topics = OneTopic(KEEPS_LITTLE)
         self.trims: list[int] = []
         self.process = self.started()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.expected_log import ExpectedLog
 from tests.support.fakes.segments import metadata_of
 from tests.support.tiers.transactional_log import ACTS, copied, indexes_of, log_of
+from tests.support.written_log import WrittenLog
 from tiers.errors import CorruptSegmentError
 from tiers.segment.indexes.indexes_object import IndexesObject
 from tiers.segment.indexes_of_log import LogIndexer
@@ -51,7 +51,7 @@ def test_lost_indexes_are_rebuilt_between_the_neighbouring_segments(
 OPEN_AT_THE_END = [(1, "data"), (1, "plain"), (1, "plain"), (1, "abort")]
 
 
-def two(tmp_path: Path, log: ExpectedLog) -> list[BuiltSegment]:
+def two(tmp_path: Path, log: WrittenLog) -> list[BuiltSegment]:
     (tmp_path / "copied").mkdir()
     return copied(tmp_path / "copied", log, [2, 4])
 
