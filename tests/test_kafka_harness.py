@@ -1,4 +1,4 @@
-"""The harness itself: what every integration test relies on."""
+"""The test harness: the parts that every integration test relies on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that a job is to work on: a pattern that matches nothing is misuse, and a topic in doubt is named."""
+"""The topics of a job: a pattern without a match is a misuse, and a topic in doubt is named."""
 
 from __future__ import annotations
 

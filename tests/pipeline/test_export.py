@@ -1,4 +1,4 @@
-"""Exports of a real topic of both tiers: every record once, whatever kills, interrupts, doubles or damages them."""
+"""Exports of a real topic have every record once, also when they are killed, interrupted, doubled or damaged."""
 
 from __future__ import annotations
 

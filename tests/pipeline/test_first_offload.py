@@ -1,4 +1,4 @@
-"""A first load: nothing was tiered yet, so the offload makes the metadata topic; but never beside segments."""
+"""The first offload of a cluster creates the metadata topic, unless the store has segments."""
 
 from __future__ import annotations
 

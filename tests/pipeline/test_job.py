@@ -1,4 +1,4 @@
-"""Rows go out, results come back in the plan's order; what a task raises ends the run in one line."""
+"""A job returns results in the order of its plan. An error of a task ends the run with one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job does while the metadata cannot be written, and when it is interrupted: it waits, says so, and ends."""
+"""A job waits and reports it while the metadata cannot be written. An interrupt ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merging: every offset can be read at every moment, wherever it ends, and what is merged is what was there."""
+"""Every offset stays readable during a merge, wherever the merge ends. The merged records are the original ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merging among troubles: what fails ends its own group or partition, and nothing that counts is deleted."""
+"""Faults during a merge end one group or one partition, and delete no segment that counts."""
 
 from __future__ import annotations
 

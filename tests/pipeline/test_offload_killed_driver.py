@@ -1,4 +1,4 @@
-"""A driver that is killed, wherever it is, costs time: the next one finishes its work, and what it left has names."""
+"""A killed driver costs time. The next driver finishes its work, and every object that it left has a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offload of real topics: what it copies is the log, once, whatever happens between the plan and the commit."""
+"""An offload of real topics copies the log once, also when the log changes between the plan and the commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real S3 in trouble answers costs an offload waves, and never a record or an object too many."""
+"""Errors of a real S3 cost an offload more waves, and never a record or an unknown object."""
 
 from __future__ import annotations
 

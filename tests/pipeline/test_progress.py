@@ -1,4 +1,4 @@
-"""What is told of a running job, with Spark's tracker played by a list of what it says."""
+"""The reported progress of a running job. A list plays Spark's tracker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Many deletions at once: what the store refuses keeps its DELETE record, is published, and is done by the next run."""
+"""Many deletions at once: a segment that the store refuses keeps its DELETE record.
+
+It is published, and the next run deletes it.
+"""
 
 from __future__ import annotations
 

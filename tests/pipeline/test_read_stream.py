@@ -1,4 +1,4 @@
-"""How much of what there is a micro-batch takes, and what it does about partitions that come and go."""
+"""The size of a micro-batch, and its partitions that appear and disappear."""
 
 from __future__ import annotations
 

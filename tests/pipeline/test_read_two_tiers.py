@@ -1,4 +1,4 @@
-"""What the data source reads of a real topic of both tiers, planned and read without Spark."""
+"""The data source reads a real topic of both tiers, planned and read without Spark."""
 
 from __future__ import annotations
 

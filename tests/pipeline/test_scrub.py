@@ -1,4 +1,4 @@
-"""Each fault that is put into a tier is found, and nothing else; what is replaced meanwhile is no fault."""
+"""Scrub finds each planted fault of a tier, and nothing else. A segment that is replaced meanwhile is no fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scrub and usage as commands on Spark, over a real Kafka's records in a real S3: each fault is found, nothing else."""
+"""`scrub` and `usage` on Spark, over records of a real Kafka in a real S3, find each planted fault and nothing else."""
 
 from __future__ import annotations
 

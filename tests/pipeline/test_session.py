@@ -1,4 +1,4 @@
-"""A session of a program of its own: quiet, on loopback, one per process, and ended by Ctrl-C."""
+"""A Spark session of a program: quiet, on loopback, one per process, and ended by Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark says whatever happens is dropped, a job's own trouble is not."""
+"""Messages of Spark that say nothing of a job are dropped. A job's own errors are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a driver packs for its executors, and what a process keeps between two tasks."""
+"""The packed call of a driver to its executors, and the state that a process keeps between two tasks."""
 
 from __future__ import annotations
 

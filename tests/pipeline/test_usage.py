@@ -1,4 +1,4 @@
-"""What adds up: by metadata, by listing, by `du` and by the operator's own command, whatever the lines are of."""
+"""The sums of `usage` agree: by metadata, by listing, by `du` and by the operator's command."""
 
 from __future__ import annotations
 

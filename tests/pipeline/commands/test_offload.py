@@ -1,4 +1,4 @@
-"""What an operator sees of an offload that has nothing to do: words, and no table without rows."""
+"""`offload` without anything to do prints words, and no table without rows."""
 
 from __future__ import annotations
 

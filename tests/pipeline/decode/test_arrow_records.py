@@ -1,5 +1,7 @@
-"""Every row that a reader may see, and no other; the expected ones are those of kafka-python and of the records that
-were written."""
+"""The columns have every visible row, and no other.
+
+The expected rows are kafka-python's and those that were written.
+"""
 
 from __future__ import annotations
 

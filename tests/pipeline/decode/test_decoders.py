@@ -1,4 +1,4 @@
-"""What a record may look like and what not, to the machine code and to Python alike."""
+"""The compiled decoder and the Python decoder accept the same records, and refuse the same records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the kernels come from: the package, a place that outlives a zip, or nowhere."""
+"""The places of the compiled kernels: the package, a folder that outlives a zip file, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an Iceberg table knows of an export, and what it refuses."""
+"""The properties by which an Iceberg table knows its exports, and the exports that it refuses."""
 
 from __future__ import annotations
 

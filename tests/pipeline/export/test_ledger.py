@@ -1,4 +1,4 @@
-"""What an export to plain files has promised: one plan after the other, each by one exporter."""
+"""The ledger of an export to plain files: one plan follows another, and each plan has one exporter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles cover what is to be exported, once, whatever is written, promised, lost or cannot be read."""
+"""The tiles of a plan cover every record of the export once, also after losses, gaps and unreadable segments."""
 
 from __future__ import annotations
 

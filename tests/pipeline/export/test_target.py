@@ -1,4 +1,4 @@
-"""Where an export goes: files appear whole, once, and under the name that they are given."""
+"""The target of an export: files appear whole, once, and under their final names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Values by a schema: what fits is typed, what does not is a dead letter, whole and with its error; none is dropped."""
+"""Values by a schema: a value that fits is typed.
+
+Any other becomes a dead letter with its error. No value is dropped.
+"""
 
 from __future__ import annotations
 

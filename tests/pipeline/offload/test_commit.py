@@ -1,4 +1,4 @@
-"""What of an executor's result counts: what continues the tier, of the log as it is by now. The rest is deleted."""
+"""A commit counts a task's result only if it continues the tier and the present log. The rest is deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's half: what one partition's broker does not answer ends that partition, and no other."""
+"""The driver of an offload: an error of one partition's broker ends that partition alone."""
 
 from __future__ import annotations
 

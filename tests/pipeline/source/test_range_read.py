@@ -1,4 +1,4 @@
-"""A task goes on where it was when what it was planned to read has moved: no record is lost, none comes twice."""
+"""A task resumes where it was when the records of its plan moved to the other tier. It loses and repeats no record."""
 
 from __future__ import annotations
 

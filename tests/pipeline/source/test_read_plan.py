@@ -1,4 +1,4 @@
-"""Ranges together are what was asked for, whatever lies where; packing and splitting lose and repeat nothing."""
+"""The ranges of a plan together are the requested offsets. Packing and splitting lose and repeat none."""
 
 from __future__ import annotations
 

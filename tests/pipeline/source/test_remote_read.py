@@ -1,4 +1,4 @@
-"""What a range of a segment gives: whole chunks, read ahead in few GETs, every one held against its checksum."""
+"""A range of a segment is read as whole chunks, ahead and in few GETs. Every chunk is checked against its checksum."""
 
 from __future__ import annotations
 

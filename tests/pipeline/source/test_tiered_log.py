@@ -1,4 +1,4 @@
-"""Where a log begins and ends for a reader, by what its leader and the metadata say."""
+"""The start and the end of a log for a reader, by its leader and the metadata."""
 
 from __future__ import annotations
 

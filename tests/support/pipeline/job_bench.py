@@ -1,4 +1,4 @@
-"""A partition whose metadata is a real log of records, folded for real, and whose objects are files; a driver over it.
+"""A partition with a real log of metadata records and objects in files, and a driver over it.
 
 After every record `on_record` is called, as a reader of the metadata sees it then.
 """

@@ -1,4 +1,4 @@
-"""A store with segments to be merged, and what a test does with it."""
+"""A store with segments to merge, and the steps of a test with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bench that is terminated stops its servers: what its blocks clean up is cleaned up."""
+"""A bench that is terminated stops its servers and cleans up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places among the connections: taken up to either limit, given back once."""
+"""Places for connections: taken up to either limit, and released once."""
 
 from __future__ import annotations
 

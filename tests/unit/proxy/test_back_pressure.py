@@ -1,4 +1,4 @@
-"""Nobody's silence costs more than one read buffer."""
+"""A silent peer costs at most one read buffer."""
 
 from __future__ import annotations
 

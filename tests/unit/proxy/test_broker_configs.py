@@ -1,4 +1,4 @@
-"""What brokers say of a topic's configuration, as the rule of what is tiered needs it."""
+"""A topic's configuration at the brokers, as the rule of tiered topics needs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gets wrong is one line and an exit code, never a traceback."""
+"""A mistake of a user gives one line and an exit code, and no traceback."""
 
 from __future__ import annotations
 

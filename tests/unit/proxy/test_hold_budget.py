@@ -1,4 +1,4 @@
-"""Grants shrink as memory goes, never to nothing, and come back."""
+"""Grants shrink while memory is scarce, never to nothing, and grow again."""
 
 from __future__ import annotations
 

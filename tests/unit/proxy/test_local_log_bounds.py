@@ -1,4 +1,4 @@
-"""Verified bounds are asked of the leader, once for all who ask; seen ones only fill in."""
+"""The leader is asked once for verified bounds of all callers. Bounds seen in answers only fill in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`workers = N` as a user starts it, before no cluster at all; and how several expositions become one."""
+"""`workers = N` as a user starts it, without a cluster; and the merge of several metric pages into one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No client is ever told where a broker itself listens, in whatever corner of an answer the broker names itself."""
+"""No client learns the address of a broker, whichever field of an answer has it."""
 
 from __future__ import annotations
 

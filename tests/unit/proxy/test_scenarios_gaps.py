@@ -1,4 +1,4 @@
-"""A consumer at a gap between the remote tier and the broker's log: who sends what on its connection, and when."""
+"""A consumer at a gap between the remote tier and the broker's log: the messages on its connections, in order."""
 
 from __future__ import annotations
 

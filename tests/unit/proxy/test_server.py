@@ -1,4 +1,4 @@
-"""Draining: what is under way is answered, a waiting Fetch at once and empty, then the connections close."""
+"""Draining: requests in progress are answered, a waiting Fetch at once and empty. Then the connections close."""
 
 from __future__ import annotations
 

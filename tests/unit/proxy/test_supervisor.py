@@ -1,4 +1,4 @@
-"""Children are real processes, small ones: each notes in a file what happens to it."""
+"""The supervisor over small real processes, which note their events in a file."""
 
 from __future__ import annotations
 

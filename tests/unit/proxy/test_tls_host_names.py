@@ -1,4 +1,4 @@
-"""Several certificates on one port, by the host that the client names; and the name that a broker is asked for."""
+"""Several certificates on one port, chosen by the client's host name; and the host name that a broker must prove."""
 
 from __future__ import annotations
 

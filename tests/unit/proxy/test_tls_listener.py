@@ -1,4 +1,4 @@
-"""The TLS listener, and what strangers may cost: handshakes that never end, are none, or come by the thousand.
+"""The TLS listener bounds the cost of strangers: endless, broken and very many handshakes.
 
 `test_tls.py` tests what its clients see.
 """

@@ -1,4 +1,4 @@
-"""Brokers that join get a listener before anybody hears of them, brokers that move are followed."""
+"""Brokers that join get a listener before any client learns of them. The topology follows brokers that move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator is shown is whole, however narrow the terminal is, and never a traceback."""
+"""The console shows whole lines on any terminal, and never a traceback."""
 
 from __future__ import annotations
 

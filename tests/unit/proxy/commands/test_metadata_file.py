@@ -1,4 +1,4 @@
-"""What `import` makes of a file, once it is replayed."""
+"""The replay of a file that `import` read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is an orphan, and what is never deleted although it looks like one."""
+"""The orphans of a store, and the objects that look like orphans and are never deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tidegate tier quarantine`: what it prints, and that nothing is written unless the operator says so twice."""
+"""`tidegate tier quarantine`: its output, and that it writes nothing until the operator confirms twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command adds to a plan: topics that the cluster does not have."""
+"""The command adds one check to a plan: topics that the cluster does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What adds up, and where offsets are missing."""
+"""The sums of `usage`, and the missing offsets of `verify`."""
 
 from __future__ import annotations
 

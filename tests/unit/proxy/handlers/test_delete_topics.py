@@ -1,4 +1,4 @@
-"""DeleteTopics: what the broker deleted of the tiered topics is recorded, and no client waits long for that."""
+"""DeleteTopics: the proxy records the tiered topics that the broker deleted, and no client waits long for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetches inside a recorded gap go on behind it: what the broker is asked, and what the client is told."""
+"""A Fetch inside a recorded gap continues at its end: the request to the broker, and the answer to the client."""
 
 from __future__ import annotations
 

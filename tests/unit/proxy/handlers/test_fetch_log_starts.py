@@ -1,4 +1,4 @@
-"""A recorded log start is one of a history: what the leader says of it decides what a Fetch is told."""
+"""A recorded log start belongs to one history: a Fetch depends on whether the leader confirms it."""
 
 from __future__ import annotations
 

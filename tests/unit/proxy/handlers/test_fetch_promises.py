@@ -1,4 +1,4 @@
-"""What a consumer must never be made to do: skip, jump or starve, whatever the broker, the store or it itself does."""
+"""No fault of the broker, the store or the client makes a consumer skip, jump or starve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ShareFetch through the proxy, from a broker that leads one of the partitions and names who leads the other."""
+"""ShareFetch through the proxy, from a broker that leads one partition and names the leader of the other."""
 
 from __future__ import annotations
 

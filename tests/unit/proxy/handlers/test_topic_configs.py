@@ -1,4 +1,4 @@
-"""Tier settings on their way: what goes to the broker, what is recorded, what the client is told; every version."""
+"""Tier settings through the proxy in every version: the broker's request, the record, and the client's answer."""
 
 from __future__ import annotations
 

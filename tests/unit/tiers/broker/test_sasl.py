@@ -1,4 +1,4 @@
-"""Our side of SASL against a broker that the test plays: what is said, what is refused, and no secret in an error."""
+"""The client side of SASL against a scripted broker: its messages, its refusals, and no secret in an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds back a trim, and what leaves it unknown: brokers that say what a healthy one does not."""
+"""Share groups hold back a trim, or leave its limit unknown when brokers answer inconsistently."""
 
 from __future__ import annotations
 

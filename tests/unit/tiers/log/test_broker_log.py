@@ -1,4 +1,4 @@
-"""What `BrokerLogSource` makes of leaders that move, refuse, throttle or send what they should not."""
+"""`BrokerLogSource` with leaders that move, refuse, throttle or send malformed answers."""
 
 from __future__ import annotations
 

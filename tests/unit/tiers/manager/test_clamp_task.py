@@ -1,4 +1,4 @@
-"""Unclean elections: the tier is cut where the logs part, and stops where a broker was emptied or restored."""
+"""Unclean elections: the tier is cut where the histories part, and stops where a broker was emptied or restored."""
 
 from __future__ import annotations
 

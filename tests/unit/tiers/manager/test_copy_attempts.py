@@ -1,4 +1,4 @@
-"""A store in trouble gets one attempt per partition, not one per round, and copying goes on by itself."""
+"""A failing store gets one attempt per partition, not one per round, and copying resumes by itself."""
 
 from __future__ import annotations
 

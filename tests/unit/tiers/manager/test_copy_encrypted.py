@@ -1,4 +1,4 @@
-"""A key ring in the copier and in the reader: the store holds nothing readable, clients get the same bytes."""
+"""A key ring in the copier and in the reader: the store has no plaintext, and clients get the same bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy that makes no progress is reported, whatever holds it; lag is measured also where nothing is copied."""
+"""A copy without progress is reported with its cause. The lag is measured also for a partition that is not copied."""
 
 from __future__ import annotations
 

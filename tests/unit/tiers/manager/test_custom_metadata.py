@@ -1,4 +1,4 @@
-"""What a store wants to be kept with a segment, and what happens when it is too much (KIP-917)."""
+"""The custom metadata of a store, and the limit of its size (KIP-917)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that does not delete: every segment has its own backoff, is published in the end, and taken back at last."""
+"""A store that refuses deletions: each segment has its own backoff, is published, and withdrawn when deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What copies have left goes several at a time, as long as the store deletes, and gently when it does not."""
+"""Leftovers of copies are deleted several at a time while the store deletes, and one at a time while it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that no broker knows any more: absence proves no deletion, however many of them are absent."""
+"""Topics that no broker knows: absence proves no deletion, however many of them are absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the owner tells the store about a partition, how often, and that nothing waits for it."""
+"""The content of a partition's manifest, the times of its PUTs, and that nothing waits for them."""
 
 from __future__ import annotations
 

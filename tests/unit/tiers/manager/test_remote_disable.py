@@ -1,4 +1,4 @@
-"""What a topic has in the remote tier goes when it is disabled to be deleted there, and only then."""
+"""Remote data of a topic is deleted when the topic is disabled with that option, and only then."""
 
 from __future__ import annotations
 

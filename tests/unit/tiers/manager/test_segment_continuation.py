@@ -1,4 +1,4 @@
-"""What a segment takes over from the one before it, also after a restart."""
+"""The state that a segment continues from the one before it, also after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a stored segment is named, and nothing else."""
+"""The verification names every fault of a stored segment, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Spool.run`: nobody goes on while a thread still works on what is theirs."""
+"""`Spool.run` does not return while a thread still works on the caller's data."""
 
 from __future__ import annotations
 

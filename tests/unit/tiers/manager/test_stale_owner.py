@@ -1,4 +1,4 @@
-"""A process that stood still while another one took its partition over believes nothing that it still knows."""
+"""A paused process whose partition another one took over acts on none of its old knowledge."""
 
 from __future__ import annotations
 

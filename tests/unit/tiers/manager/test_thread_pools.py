@@ -1,4 +1,4 @@
-"""How many partitions are processed at once, whatever the task, and how many of them are copied."""
+"""The number of partitions that are processed at once, by any task, and of those that are copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""read_committed, as the follower reads it: what aborted transactions wrote is left out, everything else is not."""
+"""The follower reads as read_committed: it leaves out the records of aborted transactions, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where nothing ever failed there is no topic, and every segment that expires asks for it."""
+"""Without a failure there is no topic of failed deletions, and every expiring segment asks for it."""
 
 from __future__ import annotations
 

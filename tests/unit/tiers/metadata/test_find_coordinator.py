@@ -1,4 +1,4 @@
-"""The first question for a coordinator makes a new cluster create its topic; until then there is none."""
+"""The first FindCoordinator makes a new cluster create its topic; until then there is no coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`MetadataFollower` over scripted answers: what may be believed while the state is emptied, full, or just written."""
+"""`MetadataFollower` over scripted answers: its freshness while the state is emptied, full, or just written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`MetadataFollower` where the disk or a bug is the trouble: it is told, and nothing is taken for fresh."""
+"""`MetadataFollower` with a full disk or a bug: it reports the trouble, and counts as not fresh."""
 
 from __future__ import annotations
 

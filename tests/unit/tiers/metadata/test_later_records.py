@@ -1,4 +1,4 @@
-"""Records of a later release: who does not know them is not fresh, says so, and goes on there after its upgrade."""
+"""Records of a later release: a member that cannot read them is not fresh, says so, and resumes after its upgrade."""
 
 from __future__ import annotations
 

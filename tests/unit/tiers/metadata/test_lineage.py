@@ -1,4 +1,4 @@
-"""A metadata topic that lost records and grew again: noticed by leader epochs, and never believed again."""
+"""A metadata topic that lost records and grew again is found by leader epochs, and does not count again."""
 
 from __future__ import annotations
 

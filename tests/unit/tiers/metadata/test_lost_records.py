@@ -1,4 +1,4 @@
-"""What counts as lost: nothing that was read, or may still be read, is missing from a whole log."""
+"""The rules by which records of the metadata topic count as lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A partition of the metadata topic whose leader is away for a moment is written to as soon as it is back."""
+"""The producer writes to a partition of the metadata topic as soon as its leader is back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metadata topic as brokers show it that have not all heard of it yet."""
+"""The metadata topic while some brokers do not know it yet."""
 
 from __future__ import annotations
 

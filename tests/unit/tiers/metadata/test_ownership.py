@@ -1,4 +1,4 @@
-"""`MetadataPartitionOwnership`: who may not begin to write, and what is asked of the cluster before that."""
+"""`MetadataPartitionOwnership`: the members that may not begin to write, and their requests before that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be told from a store alone, and what is refused; then that replay makes of it what was meant."""
+"""A plan of `rebuild` from a store alone: its records, its refusals, and the replay of its records."""
 
 from __future__ import annotations
 

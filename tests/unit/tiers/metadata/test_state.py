@@ -1,4 +1,4 @@
-"""The materialised state: against the naive model, through restarts, and out of files that cannot be trusted."""
+"""The materialised state: compared with the model, restarted, and opened from damaged files."""
 
 from __future__ import annotations
 

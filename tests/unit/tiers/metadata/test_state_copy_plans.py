@@ -1,4 +1,4 @@
-"""A plan announces all attempts at once; what is left of it has a name until nothing of it is left."""
+"""A copy plan announces all attempts at once, and names every object until its deletion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state as other processes see it: each transaction as it ends, and never more than is there."""
+"""The state in other processes: each transaction is visible when it ends, and nothing before it."""
 
 from __future__ import annotations
 

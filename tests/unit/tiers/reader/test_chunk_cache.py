@@ -1,4 +1,4 @@
-"""The cache counts the bytes that it holds, and gives back whole extents."""
+"""The cache counts its bytes, and returns whole extents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks in files come back as they were, or not at all."""
+"""A chunk is read from its file as it was written, or not at all."""
 
 from __future__ import annotations
 

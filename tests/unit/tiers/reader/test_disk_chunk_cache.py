@@ -1,4 +1,4 @@
-"""The disk chunk cache: within its bytes, over restarts, and never anybody's error."""
+"""The disk chunk cache keeps its limit, survives restarts, and fails no read."""
 
 from __future__ import annotations
 

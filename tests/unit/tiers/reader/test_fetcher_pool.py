@@ -1,4 +1,4 @@
-"""The pool bounds what runs, what waits and the bytes between, fairly, and lets downloads outlive their waiters."""
+"""The pool bounds running and waiting downloads and their bytes, fairly. A download outlives its waiters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that shows late what is FINISHED: the read waits for it, and never says that it is gone.
+"""A store that shows a FINISHED segment late: the read waits, and never answers that the segment is gone.
 
 See docs/design.md, safety rule 7.
 """

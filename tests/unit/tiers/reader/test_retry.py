@@ -1,4 +1,4 @@
-"""Backoff never passes the deadline; a store that fails is left alone, but for one probe at a time."""
+"""Backoff never passes the deadline. A failing store gets one probe at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was lost is made again: the same bytes where the neighbours are there, never more than is known where not."""
+"""Lost indexes are rebuilt from the log: the same bytes with both neighbours, and no guesses without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that may be stuck: how many, what their callers see, and what becomes of them."""
+"""Threads that may be stuck: their number, the errors of their callers, and their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store in a child process: what gets stuck there, what replaces it, and what ends."""
+"""A store in a child process: stuck calls, replaced processes, and the end."""
 
 from __future__ import annotations
 

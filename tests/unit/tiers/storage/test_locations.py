@@ -1,4 +1,4 @@
-"""Where segments are put, and that what was put is found whatever is configured later."""
+"""The locations of new segments, and that a segment is found after any later change of the settings."""
 
 from __future__ import annotations
 
