@@ -210,7 +210,7 @@ async def test_a_log_start_that_the_leader_denies_stays_beside_the_new_one(
     assert (manager.log_starts(partition), manager.log_start_offset(partition)) == ([old, new], 500)
 
 
-async def test_of_each_leader_epoch_the_highest_log_start_of_a_user_stays(
+async def test_a_users_highest_log_start_of_each_leader_epoch_stays(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     positions = (10, 1), (20, 1), (30, 2)
@@ -298,7 +298,7 @@ async def test_a_topic_is_missing_until_it_returns_and_its_deletion_is_kept(
     assert not manager.is_tiered(topic_id)
 
 
-async def test_what_was_read_is_confirmed_while_the_topic_has_it(
+async def test_a_read_position_is_confirmed_while_the_topic_has_it(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     before = manager.position(partition)
@@ -356,7 +356,7 @@ async def test_tier_settings_of_a_topic_are_changed_key_by_key_and_forgotten(
     assert manager.topics_with_tier_config() == []
 
 
-async def test_that_a_topic_is_missing_or_deleted_is_recorded_and_ended(
+async def test_a_missing_or_deleted_topic_is_recorded_and_ended(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     topic_id = partition.topic_id

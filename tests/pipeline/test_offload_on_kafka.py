@@ -175,7 +175,7 @@ def test_a_topic_made_again_under_the_name_gets_nothing_of_the_old_one(rig: Offl
     check_all_is_remote_once(rig)
 
 
-def test_of_two_drivers_one_waits_and_gives_up(rig: OffloadRig) -> None:
+def test_one_of_two_drivers_waits_and_gives_up(rig: OffloadRig) -> None:
     copied, go_on = threading.Event(), threading.Event()
 
     def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:

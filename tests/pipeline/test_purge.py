@@ -80,7 +80,7 @@ class StuckRunner(InlineRunner):
             self.stuck.rmdir()
 
 
-async def test_what_the_store_refuses_is_published_and_done_by_the_next_run(bench: JobBench) -> None:
+async def test_refused_deletions_are_published_and_done_by_the_next_run(bench: JobBench) -> None:
     first, second, _ = bench.segments
     indexes, _ = bench.files(first)
     done = await purge(bench.services, bench.config, StuckRunner(bench, indexes), [first, second])
@@ -191,7 +191,7 @@ async def test_a_log_that_diverged_loses_nothing(bench: JobBench) -> None:
     assert len(bench.finished) == 3
 
 
-async def test_of_a_deleted_topic_everything_goes_the_manifest_last(bench: JobBench) -> None:
+async def test_all_objects_of_a_deleted_topic_go_and_the_manifest_last(bench: JobBench) -> None:
     [done] = await delete_partitions(bench.services, bench.config, InlineRunner(), [bench.partition])
     assert (done.error, len(done.segments)) == (None, 3)
     assert bench.metadata.partitions() == []

@@ -77,7 +77,7 @@ async def site(kafka_of_three: KafkaCluster, s3: VersityGateway, topic_name: str
     return site
 
 
-def test_what_was_put_wrong_is_found_and_nothing_else(
+def test_planted_faults_are_found_and_nothing_else(
     spark: SparkSession, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the whole test run, which the commands that are not processes are a part of.

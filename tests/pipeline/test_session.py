@@ -103,7 +103,7 @@ def test_a_limit_under_which_no_worker_starts_is_refused(given: str, monkeypatch
 
 
 @pytest.mark.parametrize("master", ["foo", "local[]", "localhost:7077", "spark:/host"])
-def test_what_is_no_master_is_refused(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_master_is_refused(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
     with pytest.raises(SparkSettingError, match="expected local"):
         spark_session(master)

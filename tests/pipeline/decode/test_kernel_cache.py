@@ -43,7 +43,7 @@ def python(code: str, folder: Path, path: Path = ROOT, **environment: str) -> st
     return done.stdout
 
 
-def test_without_numba_records_are_decoded_all_the_same(tmp_path: Path) -> None:
+def test_without_numba_records_are_decoded_too(tmp_path: Path) -> None:
     assert python(DECODE, tmp_path) == "False\n[{'offset': 10, 'value': b'10-x'}]\n"
 
 

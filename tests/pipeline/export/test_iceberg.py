@@ -80,7 +80,7 @@ def test_offsets_go_on_where_a_tile_has_no_records(catalog: Catalog, target: Exp
     assert ledger(catalog, target).load(TOPIC_ID).next_offsets == {0: 10}
 
 
-def test_of_two_that_begin_alike_one_commits(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+def test_one_of_two_equal_exports_commits(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
     one, other = ledger(catalog, target), ledger(catalog, target)
     one.load(TOPIC_ID)
     other.load(TOPIC_ID)
@@ -112,7 +112,7 @@ def test_a_commit_that_is_overtaken_does_not_count(catalog: Catalog, target: Exp
     assert one.load(TOPIC_ID).next_offsets == {0: 4}
 
 
-def test_what_others_commit_meanwhile_is_no_hindrance(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+def test_commits_of_others_do_not_block_an_export(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
     one = Overtaken(catalog, TABLE, target, "orders", KAFKA_COLUMNS.schema)
     payments = ledger(catalog, target, "payments")
     one.load(TOPIC_ID)
@@ -233,6 +233,6 @@ def test_typed_values_are_columns_of_the_table(catalog: Catalog, target: ExportT
     assert [row["dead_letter"] for row in rows] == typed.column("dead_letter").to_pylist()
 
 
-def test_a_catalog_that_cannot_be_had_is_said_in_a_line(tmp_path: Path) -> None:
+def test_an_unreachable_catalog_is_reported_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="the catalog nowhere: "):
         open_catalog("nowhere", {"type": "strange"}, TargetSettings("file:///x"))

@@ -40,7 +40,7 @@ def files(target: ExportTarget) -> list[Tile | None]:
     return [tile_of_name(name) for name in target.names(f"{TOPIC_ID}/")]
 
 
-def test_what_was_promised_and_is_not_there_is_pending(target: ExportTarget) -> None:
+def test_a_promised_file_that_is_missing_is_pending(target: ExportTarget) -> None:
     one = ledger(target)
     assert one.load(TOPIC_ID) == Exported()
     assert one.reserve([FIRST, SECOND], [])
@@ -56,7 +56,7 @@ def test_what_was_promised_and_is_not_there_is_pending(target: ExportTarget) -> 
     assert len(target.names("_tidegate_export/orders/")) == 2
 
 
-def test_of_two_that_want_the_next_plan_one_gets_it(target: ExportTarget) -> None:
+def test_one_of_two_exporters_gets_the_next_plan(target: ExportTarget) -> None:
     one, other = ledger(target), ledger(target)
     one.load(TOPIC_ID)
     other.load(TOPIC_ID)
@@ -87,7 +87,7 @@ def test_nothing_beyond_a_hole_is_published(target: ExportTarget, tmp_path: Path
     assert ledger(target).load(TOPIC_ID).pending == (SECOND, THIRD)
 
 
-def test_what_another_one_cut_is_not_published_whole(target: ExportTarget, tmp_path: Path) -> None:
+def test_a_tile_that_another_exporter_cut_is_not_published_whole(target: ExportTarget, tmp_path: Path) -> None:
     slow, other = ledger(target), ledger(target)
     slow.load(TOPIC_ID)
     slow.reserve([FIRST, SECOND, THIRD], [])
@@ -99,7 +99,7 @@ def test_what_another_one_cut_is_not_published_whole(target: ExportTarget, tmp_p
     assert files(target) == [FIRST, Tile(0, 10, 13)]
 
 
-def test_what_another_one_has_published_whole_is_not_published_in_parts(target: ExportTarget, tmp_path: Path) -> None:
+def test_a_tile_that_was_published_whole_is_not_published_in_parts(target: ExportTarget, tmp_path: Path) -> None:
     one, other = ledger(target), ledger(target)
     one.load(TOPIC_ID)
     one.reserve([FIRST, SECOND], [])
@@ -129,7 +129,7 @@ def test_an_old_plan_cannot_publish_records_that_were_cut_since(target: ExportTa
     assert target.publish(kept)
 
 
-def test_of_two_that_keep_one_promise_both_go_on(target: ExportTarget, tmp_path: Path) -> None:
+def test_two_exporters_of_one_promise_both_continue(target: ExportTarget, tmp_path: Path) -> None:
     one, other = ledger(target), ledger(target)
     one.load(TOPIC_ID)
     one.reserve([FIRST, SECOND], [])
@@ -141,7 +141,7 @@ def test_of_two_that_keep_one_promise_both_go_on(target: ExportTarget, tmp_path:
     assert target.staged(f"{TOPIC_ID}/") == []
 
 
-def test_what_a_dead_run_has_staged_goes_when_it_is_of_no_use(target: ExportTarget, tmp_path: Path) -> None:
+def test_useless_staged_files_of_a_dead_run_are_removed(target: ExportTarget, tmp_path: Path) -> None:
     one = ledger(target)
     one.load(TOPIC_ID)
     one.reserve([FIRST, SECOND], [])

@@ -24,7 +24,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.segment_deletion import collect_leftovers, write_state
 
 
-async def test_what_continues_the_tier_counts(bench: Workbench) -> None:
+async def test_a_segment_that_continues_the_tier_counts(bench: Workbench) -> None:
     offload = Offload(bench)
     await offload.commit(await offload.copied(100, 150))
     await offload.commit(await offload.copied(300))
@@ -141,9 +141,7 @@ async def test_unwritable_metadata_ends_the_partition_and_deletes_nothing(
     assert (bench.segments, await offload.objects()) == ([], [])
 
 
-async def test_what_was_committed_by_a_write_that_never_had_an_answer_stays(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_commit_without_an_answer_stays(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     offload = Offload(bench)
     offload.committer = replace(offload.committer, sleep=no_time)
     result = await offload.copied(100, 150)
@@ -209,7 +207,7 @@ async def refused(segment: object) -> bool:
     raise RetriableRemoteStorageError("503")
 
 
-async def test_what_is_left_because_executors_are_lost_again_and_again_is_told(bench: Workbench) -> None:
+async def test_records_that_lost_executors_left_uncopied_are_reported(bench: Workbench) -> None:
     offload = Offload(bench)
     said = "the task was started 3 times before"
     for _ in range(3):
@@ -230,7 +228,7 @@ async def test_behind_a_tile_that_failed_none_counts(bench: Workbench) -> None:
     assert [one for one in bench.segments if (one.start_offset, one.end_offset) != (0, 99)] == []
 
 
-async def test_what_a_copier_copied_meanwhile_is_not_copied_twice(bench: Workbench) -> None:
+async def test_records_that_a_copier_copied_are_not_copied_twice(bench: Workbench) -> None:
     offload = Offload(bench)
     result = await offload.copied(100)
     bench.restart()
@@ -268,7 +266,7 @@ async def test_a_commit_that_is_seen_after_a_lost_ownership_is_not_deleted(
 
 
 @pytest.mark.parametrize("end_offset", [0, 50, 90])
-async def test_what_another_leader_does_not_have_does_not_count(bench: Workbench, end_offset: int) -> None:
+async def test_segments_that_a_new_leader_does_not_confirm_do_not_count(bench: Workbench, end_offset: int) -> None:
     offload = Offload(bench)
     result = await offload.copied(100)
     bench.log.elect_unclean(end_offset)

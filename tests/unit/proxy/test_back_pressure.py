@@ -249,7 +249,7 @@ async def test_by_tls_what_was_answered_leaves_before_the_end(tmp_path: Path) ->
         await client.ended()
 
 
-async def test_what_is_held_for_an_answer_that_is_never_made_is_given_back() -> None:
+async def test_memory_of_an_answer_that_is_never_made_is_released() -> None:
     sent, gate = asyncio.Event(), asyncio.Event()
 
     async def never(exchange: Exchange, held: memoryview) -> tuple[bytes]:

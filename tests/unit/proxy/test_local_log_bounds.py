@@ -28,7 +28,7 @@ def cluster() -> SlowCluster:
     return SlowCluster(logs={P0: LocalLog([batch_of(10, 20)], 10)})
 
 
-async def test_many_who_ask_at_once_share_one_question(cluster: SlowCluster) -> None:
+async def test_concurrent_callers_share_one_request(cluster: SlowCluster) -> None:
     now = [100]
     cache = LocalLogBoundsCache(cluster, lambda: now[0])
     answers = await asyncio.gather(*(cache.ask(P0, 100, 1000) for _ in range(5)))

@@ -89,7 +89,7 @@ async def test_a_position_reaches_the_end_of_a_log_that_lost_uncopied_records(ca
         assert (answer.error_code, bytes(answer.records), answer.high_watermark) == (0, b"", BEHIND)
 
 
-async def test_what_the_client_sends_meanwhile_is_answered_after_it(cast: Scenario) -> None:
+async def test_later_requests_of_the_client_are_answered_after_it(cast: Scenario) -> None:
     stall = Stall()
     cast.broker.script(ApiKey.FETCH)
     cast.broker.script(ApiKey.FETCH, deliver=stall.deliver)

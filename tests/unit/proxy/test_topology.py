@@ -176,7 +176,7 @@ async def test_the_name_of_a_topic_is_asked_for_once() -> None:
         await rig.topology.resolve_topic_name(UUID(int=8), 999, 1_000)
 
 
-async def test_who_was_never_let_in_gives_up_and_who_once_was_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_is_final_only_before_the_first_success(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.client.trouble = "down"
     assert not await rig.topology.meet_cluster()

@@ -78,7 +78,7 @@ def test_many_tasks_at_once_overshoot_by_one_reservation_at_most() -> None:
     assert sum(one is not None for one in granted) == 2
 
 
-def test_what_was_not_used_is_given_back() -> None:
+def test_unused_quota_is_released() -> None:
     quota = RateQuota(1000, QuotaWindow(1, 1000), Clock())
     reservation = quota.reserve(1000)
     assert reservation is not None
@@ -104,7 +104,7 @@ def test_what_is_settled_late_does_not_count_into_a_later_window() -> None:
     assert quota.reserve(1) is None
 
 
-def test_of_several_quotas_all_or_none_is_reserved() -> None:
+def test_all_quotas_are_reserved_or_none() -> None:
     clock = Clock()
     wide, narrow = (RateQuota(limit, QuotaWindow(1, 1000), clock) for limit in (1000, 10))
     assert reserve_all([wide, narrow], 500) is not None

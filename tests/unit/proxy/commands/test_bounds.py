@@ -44,7 +44,7 @@ def test_a_table_of_both_tiers(monkeypatch: pytest.MonkeyPatch, config: Path) ->
 
 
 @pytest.mark.parametrize(("bad", "said"), [(BROKEN, "BROKEN: Ly>Ry"), (UNKNOWN, "it was deleted")])
-def test_what_does_not_hold_is_named_and_is_exit_code_1(
+def test_a_violated_bound_is_named_and_is_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, config: Path, bad: PartitionBounds, said: str
 ) -> None:
     code, out = run(monkeypatch, config, [HOLDS, bad])

@@ -58,7 +58,7 @@ def test_every_state_is_what_it_was(tmp_path: Path) -> None:
         state.close()
 
 
-async def test_of_a_topic_that_was_made_again_the_one_that_is_there_is_exported(bench: CommandBench) -> None:
+async def test_the_existing_one_of_two_topics_of_a_name_is_exported(bench: CommandBench) -> None:
     before = replace(PARTITION, topic_id=UUID(int=6))
     for partition in (before, PARTITION):
         await bench.rlmm.add_remote_log_segment_metadata(segment(partition, 0, 9))

@@ -82,7 +82,7 @@ def test_several_topics_are_named_at_once(operator: Operator) -> None:
     assert (code, operator.deleted) == (0, [UUID(ORDERS), UUID(PAYMENTS)])
 
 
-def test_what_is_not_missing_is_refused(operator: Operator) -> None:
+def test_a_topic_that_is_not_missing_is_refused(operator: Operator) -> None:
     code, out = operator.run("forget", "orders", AGAIN, "--yes")
     assert (code, operator.deleted) == (1, [])
     assert out == f"{AGAIN} is not missing: a broker knows it, or the remote tier has nothing of it\n"

@@ -68,7 +68,7 @@ def test_without_yes_nothing_is_written(operator: Operator) -> None:
 
 
 @pytest.mark.parametrize("refused", [PART, UNKNOWN])
-def test_what_can_be_read_or_is_not_there_is_refused(operator: Operator, refused: str) -> None:
+def test_readable_and_unknown_segments_are_refused(operator: Operator, refused: str) -> None:
     code, out = operator.run("delete", "--segment", WHOLE, "--segment", refused, "--yes")
     assert (code, operator.asked) == (1, [])
     assert out == f"these segments are not in quarantine, or a part of them is still readable: {refused}\n"

@@ -66,7 +66,7 @@ async def test_offsets_that_no_segment_has_are_a_finding(bench: CommandBench) ->
     assert (await verify_tier(bench.tier(), None, 2, None)).findings == []
 
 
-async def test_what_was_whole_is_not_read_again(bench: CommandBench) -> None:
+async def test_verified_segments_are_not_read_again(bench: CommandBench) -> None:
     notes = bench.folder / "notes"
     await bench.tiered(0)
     assert (await verify_tier(bench.tier(), None, 2, notes)).segments == 1
@@ -103,7 +103,7 @@ async def test_a_key_is_wrapped_again_and_the_old_one_not_needed(bench: CommandB
     assert keys == {str(plain.segment_id.id): "none", str(sealed.segment_id.id): "k2"}
 
 
-async def test_a_key_that_is_missing_is_said_and_the_others_are_done(bench: CommandBench) -> None:
+async def test_a_missing_key_is_named_and_the_other_segments_are_done(bench: CommandBench) -> None:
     bench.ring = KeyRing({"lost": b"0" * 32}, "lost")
     await bench.tiered(0)
     bench.ring = KeyRing(KEYS, "k1")

@@ -270,7 +270,7 @@ async def test_zstd_is_refused_to_clients_that_cannot_read_it(tmp_path: Path) ->
         assert codes(await bench.fetch(10, ask(10, 0, partition=1))) == [0]
 
 
-async def test_a_diverging_last_fetched_epoch_is_told_as_the_broker_tells_it(bench: Bench) -> None:
+async def test_a_diverging_last_fetched_epoch_is_answered_as_by_the_broker(bench: Bench) -> None:
     await bench.tier.add(P1, [batch_of(0, 10, leader_epoch=1)], 0)
     await bench.tier.add(P1, [batch_of(10, 10, leader_epoch=4)], 10)
     bench.cluster.logs[P1] = LocalLog([batch_of(20, BATCH)], 20)

@@ -137,7 +137,7 @@ async def test_what_a_client_does_not_read_stays_held(tmp_path: Path) -> None:
         assert bench.handler.held_bytes == 0
 
 
-async def test_without_memory_one_batch_is_served_all_the_same(tmp_path: Path) -> None:
+async def test_without_memory_one_batch_is_still_served(tmp_path: Path) -> None:
     async with bench_of(
         tmp_path,
         FetchSettings(
@@ -223,7 +223,7 @@ async def test_old_watermarks_never_end_below_what_the_tier_has(tmp_path: Path, 
         assert entry.high_watermark >= entry.last_stable_offset >= 120
 
 
-async def test_of_many_remote_partitions_only_those_with_a_budget_cost_anything(bench: Bench) -> None:
+async def test_only_remote_partitions_with_a_budget_are_read(bench: Bench) -> None:
     """The others are empty this time: a consumer asks for them first when these have brought something."""
     await bench.tier.add(P1, bench.batches[:10], 0)
     bench.cluster.logs[P1] = LocalLog(bench.batches, 100)

@@ -211,9 +211,7 @@ async def test_a_log_start_that_hides_nothing_costs_no_question(bench: Bench) ->
 
 
 @pytest.mark.parametrize(("trim", "code"), [(OffsetAndEpoch(8, 5), UNAVAILABLE), (OffsetAndEpoch(9, 4), 0)])
-async def test_where_metadata_was_lost_nobody_is_told_where_the_log_begins(
-    bench: Bench, trim: OffsetAndEpoch, code: int
-) -> None:
+async def test_after_lost_metadata_the_log_start_is_not_answered(bench: Bench, trim: OffsetAndEpoch, code: int) -> None:
     """A trim, and not a segment: those were lost, if the leader confirms the trim."""
     empty = TopicIdPartition(bench.cluster.topics.setdefault("empty", UUID(int=7)), 0)
     bench.cluster.logs[empty] = LocalLog([build_batch(8, [record(8)])], 8)

@@ -85,7 +85,7 @@ async def test_leader_is_found_by_topic_id() -> None:
     assert recreated.value.code == ErrorCode.UNKNOWN_TOPIC_ID
 
 
-async def test_what_was_made_after_the_last_metadata_is_found() -> None:
+async def test_a_topic_that_is_newer_than_the_metadata_is_found() -> None:
     partition, added = TopicIdPartition(TOPIC_ID, 0), TopicIdPartition(TOPIC_ID, 2)
     async with ScriptedBroker() as broker:
         client = client_of(broker)

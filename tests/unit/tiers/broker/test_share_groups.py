@@ -140,7 +140,7 @@ async def test_a_coordinator_that_came_back_a_moment_ago_is_asked(cluster: Clust
     assert await cluster.lowest_start() == 40
 
 
-async def test_a_group_that_moves_to_who_was_asked_before_leaves_it_unknown(cluster: Cluster) -> None:
+async def test_a_group_that_moves_to_an_asked_broker_leaves_it_unknown(cluster: Cluster) -> None:
     first, second = cluster.brokers
     second.share_groups = [ShareGroup("a", starts={(OURS, 3): 40})]
     listed = first.answers[ApiKey.LIST_GROUPS]

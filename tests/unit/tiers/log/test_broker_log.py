@@ -190,7 +190,7 @@ async def test_a_leader_whose_broker_is_gone_is_found_again(cluster: Cluster) ->
     assert (await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)).leader_epoch == 4
 
 
-async def test_an_error_that_lasts_is_given_back_at_the_deadline(cluster: Cluster) -> None:
+async def test_a_lasting_error_is_raised_at_the_deadline(cluster: Cluster) -> None:
     cluster.first.errors = [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 10_000
     with pytest.raises(BrokerError) as error:
         await cluster.source.read(PARTITION, 10, 1000, 200)
@@ -261,7 +261,7 @@ async def test_a_trim_above_the_last_stable_offset_trims_nothing(cluster: Cluste
     assert cluster.first.trimmed_to == []
 
 
-async def test_what_was_trimmed_already_is_answered_with_the_log_start(cluster: Cluster) -> None:
+async def test_a_trim_below_the_log_start_returns_the_log_start(cluster: Cluster) -> None:
     assert await cluster.source.delete_records(PARTITION, 5, 3, TIMEOUT_MS, still_ours) == 10
     assert cluster.first.trimmed_to == []
 
@@ -295,7 +295,7 @@ async def test_concurrent_questions_for_bounds_share_one_request(cluster: Cluste
     assert (await cluster.source.bounds(PARTITION, TIMEOUT_MS)).log_start_offset == 20
 
 
-async def test_who_asks_beside_a_question_that_is_given_up_asks_again(cluster: Cluster) -> None:
+async def test_a_caller_beside_a_cancelled_question_asks_again(cluster: Cluster) -> None:
     await cluster.source.bounds(PARTITION, TIMEOUT_MS)
     first = asyncio.create_task(cluster.source.bounds(PARTITION, TIMEOUT_MS))
     second = asyncio.create_task(cluster.source.bounds(PARTITION, TIMEOUT_MS))

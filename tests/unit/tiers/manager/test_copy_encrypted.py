@@ -82,7 +82,7 @@ async def test_a_reader_without_the_key_says_which(bench: Workbench) -> None:
         await read(bench, 0, KeyRing({"k2": b"2" * 32}))
 
 
-async def test_what_the_store_changed_is_never_served(bench: Workbench) -> None:
+async def test_bytes_that_the_store_changed_are_never_served(bench: Workbench) -> None:
     encrypt_with(bench, RING)
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(4)])
     await bench.copy_all()

@@ -130,7 +130,7 @@ def said_of_failures(caplog: pytest.LogCaptureFixture) -> set[str]:
     return {vars(line)["partition"] for line in caplog.records if "could not be processed" in line.getMessage()}
 
 
-async def test_who_waits_for_a_copier_that_another_holds_is_reported_too(
+async def test_a_partition_that_waits_for_a_copier_is_reported_too(
     running: Running, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = asyncio.Event()
@@ -163,7 +163,7 @@ async def test_a_quota_that_leaves_nothing_is_reported(running: Running, clock: 
     assert running.bench.finished == []
 
 
-async def test_nothing_is_said_of_partitions_without_work(
+async def test_partitions_without_work_are_not_reported(
     running: Running, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, watch = 0, running.manager._watch_progress

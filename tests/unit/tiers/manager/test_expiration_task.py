@@ -109,7 +109,7 @@ async def test_records_without_a_timestamp_age_from_their_copy(bench: Workbench)
     assert await bench.expire(one_hour) == 1
 
 
-async def test_a_broker_whose_log_start_went_back_is_told_again(copied: Workbench) -> None:
+async def test_a_trim_is_repeated_after_the_log_start_went_back(copied: Workbench) -> None:
     copied.log.log_start_offset = 0
     await copied.record_log_start(45)
     await copied.expire(POLICY)
@@ -155,7 +155,7 @@ async def test_an_expiry_that_ended_after_any_step_is_taken_up_again(copied: Wor
     assert copied.metadata.log_start_offset(PARTITION) == 90
 
 
-async def test_what_another_owner_cuts_meanwhile_is_not_deleted(
+async def test_segments_that_another_owner_cut_are_not_deleted(
     copied: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = copied.store.delete_log_segment_data

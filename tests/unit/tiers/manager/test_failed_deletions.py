@@ -110,7 +110,7 @@ async def test_a_failed_deletion_is_published_and_withdrawn_when_it_succeeds(
     assert bench.metric("remote_failed_deletions") == 0
 
 
-async def test_what_another_process_published_is_taken_back_too(bench: Workbench, store: Undeletable) -> None:
+async def test_publications_of_another_process_are_withdrawn_too(bench: Workbench, store: Undeletable) -> None:
     store.refused = set()
     first = bench.segments[0]
     await write_state(bench.services, first, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)

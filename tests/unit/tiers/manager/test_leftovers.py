@@ -80,7 +80,7 @@ async def test_a_store_that_goes_down_meanwhile_is_left_alone(
 
 
 @pytest.mark.parametrize("error", [RemoteLogMetadataError("timed out"), OwnershipLostError("fenced")])
-async def test_what_is_under_way_comes_to_its_end_before_an_error_comes_out(
+async def test_deletions_in_progress_end_before_an_error_is_raised(
     error: RemoteLogMetadataError, bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is the first one: who writes after it is told less."""

@@ -52,7 +52,7 @@ async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench, r
     assert await task.run(idle) == 0
 
 
-async def test_a_plan_that_nobody_ended_goes_with_what_it_announced(copied: Workbench) -> None:
+async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) -> None:
     """Its offload died; or else whoever reads the topic anew would find its segments begun again."""
     await copied.metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, (90, 95, 100)))
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)

@@ -152,7 +152,7 @@ async def test_a_step_that_is_cancelled_before_it_began_leaves_no_open_segment(r
         assert managed.copy.local_only_bytes == 0
 
 
-async def test_deletions_that_failed_are_counted_by_whoever_owns_the_partition(running: Running) -> None:
+async def test_the_owner_counts_failed_deletions(running: Running) -> None:
     bench, failed = running.bench, running.bench.services.failed_deletions
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
@@ -173,7 +173,7 @@ async def test_a_topic_that_is_no_longer_tiered_is_given_up(running: Running) ->
         await until(lambda: running.manager.partitions == [])
 
 
-async def test_a_copy_under_way_is_finished_before_the_manager_ends(
+async def test_a_copy_in_progress_is_finished_before_the_manager_ends(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copying, go_on = asyncio.Event(), asyncio.Event()

@@ -26,7 +26,7 @@ KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
 
 
 @pytest.mark.parametrize("call", ["metadata.ensure_fresh", "broker.bounds"])
-async def test_what_another_owner_trimmed_is_no_gap(call: str, tmp_path: Path) -> None:
+async def test_a_trim_of_another_owner_is_no_gap(call: str, tmp_path: Path) -> None:
     """Nor is what it copied lost metadata, though the manifest names it."""
     (tmp_path / "remote").mkdir()
     clock, log, model = Clock(), InMemoryLog(), WrittenLog()
@@ -67,7 +67,7 @@ async def refused(process: TierProcess) -> None:
         await process.manager.round()
 
 
-async def test_what_another_owner_finished_during_a_deletion_is_no_leftover(
+async def test_a_copy_that_another_owner_finished_is_no_leftover(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ownership was lost and regained while the store took its time with the first."""

@@ -107,7 +107,7 @@ async def test_a_topic_with_tier_settings_of_its_own_needs_no_rule(cluster: Clus
         DELETE | {"remote.storage.enable": "true"},
     ],
 )
-async def test_what_cannot_be_tiered_is_refused_once_with_the_reason(
+async def test_a_topic_that_cannot_be_tiered_is_refused_once_with_the_reason(
     cluster: Cluster, config: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("state", 1, config)

@@ -183,7 +183,7 @@ def test_a_position_before_an_unknown_record_has_an_epoch_that_reached_it(
     assert (again.next_offset, again.leader_epoch, again.unknown) == (position, -1, read.unknown)
 
 
-def test_what_owners_write_counts_in_a_transaction_alone() -> None:
+def test_records_of_owners_count_only_in_a_transaction() -> None:
     added = segment(1, 0, 9)
     raised = log_start("anybody", user(5))
     records = [

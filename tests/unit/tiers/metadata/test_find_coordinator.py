@@ -63,7 +63,7 @@ async def test_a_new_cluster_is_asked_until_its_coordinator_has_loaded() -> None
     assert cluster.asked == 4
 
 
-async def test_a_group_that_nobody_may_describe_is_never_one_without_members() -> None:
+async def test_a_group_without_describe_is_not_taken_for_empty() -> None:
     for answer, timeout_ms in ((ErrorCode.GROUP_AUTHORIZATION_FAILED, 30_000), (ErrorCode.NOT_COORDINATOR, 50)):
         cluster = Cluster(FOUND, described(answer), FOUND)
         with pytest.raises(BrokerError, match=r"group tidegate-topic (cannot be|was not) described"):

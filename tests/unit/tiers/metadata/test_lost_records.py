@@ -59,7 +59,7 @@ def test_a_log_continues_if_its_epoch_reaches_the_read_position(answered: EpochE
     assert (lost.reason is None) is not bool(was_diverged)
 
 
-def test_who_diverged_is_told_what_is_lost_and_what_to_do() -> None:
+def test_a_divergence_names_the_loss_and_the_remedy() -> None:
     lost = LostRecords(reached(0, 57), {})
     assert lost.check_lineage(1, OffsetAndEpoch(57, 3), EpochEndOffset(3, 34), 34)
     assert lost.reason == "metadata partition 1 ends at 34 and was read to 57: the topic lost records"

@@ -69,7 +69,7 @@ class Follower:
             raise RemoteLogMetadataNotReadyError("a transaction is open")
 
 
-async def test_who_waited_for_its_turn_beyond_its_membership_fences_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_that_waited_too_long_fences_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 1_000
     joined = asyncio.Event()
 

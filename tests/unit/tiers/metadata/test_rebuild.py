@@ -192,7 +192,7 @@ def test_without_a_manifest_all_that_tiles_is_live(store: Store) -> None:
 
 
 @pytest.mark.parametrize("trimmed_to", [None, 2, 10, 15])
-def test_what_is_gone_from_the_front_is_a_gap_and_moves_no_log_start(store: Store, trimmed_to: int | None) -> None:
+def test_segments_missing_at_the_front_are_a_gap_and_no_log_start(store: Store, trimmed_to: int | None) -> None:
     gone, kept = store.holds(0, 9), store.holds(10, 19)
     store.manifest(gone, kept, log_start=3, trimmed_to=trimmed_to)
     store.loses(gone)

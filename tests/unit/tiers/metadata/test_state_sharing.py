@@ -49,7 +49,7 @@ def test_a_reader_that_died_is_forgotten(tmp_path: Path) -> None:
     state.close()
 
 
-def test_what_is_left_of_freshness_is_forgotten_before_anybody_reads(tmp_path: Path) -> None:
+def test_old_freshness_is_forgotten_before_the_first_read(tmp_path: Path) -> None:
     fill(tmp_path)
     state = open_state(tmp_path)
     state.mark_fresh({0: 4711})

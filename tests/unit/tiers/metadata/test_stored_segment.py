@@ -48,7 +48,7 @@ def key_of(segment: RemoteLogSegmentMetadata) -> bytes:
 
 
 @given(segments)
-def test_what_was_stored_is_read_again(segment: RemoteLogSegmentMetadata) -> None:
+def test_a_stored_segment_is_read_again(segment: RemoteLogSegmentMetadata) -> None:
     read = decode_stored_segment(key_of(segment), encode_stored_segment(segment))
     assert read == segment
     assert read.topic_id_partition.topic == segment.topic_id_partition.topic

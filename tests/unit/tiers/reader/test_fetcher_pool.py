@@ -63,7 +63,7 @@ async def test_bytes_in_flight_are_bounded_but_one_download_always_runs() -> Non
         await downloads.end("small")
 
 
-async def test_what_does_not_fit_the_queue_is_refused() -> None:
+async def test_a_download_that_does_not_fit_the_queue_is_refused() -> None:
     downloads = Downloads()
     async with FetcherPool[str](threads=1, max_pending_tasks=1) as pool:
         pool.start(["a"], 1, 1, downloads.make("a"))

@@ -66,7 +66,7 @@ def holds(cache: LocalIndexCache, segment: Segment) -> bool:
     return found is not None
 
 
-def test_what_was_put_is_there_after_a_restart(bench: Bench) -> None:
+def test_indexes_are_there_after_a_restart(bench: Bench) -> None:
     segments = [segment_object(start) for start in (0, 30, 60)]
     cache = bench.cache()
     assert not holds(cache, segments[0])
@@ -144,7 +144,7 @@ def test_files_that_contradict_each_other_are_removed_and_made_again(bench: Benc
     assert holds(cache, segment)
 
 
-def test_what_is_left_of_a_set_is_removed(bench: Bench) -> None:
+def test_incomplete_sets_are_removed(bench: Bench) -> None:
     put(bench.cache(), segment_object(0), segment_object(30))
     (bench.folder / "somebody's").mkdir()
     (bench.folder / "somebody's" / "file").touch()

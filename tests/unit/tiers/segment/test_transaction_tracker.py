@@ -117,7 +117,7 @@ def test_a_transaction_beyond_the_segment_is_carried_but_not_listed() -> None:
     assert tracker.open_transactions().aborted == (AbortedTransaction(A, 500),)
 
 
-def test_an_abort_that_nobody_reported_is_believed() -> None:
+def test_an_unreported_abort_counts() -> None:
     tracker = feed(TransactionTracker(0, None), data(A, 10, 19), abort(A, 20))
     assert tracker.ranges(20) == (AbortedTransactionRange(A, 10, 20),)
 

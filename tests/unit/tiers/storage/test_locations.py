@@ -207,7 +207,7 @@ async def test_a_check_names_the_location_that_fails(root: Path) -> None:
         ({"name": "east", "patth": "/"}, "location 'east': unknown setting 'patth'"),
     ],
 )
-def test_what_cannot_work_is_named(root: Path, location: dict[str, str], named: str) -> None:
+def test_impossible_settings_are_named(root: Path, location: dict[str, str], named: str) -> None:
     config = {"implementation": "local", "path": str(root), "locations": [location]}
     with pytest.raises(ValueError, match=named):
         create_storage(StorageConfig.model_validate(config), "c")
