@@ -54,7 +54,7 @@ def test_a_task_of_another_version_is_refused_before_it_is_unpacked(
 def test_a_call_travels_with_what_it_closes_over_and_settles_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     offset = 40
     travelled = pickle.loads(cloudpickle.dumps(TaskCall(lambda row: row + offset)))  # type: ignore[no-untyped-call]
-    monkeypatch.setattr(task_call, "_settled_pid", 0)
+    monkeypatch.setattr(task_call, "_frozen_pid", 0)
     frozen = gc.get_freeze_count()
     try:
         assert travelled(2) == 42

@@ -43,15 +43,15 @@ def files(target: ExportTarget) -> list[Tile | None]:
 def test_a_promised_file_that_is_missing_is_pending(target: ExportTarget) -> None:
     one = ledger(target)
     assert one.load(TOPIC_ID) == Exported()
-    assert one.reserve([FIRST, SECOND], [])
+    assert one.promise([FIRST, SECOND], [])
     written(target, SECOND)
     assert ledger(target).load(TOPIC_ID) == Exported({0: 20}, pending=(FIRST,))
 
     # A promise that is kept by and by needs no other plan.
     other = ledger(target)
     other.load(TOPIC_ID)
-    assert other.reserve([FIRST], [])
-    assert other.reserve([THIRD], [FIRST])
+    assert other.promise([FIRST], [])
+    assert other.promise([THIRD], [FIRST])
     assert ledger(target).load(TOPIC_ID) == Exported({0: 30}, pending=(FIRST, THIRD))
     assert len(target.names("_tidegate_export/orders/")) == 2
 
@@ -60,17 +60,17 @@ def test_one_of_two_exporters_gets_the_next_plan(target: ExportTarget) -> None:
     one, other = ledger(target), ledger(target)
     one.load(TOPIC_ID)
     other.load(TOPIC_ID)
-    assert other.reserve([Tile(0, 0, 4)], [])
-    assert not one.reserve([FIRST], [])
+    assert other.promise([Tile(0, 0, 4)], [])
+    assert not one.promise([FIRST], [])
     assert one.load(TOPIC_ID) == Exported({0: 5}, pending=(Tile(0, 0, 4),))
 
 
 def test_a_promise_that_is_cut_is_promised_in_its_parts(target: ExportTarget) -> None:
     one = ledger(target)
     one.load(TOPIC_ID)
-    one.reserve([FIRST], [])
+    one.promise([FIRST], [])
     assert one.commit([TileResult(FIRST, stopped_at=4)]) == []
-    assert one.reserve([Tile(0, 0, 3)], [Tile(0, 4, 9)])
+    assert one.promise([Tile(0, 0, 3)], [Tile(0, 4, 9)])
     written(target, Tile(0, 0, 3))
     assert ledger(target).load(TOPIC_ID) == Exported({0: 10}, pending=(Tile(0, 4, 9),))
 
@@ -78,7 +78,7 @@ def test_a_promise_that_is_cut_is_promised_in_its_parts(target: ExportTarget) ->
 def test_nothing_beyond_a_hole_is_published(target: ExportTarget, tmp_path: Path) -> None:
     one, beside = ledger(target), Tile(1, 0, 9)
     one.load(TOPIC_ID)
-    one.reserve([FIRST, SECOND, THIRD, beside], [])
+    one.promise([FIRST, SECOND, THIRD, beside], [])
     results = [staged(target, tmp_path, tile) for tile in (beside, THIRD, FIRST)]
     results.append(TileResult(SECOND, stopped_at=14))
     assert [result.tile for result in one.commit(results)] == [FIRST, beside]
@@ -90,10 +90,10 @@ def test_nothing_beyond_a_hole_is_published(target: ExportTarget, tmp_path: Path
 def test_a_tile_that_another_exporter_cut_is_not_published_whole(target: ExportTarget, tmp_path: Path) -> None:
     slow, other = ledger(target), ledger(target)
     slow.load(TOPIC_ID)
-    slow.reserve([FIRST, SECOND, THIRD], [])
+    slow.promise([FIRST, SECOND, THIRD], [])
     results = [staged(target, tmp_path, tile) for tile in (FIRST, SECOND, THIRD)]
     other.load(TOPIC_ID)
-    assert other.reserve([FIRST, Tile(0, 10, 13)], [Tile(0, 14, 19), THIRD])
+    assert other.promise([FIRST, Tile(0, 10, 13)], [Tile(0, 14, 19), THIRD])
     assert [result.tile for result in slow.commit(results)] == [FIRST]
     assert [result.tile for result in other.commit([staged(target, tmp_path, Tile(0, 10, 13))])] == [Tile(0, 10, 13)]
     assert files(target) == [FIRST, Tile(0, 10, 13)]
@@ -102,13 +102,13 @@ def test_a_tile_that_another_exporter_cut_is_not_published_whole(target: ExportT
 def test_a_tile_that_was_published_whole_is_not_published_in_parts(target: ExportTarget, tmp_path: Path) -> None:
     one, other = ledger(target), ledger(target)
     one.load(TOPIC_ID)
-    one.reserve([FIRST, SECOND], [])
+    one.promise([FIRST, SECOND], [])
     other.load(TOPIC_ID)
     whole = staged(target, tmp_path, FIRST)
     part = staged(target, tmp_path, Tile(0, 0, 3))
     assert whole.staged is not None
     assert target.publish(whole.staged)
-    assert other.reserve([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
+    assert other.promise([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
     assert other.commit([part]) == []
     assert files(target) == [FIRST]
     assert ledger(target).load(TOPIC_ID).pending == (SECOND,)
@@ -117,12 +117,12 @@ def test_a_tile_that_was_published_whole_is_not_published_in_parts(target: Expor
 def test_an_old_plan_cannot_publish_records_that_were_cut_since(target: ExportTarget, tmp_path: Path) -> None:
     slow, other = ledger(target), ledger(target)
     slow.load(TOPIC_ID)
-    slow.reserve([FIRST, SECOND], [])
+    slow.promise([FIRST, SECOND], [])
     whole, kept = (staged(target, tmp_path, tile).staged for tile in (FIRST, SECOND))
     assert whole is not None
     assert kept is not None
     other.load(TOPIC_ID)
-    assert other.reserve([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
+    assert other.promise([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
     assert len(other.commit([staged(target, tmp_path, Tile(0, 0, 3))])) == 1
     assert not target.publish(whole)
     assert files(target) == [Tile(0, 0, 3)]
@@ -132,7 +132,7 @@ def test_an_old_plan_cannot_publish_records_that_were_cut_since(target: ExportTa
 def test_two_exporters_of_one_promise_both_continue(target: ExportTarget, tmp_path: Path) -> None:
     one, other = ledger(target), ledger(target)
     one.load(TOPIC_ID)
-    one.reserve([FIRST, SECOND], [])
+    one.promise([FIRST, SECOND], [])
     other.load(TOPIC_ID)
     first = staged(target, tmp_path, FIRST)
     assert len(other.commit([staged(target, tmp_path, FIRST)])) == 1
@@ -144,7 +144,7 @@ def test_two_exporters_of_one_promise_both_continue(target: ExportTarget, tmp_pa
 def test_useless_staged_files_of_a_dead_run_are_removed(target: ExportTarget, tmp_path: Path) -> None:
     one = ledger(target)
     one.load(TOPIC_ID)
-    one.reserve([FIRST, SECOND], [])
+    one.promise([FIRST, SECOND], [])
     left = [staged(target, tmp_path, tile) for tile in (FIRST, SECOND, THIRD)]
     written(target, FIRST)
     assert ledger(target).load(TOPIC_ID).pending == (SECOND,)
@@ -158,7 +158,7 @@ def test_useless_staged_files_of_a_dead_run_are_removed(target: ExportTarget, tm
 def test_another_topic_other_columns_and_files_without_a_plan_are_refused(target: ExportTarget, tmp_path: Path) -> None:
     one = ledger(target)
     one.load(TOPIC_ID)
-    one.reserve([FIRST], [])
+    one.promise([FIRST], [])
     [name] = target.names("_tidegate_export/")
     assert json.loads((tmp_path / name).read_text())["topicId"] == str(TOPIC_ID)
     with pytest.raises(JobError, match=f"another topic orders, with the id {TOPIC_ID}"):

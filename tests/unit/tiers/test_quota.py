@@ -10,7 +10,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("wait"), st.integers(0, 3000)),
         st.tuples(st.just("reserve"), st.integers(0, 5000)),
-        st.tuples(st.just("settle"), st.integers(0, 100)),
+        st.tuples(st.just("charge"), st.integers(0, 100)),
     ),
     max_size=60,
 )
@@ -49,7 +49,7 @@ def test_no_window_holds_more_than_the_limit_and_one_reservation(
         elif open_reservations:
             reservation, entry = open_reservations.pop(0)
             entry[1] = entry[1] * number // 100
-            reservation.settle(entry[1])
+            reservation.charge(entry[1])
     allowed = limit * window.length_ms / 1000
     for start_ms, _ in moved:
         within = [size for at_ms, size in moved if start_ms <= at_ms <= start_ms + window.length_ms]
@@ -99,7 +99,7 @@ def test_what_is_settled_late_does_not_count_into_a_later_window() -> None:
     late = quota.reserve(1000)
     assert late is not None
     clock.now_ms += 5000
-    late.settle(0)
+    late.charge(0)
     assert quota.reserve(1000) is not None
     assert quota.reserve(1) is None
 
