@@ -81,7 +81,7 @@ def test_planted_faults_are_found_and_nothing_else(
     spark: SparkSession, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the whole test run, which the commands that are not processes are a part of.
-    monkeypatch.setattr("proxy.commands.tools.set_up_logging", lambda level, text: None)
+    monkeypatch.setattr("proxy.commands.tier.tools.set_up_logging", lambda level, text: None)
     code, whole, _ = site.run("scrub", "--level", "deep")
     assert (code, whole["findings"]) == (0, [])
     logs = site.files(".log")

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy import cli
-from proxy.commands import bounds as command
-from proxy.commands.bounds import PartitionBounds
+from proxy.commands.tier import bounds as command
+from proxy.commands.tier.bounds import PartitionBounds
 
 HOLDS = PartitionBounds("orders", 0, 5, 0, 59, 60, 40, 100, 100)
 BROKEN = PartitionBounds("orders", 1, 0, 0, 120, 121, 40, 100, 100, violated=("Ly>Ry",))

@@ -12,8 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from proxy.commands import metadata
-from proxy.commands.metadata import partition_to_export, records_of_file
+from proxy.commands.tier import metadata
+from proxy.commands.tier.metadata import partition_to_export, records_of_file
 from tests.support.proxy.command_bench import CommandBench
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.segment_metadata import segment

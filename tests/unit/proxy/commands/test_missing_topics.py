@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy import cli
-from proxy.commands import missing_topics as command
-from proxy.commands.missing_topics import MissingTopic, missing_of
+from proxy.commands.tier import missing_topics as command
+from proxy.commands.tier.missing_topics import MissingTopic, missing_of
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.tiers.segment_metadata import copied, segment
 from tiers.model.ids import TopicIdPartition

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from proxy.commands import orphans as command
+from proxy.commands.tier import orphans as command
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.access.open_tier import RemoteTierError

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy import cli
-from proxy.commands import quarantine as command
-from proxy.commands.quarantine import QuarantinedSegment, cut_segments
+from proxy.commands.tier import quarantine as command
+from proxy.commands.tier.quarantine import QuarantinedSegment, cut_segments
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.tiers.segment_metadata import copied, segment
 from tiers.model.ids import TopicIdPartition

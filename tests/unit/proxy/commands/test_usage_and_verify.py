@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import typer
 
-from proxy.commands.rewrap import rewrap_all
-from proxy.commands.segments import listed_segments
-from proxy.commands.tools import parse_target
-from proxy.commands.verify import verify_tier
+from proxy.commands.tier.rewrap import rewrap_all
+from proxy.commands.tier.segments import listed_segments
+from proxy.commands.tier.tools import parse_target
+from proxy.commands.tier.verify import verify_tier
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CommandBench

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protocol.records.record_batch import iterate_batches
-from proxy.commands.accept import ReplacedRecords, replaced_records
+from proxy.commands.tier.accept import ReplacedRecords, replaced_records
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
