@@ -1,4 +1,4 @@
-"""Every job over one topic in a real S3 and a real HDFS: copied, read, merged, exported, damaged, mended, deleted."""
+"""Every job over one topic in a real S3 and a real HDFS: copy, read, merge, export, damage, repair, delete."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ async def _serve(channel: socket.socket) -> None:
         except (asyncio.IncompleteReadError, OSError):
             for task in running.values():
                 task.cancel()
-    await served.settle(whole.grace_s * 0.8)
+    await served.wait_for_abandoned_calls(whole.grace_s * 0.8)
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
@@ -78,7 +78,7 @@ class _Served:
         moved: Moved = (number,)
         self._writer.write(frame_of(moved))
 
-    async def settle(self, timeout_s: float) -> None:
+    async def wait_for_abandoned_calls(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._manager.abandoned_calls:  # noqa: ASYNC110  # threads end without an event

@@ -1,4 +1,4 @@
-"""Where an export goes: files appear whole, once, and under the name that they are given."""
+"""The target of an export: files appear whole, once, and under their final names."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_file_appears_whole_and_is_never_replaced(place: str, request: pytest.
     assert target.names("c/") == ["c/0/1-2.parquet"]
 
 
-def test_of_a_folder_that_is_full_the_name_is_told_and_nothing_is_left(
+def test_a_full_folder_is_named_and_keeps_no_file(
     in_folder: TargetSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_full(*arguments: object) -> None:
@@ -93,7 +93,7 @@ def test_of_a_folder_that_is_full_the_name_is_told_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_staged_cannot_be_seen_and_is_published_once(
+def test_staged_files_are_invisible_and_published_once(
     place: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     target = open_target(request.getfixturevalue(place))

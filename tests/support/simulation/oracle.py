@@ -8,7 +8,7 @@ from uuid import UUID
 
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
-from tests.support.expected_log import FILTERS
+from tests.support.read_committed import FILTERS
 from tests.support.simulation.cluster import CLUSTER_ID, SimBroker, SimCluster, SimPartition
 from tests.support.simulation.expectation import ExpectedPartition, Retention
 from tests.support.simulation.loop import VirtualLoop

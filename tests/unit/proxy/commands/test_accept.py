@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from proxy import cli
-from proxy.commands import accept
-from proxy.commands.bounds import PartitionBounds
+from proxy.commands.tier import accept
+from proxy.commands.tier.bounds import PartitionBounds
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tests.support.proxy.parsed_config import parse_config

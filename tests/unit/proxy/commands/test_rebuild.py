@@ -1,4 +1,4 @@
-"""What the command adds to a plan: topics that the cluster does not have."""
+"""The command adds one check to a plan: topics that the cluster does not have."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ async def planned(bench: CommandBench) -> Rebuild:
 
 
 @pytest.mark.parametrize("are_meant", [True, False])
-async def test_a_topic_that_the_cluster_does_not_have_is_refused_unless_it_is_meant(
-    bench: CommandBench, are_meant: bool
-) -> None:
+async def test_a_topic_that_is_not_in_the_cluster_needs_an_option(bench: CommandBench, are_meant: bool) -> None:
     await bench.tiered(0)
     await bench.put_manifest()
     done = await planned(bench)

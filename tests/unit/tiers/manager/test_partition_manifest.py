@@ -1,4 +1,4 @@
-"""What the owner tells the store about a partition, how often, and that nothing waits for it."""
+"""The content of a partition's manifest, the times of its PUTs, and that nothing waits for them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_it_is_written_when_it_changes_and_only_then(manifests: Manifests)
     assert (await manifests.stored()).log_start == LogStart(90, 0, LogStartReason.RETENTION)
 
 
-async def test_a_new_owner_reads_what_is_there_and_writes_nothing_that_is_said(manifests: Manifests) -> None:
+async def test_a_new_owner_reads_the_manifest_and_writes_only_changes(manifests: Manifests) -> None:
     await copied(manifests.bench)
     await manifests.round()
     manifests.new_owner()
@@ -280,7 +280,7 @@ async def test_an_acceptance_ends_after_another_manifest_is_written(manifests: M
     assert bench.metadata.acceptance(PARTITION) is None
 
 
-async def test_that_there_is_no_manifest_can_be_accepted_once(manifests: Manifests) -> None:
+async def test_a_missing_manifest_can_be_accepted_once(manifests: Manifests) -> None:
     """A copy without a known end would stop the partition; the owner writes a manifest before the acceptance ends."""
     bench = manifests.bench
     await copied(bench)

@@ -1,4 +1,4 @@
-"""`MetadataPartitionOwnership`: who may not begin to write, and what is asked of the cluster before that."""
+"""`MetadataPartitionOwnership`: the members that may not begin to write, and their requests before that."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Follower:
             raise RemoteLogMetadataNotReadyError("a transaction is open")
 
 
-async def test_who_waited_for_its_turn_beyond_its_membership_fences_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_that_waited_too_long_fences_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 1_000
     joined = asyncio.Event()
 
@@ -204,7 +204,7 @@ async def test_nothing_is_owned_while_the_state_is_read_anew(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-async def test_who_stood_still_for_a_moment_writes_once_a_heartbeat_says_that_it_may(
+async def test_an_owner_that_was_paused_writes_after_its_next_heartbeat(
     monkeypatch: pytest.MonkeyPatch, is_over: bool
 ) -> None:
     now_ms, beat = 1_000, asyncio.Event()
@@ -265,7 +265,7 @@ async def test_who_stood_still_for_a_moment_writes_once_a_heartbeat_says_that_it
 @pytest.mark.parametrize(
     ("read_by_all", "is_written"), [(known_record_types(), True), (FIRST_RECORD_TYPES, False), (None, False)]
 )
-async def test_an_owner_writes_nothing_that_another_member_must_know_and_does_not(
+async def test_an_owner_writes_no_required_record_that_a_member_cannot_read(
     monkeypatch: pytest.MonkeyPatch, read_by_all: frozenset[RecordType] | None, is_written: bool
 ) -> None:
     committed: list[int] = []

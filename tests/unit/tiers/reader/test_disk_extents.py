@@ -98,7 +98,7 @@ async def test_after_a_restart_nothing_is_fetched(tier: RemoteTier, tmp_path: Pa
     assert again.hits > 20
 
 
-async def test_what_the_disk_has_is_served_while_the_store_is_down(tier: RemoteTier, tmp_path: Path) -> None:
+async def test_chunks_on_the_disk_are_served_while_the_store_is_down(tier: RemoteTier, tmp_path: Path) -> None:
     batches = await tier.fill(P0, segments=1, batches=40)
     kept = disk(tmp_path)
     async with reader_of(tier, kept) as reader:

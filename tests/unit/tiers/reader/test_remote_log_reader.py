@@ -1,4 +1,4 @@
-"""Reads of the remote tier return the broker's own bytes, whatever the store does meanwhile."""
+"""Reads of the remote tier return the broker's own bytes, also with faults of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store in a child process: what gets stuck there, what replaces it, and what ends."""
+"""A store in a child process: stuck calls, replaced processes, and the end."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_nothing_is_started_after_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["frozen", "stuck"])
-async def test_a_stuck_call_meets_its_deadline_and_another_process_takes_the_next(tmp_path: Path, fault: str) -> None:
+async def test_a_stuck_call_meets_its_deadline_and_a_new_process_takes_over(tmp_path: Path, fault: str) -> None:
     """A frozen one shares its interpreter with every other call there, and none with this process."""
     async with opened(tmp_path, 300) as storage:
         [first] = storage.processes

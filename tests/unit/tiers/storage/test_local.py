@@ -1,4 +1,4 @@
-"""What a directory alone promises: whole objects or none, and nothing left behind."""
+"""The promises of a folder as a store: whole objects or none, and no leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where segments are put, and that what was put is found whatever is configured later."""
+"""The locations of new segments, and that a segment is found after any later change of the settings."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_segment_is_found_where_it_was_put_whatever_is_current_later(roo
     assert [objects(root, name) for name in ("home", "east", "west")] == [[], [], []]
 
 
-async def test_a_location_that_is_gone_is_named_and_never_taken_for_a_missing_object(root: Path) -> None:
+async def test_a_removed_location_is_named_and_is_no_missing_object(root: Path) -> None:
     async with stores(root, EAST) as storage:
         metadata = await copied(storage, root)
     for locations in ((), (WEST,)):
@@ -122,7 +122,7 @@ async def test_what_a_copy_without_a_record_left_is_deleted_wherever_it_lies(roo
     assert objects(root, "east") == []
 
 
-async def test_new_segments_are_shared_out_by_weight_and_a_repeated_copy_goes_to_the_same_place(root: Path) -> None:
+async def test_new_segments_are_placed_by_weight_and_a_retry_keeps_its_place(root: Path) -> None:
     async with stores(root, EAST, WEST | {"weight": 3}) as storage:
         names: Counter[str] = Counter()
         for _ in range(200):
@@ -212,7 +212,7 @@ async def test_a_check_names_the_location_that_fails(root: Path) -> None:
         ({"name": "east", "patth": "/"}, "location 'east': unknown setting 'patth'"),
     ],
 )
-def test_what_cannot_work_is_named(root: Path, location: dict[str, str], named: str) -> None:
+def test_impossible_settings_are_named(root: Path, location: dict[str, str], named: str) -> None:
     config = {"implementation": "local", "path": str(root), "locations": [location]}
     with pytest.raises(ValueError, match=named):
         create_storage(StorageConfig.model_validate(config), "c")
@@ -225,7 +225,7 @@ def test_two_locations_of_one_name_are_refused(root: Path) -> None:
         )
 
 
-def test_a_location_takes_the_settings_of_the_section_unless_it_is_of_another_kind() -> None:
+def test_a_location_of_the_same_kind_takes_the_sections_settings() -> None:
     config = StorageConfig.model_validate(
         {
             "implementation": "s3",

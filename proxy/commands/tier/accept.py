@@ -28,8 +28,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from proxy.commands.bounds import PartitionBounds, partition_bounds, show_bounds
-from proxy.commands.tools import parse_target, run_command
+from proxy.commands.tier.bounds import PartitionBounds, partition_bounds, show_bounds
+from proxy.commands.tier.tools import parse_target, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import (
     TIMEOUT_MS,
