@@ -35,6 +35,8 @@ class ExpectedPartition:
     """Up to where users asked to delete records."""
     confirmed_deleted_to: int = 0
     """Up to where a user's deletion was answered without an error."""
+    deletions_open: int = 0
+    """How many deletions of users were not answered without an error. They may yet happen, also to another history."""
     removed: list[tuple[int, int]] = field(default_factory=list)
     """Runs of offsets, the ends exclusive, that a broker removed before they were copied."""
     histories: int = 1
@@ -65,6 +67,8 @@ class ExpectedPartition:
             self.cut_ranges.append((ends_at, self.end))
             self.histories += 1
             self.last_cut_s = at_s
+            if not self.deletions_open:  # what was deleted in one history deletes nothing in another
+                self.deleted_to = min(self.deleted_to, ends_at)
         self.batches = below if leader_end >= leader_start else []
         self.end = max([leader_start, *(one.next_offset for one in self.batches)])
         if not leader_batches and leader_end < ends_at:
