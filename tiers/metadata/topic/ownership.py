@@ -121,6 +121,12 @@ class MetadataPartitionOwnership:
             consumed_offset = self._follower.position(metadata_partition)
             try:
                 offset = await owned.producer.commit(to_write, owned.assignment.member, consumed_offset, timeout_ms)
+                if offset < consumed_offset:
+                    # The position is already beyond the record, so it would look as if this process had read it.
+                    raise RemoteLogMetadataError(
+                        f"metadata partition {metadata_partition} lost records: it was read to {consumed_offset}, and"
+                        f" a new record has offset {offset}"
+                    )
                 await self._follower.read_past(metadata_partition, offset, timeout_ms)
             except OwnershipLostError as error:
                 logger.warning(
