@@ -23,7 +23,7 @@ from tests.support.simulation.cluster import SimBroker, SimPartition
 from tests.support.simulation.fetches import AskedFetch, AskedPartition, fetch
 from tests.support.simulation.loop import VirtualLoop
 from tests.support.simulation.network import Network
-from tests.support.simulation.oracle import Asked, Oracle
+from tests.support.simulation.oracle import Oracle
 from tests.support.simulation.process import SimMachine, SimProcess
 from tiers.broker.client import monotonic_ms
 
@@ -174,8 +174,7 @@ class SimClient:
 
     async def step(self, max_bytes: int | None = None) -> None:
         """Sends one Fetch, and lets the oracle judge the answer."""
-        expected = self.oracle.expected[self.partition]
-        asked, before = Asked(expected), self.position
+        asked, before = self.oracle.asked(self.partition), self.position
         found = await self.fetch(self.position, max_bytes or self.rng.choice((200, 700, 4_000)))
         if found is None:
             self.last_code = -1

@@ -33,8 +33,8 @@ class ExpectedPartition:
     """The highest next offset that was committed and not cut since."""
     deleted_to: int = 0
     """Up to where users asked to delete records."""
-    confirmed_deleted_to: int = 0
-    """Up to where a user's deletion was answered without an error."""
+    confirmed_deletions: list[tuple[float, int]] = field(default_factory=list)
+    """When users' deletions were answered without an error, and up to where."""
     deletions_open: int = 0
     """How many deletions of users were not answered without an error. They may yet happen, also to another history."""
     removed: list[tuple[int, int]] = field(default_factory=list)
@@ -79,6 +79,10 @@ class ExpectedPartition:
                 self.batches.append(batch)
                 self.ever.setdefault(batch.base_offset, set()).add(batch.data)
                 self.end = batch.next_offset
+
+    def confirmed_deleted_to(self, before_s: float) -> int:
+        """Returns up to where deletions that were answered before then have deleted."""
+        return max((offset for at_s, offset in self.confirmed_deletions if at_s < before_s), default=0)
 
     def size_from(self, offset: int) -> int:
         place = bisect_left(self.batches, offset + 1, key=lambda one: one.next_offset)

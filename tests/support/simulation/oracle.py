@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from protocol.errors import ErrorCode
@@ -255,6 +255,11 @@ class Oracle:
 
     # What clients see
 
+    def asked(self, partition: SimPartition) -> Asked:
+        expected = self.expected[partition]
+        known_since_s = self.loop.time() - self._visible_after_ms / 2000
+        return Asked(expected.histories, expected.end, expected.confirmed_deleted_to(known_since_s))
+
     def answered(self, partition: SimPartition, offset: int, asked: Asked, answer: Any, reader: str) -> int:
         """Checks the answer to a Fetch at `offset`. Returns the next offset to ask for."""
         expected, now_ms = self.expected[partition], self.wall_ms()
@@ -330,13 +335,13 @@ class Oracle:
                 self.fail(f"{reader}: {partition} shows a committed reader {visible} instead of {wanted}")
 
 
-class Asked:
+class Asked(NamedTuple):
     """What was true when a reader asked."""
 
-    def __init__(self, expected: ExpectedPartition) -> None:
-        self.histories = expected.histories
-        self.high_watermark = expected.end
-        self.deleted_to = expected.confirmed_deleted_to
+    histories: int
+    high_watermark: int
+    deleted_to: int
+    """Up to where every proxy must know of a deletion: its metadata may be T_vis / 2 old."""
 
 
 def _holds(segment: TrueSegment, first: int, last: int) -> bool:

@@ -270,7 +270,7 @@ class Simulation:
                 code = await client.delete_records(offset)
                 self.note(f"DeleteRecords to {offset} of {partition}: {code}")
                 if code == 0:
-                    expected.confirmed_deleted_to = max(expected.confirmed_deleted_to, offset)
+                    expected.confirmed_deletions.append((self.loop.time(), offset))
                     expected.deletions_open -= 1
                     return
                 await asyncio.sleep(1.0)
