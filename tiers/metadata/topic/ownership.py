@@ -20,6 +20,7 @@ from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.record_types import KeyAndValue, check_writable
 from tiers.metadata.topic.follower import MetadataFollower
+from tiers.metadata.topic.lost_records import check_written
 from tiers.metadata.topic.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.topic.metadata_producer import ClockSkew, TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
@@ -121,6 +122,7 @@ class MetadataPartitionOwnership:
             consumed_offset = self._follower.position(metadata_partition)
             try:
                 offset = await owned.producer.commit(to_write, owned.assignment.member, consumed_offset, timeout_ms)
+                check_written(metadata_partition, consumed_offset, offset)
                 await self._follower.read_past(metadata_partition, offset, timeout_ms)
             except OwnershipLostError as error:
                 logger.warning(

@@ -31,6 +31,7 @@ from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.state.state_backed_reader import in_turn
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, saved_identity
 from tiers.metadata.topic.follower import MetadataFollower
+from tiers.metadata.topic.lost_records import check_written
 from tiers.metadata.topic.membership import MembershipSettings
 from tiers.metadata.topic.metadata_producer import ClockSkew, MetadataProducer
 from tiers.metadata.topic.metadata_topic import (
@@ -254,7 +255,9 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
         metadata_partition = self.metadata_partition(partition)
         timeout_ms = self._settings.write_timeout_ms
+        position = self.follower.position(metadata_partition)
         written = await self._producer.send(metadata_partition, records, timeout_ms)
+        check_written(metadata_partition, position, written)
         await self.follower.read_past(metadata_partition, written, timeout_ms)
 
     async def _append_when_fresh(
@@ -271,7 +274,9 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             to_write = records()
             if not to_write:
                 return
+            position = self.follower.position(metadata_partition)
             written = await self._producer.send(metadata_partition, to_write, deadline_ms - self._clock_ms())
+            check_written(metadata_partition, position, written)
             await self.follower.read_past(metadata_partition, written, deadline_ms - self._clock_ms())
 
     async def _append_in_turn(self, partition: TopicIdPartition, records: MakeRecords) -> None:
@@ -284,8 +289,10 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
         def record() -> KeyAndValue | None:
             return next(iter(records()), None)
 
+        position = self.follower.position(metadata_partition)
         written = await self._tier_configs.write(self.topic, metadata_partition, read_to_end, record, timeout_ms)
         if written is not None:
+            check_written(metadata_partition, position, written)
             await self.follower.read_past(metadata_partition, written, timeout_ms)
 
     def metadata_topic_id(self) -> UUID:

@@ -314,3 +314,51 @@ async def test_an_owner_writes_no_required_record_that_a_member_cannot_read(
     finally:
         running.cancel()
         await asyncio.wait([running])
+
+
+@pytest.mark.parametrize(("read_to", "is_lost"), [(7, False), (8, True)])
+async def test_a_record_below_the_position_counts_as_not_written(
+    monkeypatch: pytest.MonkeyPatch, read_to: int, is_lost: bool
+) -> None:
+    """The metadata partition lost its tail, and the follower has not noticed it yet (docs/design.md, "Ownership")."""
+
+    async def stay(self: GroupMembership) -> None:
+        self._confirmed_at_ms = 0
+        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0})))
+        await asyncio.Event().wait()
+
+    async def commit(self: Producer, *_: object) -> int:
+        return 7
+
+    Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
+    Producer.go_on.set()
+    monkeypatch.setattr(GroupMembership, "run", stay)
+    monkeypatch.setattr(Producer, "commit", commit, raising=False)
+    monkeypatch.setattr(Follower, "position", lambda self, metadata_partition: read_to)
+    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
+    nobody: Any = None
+    follower: Any = Follower()
+    owner = MetadataPartitionOwnership(
+        nobody,
+        TOPIC,
+        follower,
+        MembershipSettings("group"),
+        transactional_id_prefix="tidegate",
+        clock_ms=lambda: 0,
+        jitter=lambda: 0.0,
+    )
+    running = asyncio.create_task(owner.run())
+    try:
+        async with asyncio.timeout(60):
+            while not owner.owned():  # noqa: ASYNC110  # no event says so
+                await asyncio.sleep(0.001)
+        if is_lost:
+            with pytest.raises(RemoteLogMetadataError, match="lost records"):
+                await owner.write(0, list, 1_000)
+            assert owner.owned() == frozenset()
+        else:
+            await owner.write(0, list, 1_000)
+            assert owner.owned() == frozenset({0})
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
