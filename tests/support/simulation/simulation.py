@@ -22,6 +22,7 @@ from proxy.config import TidegateConfig
 from tests.support.simulation.apis import SimApis
 from tests.support.simulation.clients import SimClient
 from tests.support.simulation.cluster import HOST, PORT, SimCluster, SimPartition
+from tests.support.simulation.compaction import Compaction
 from tests.support.simulation.environment import WALL_START_MS, simulated_environment, unheard_garbage
 from tests.support.simulation.expectation import Retention
 from tests.support.simulation.faults import KINDS, LAST_S, Fault
@@ -86,6 +87,7 @@ class Simulation:
         self.producers: list[Producer] = []
         self.clients: list[SimClient] = []
         self.faults_applied = 0
+        self.compaction = Compaction(loop)
         self._undo: list[Any] = []
         self._background: asyncio.TaskGroup | None = None
         self.events: list[str] = []
@@ -196,6 +198,10 @@ class Simulation:
             await asyncio.sleep(1.0)
             seconds += 1
             self.groups.expire()
+            metadata_topic = self.cluster.topics.get(METADATA_TOPIC)
+            if metadata_topic is not None:
+                for partition in metadata_topic.partitions:
+                    self.compaction.clean(partition)
             if seconds % 5 == 0:
                 self.transactions.expire()
                 self._apply_retention()
