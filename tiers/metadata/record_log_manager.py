@@ -27,6 +27,7 @@ from tiers.metadata.remote_log_metadata_manager import MetadataPosition, Metadat
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import DEFAULT_MAP_SIZE_BYTES, RemoteLogMetadataStateWriter, saved_identity
+from tiers.metadata.tenure import Tenure
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -286,6 +287,10 @@ class RecordLogMetadataManager(RecordBackedMetadataManager):
 
     def metadata_topic_id(self) -> None:
         return None
+
+    def tenure(self, partition: TopicIdPartition) -> Tenure | None:
+        """Returns the only tenure: this process holds the log as long as the manager is open."""
+        return Tenure(_PARTITION, 0) if self._log.is_held() else None
 
     def position(self, partition: TopicIdPartition) -> MetadataPosition:
         if self._identity is None:

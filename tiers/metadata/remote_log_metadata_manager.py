@@ -49,6 +49,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
+from tiers.metadata.tenure import Tenure
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
@@ -316,6 +317,11 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
         """Returns whether this process is the owner now.
 
         An owner has read all records, is not fenced, and had its membership confirmed less than 2 s ago."""
+
+    def tenure(self, partition: TopicIdPartition) -> Tenure | None:
+        """Returns the tenure in which this process owns the partition, or waits to own it again; None: it has ended.
+
+        The value changes when another owner may have written. `begin_in` ties the writes of a task to a tenure."""
 
     def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
         """Returns when (monotonic clock, ms) this process saw the segment become COPY_SEGMENT_FINISHED; None: not yet.

@@ -15,6 +15,7 @@ from uuid import UUID
 from tests.support.fakes.stored_segments import stored
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition, MetadataStatus
+from tiers.metadata.tenure import Tenure
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
@@ -47,6 +48,8 @@ class InMemoryRemoteLogMetadataManager:
     fresh: bool = True
     final: bool = False
     owned: bool = True
+    is_awaiting: bool = False
+    tenures: int = 0
     fail_writes: Exception | None = None
     skew_ms: int = 0
     true_skew_ms: int | None = None
@@ -405,6 +408,10 @@ class InMemoryRemoteLogMetadataManager:
 
     def owns(self, partition: TopicIdPartition) -> bool:
         return self.owned
+
+    def tenure(self, partition: TopicIdPartition) -> Tenure | None:
+        """A fake that is not the owner waits to be it again, if a test says so."""
+        return Tenure(0, self.tenures) if self.owned or self.is_awaiting else None
 
     def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
         return self.seen.get(segment_id)

@@ -25,6 +25,7 @@ from tiers.metadata.remote_log_metadata_manager import MetadataPosition, Metadat
 from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 
 _IDENTITY = StateIdentity("cluster", UUID(int=9), 1)
@@ -123,6 +124,9 @@ class FakeTopicMetadataManager(RecordBackedMetadataManager):
 
     def owns(self, partition: TopicIdPartition) -> bool:
         return self._log.owner == self._name
+
+    def tenure(self, partition: TopicIdPartition) -> Tenure | None:
+        return Tenure(0, 0) if self.owns(partition) else None
 
     def status(self) -> MetadataStatus:
         return MetadataStatus(None, self._clock_ms() - self.fresh_at_ms, frozenset(), 0, 0, 0)

@@ -35,6 +35,7 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
 from tests.support.simulation.cluster import CLUSTER_ID, HOST, PORT, SimBroker, SimCluster, SimPartition, SimTopic
+from tests.support.simulation.compaction import DELETE_RETENTION_MS
 from tests.support.simulation.groups import GroupCoordinator
 from tests.support.simulation.replica_log import ReplicaLog
 from tests.support.simulation.transactions import TransactionCoordinator
@@ -172,7 +173,7 @@ class SimApis:
             elif not broker.is_cut_off:
                 configs = {one.name: one.value for one in topic.configs}
                 self.cluster.create_topic(
-                    topic.name, topic.num_partitions, {"delete.retention.ms": "86400000", **configs}
+                    topic.name, topic.num_partitions, {"delete.retention.ms": str(DELETE_RETENTION_MS), **configs}
                 )
             else:
                 code = ErrorCode.REQUEST_TIMED_OUT

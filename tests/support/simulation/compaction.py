@@ -16,6 +16,8 @@ from protocol.records.record_reader import Record, read_records
 from tests.support.fakes.record_batches import build_batch
 from tests.support.simulation.replica_log import ABORT, Batch, ReplicaLog
 
+DELETE_RETENTION_MS = 12_000
+"""How long the metadata topic keeps tombstones. Some faults last longer than half of it."""
 _BASE_SEQUENCE_AT = 53
 
 

@@ -17,9 +17,11 @@ from unittest.mock import patch
 import lmdb
 from kafka.protocol.data_container import DataContainer
 
+from tests.support.simulation.compaction import DELETE_RETENTION_MS
 from tests.support.simulation.loop import VirtualLoop, current_process
 from tests.support.simulation.network import HandedOverResponses
 from tiers.broker import client
+from tiers.metadata.topic import follower, metadata_topic
 
 _COLLECTIONS = 5
 WALL_START_MS = 1_700_000_000_000
@@ -70,6 +72,8 @@ def simulated_environment(loop: VirtualLoop, seed: int, *, has_wire: bool = Fals
         patch.object(time, "time", lambda: wall_ns() / 1e9),
         patch.object(os, "urandom", lambda size: uuids.randbytes(size)),
         patch.object(lmdb, "open", opened),
+        patch.object(metadata_topic, "MIN_DELETE_RETENTION_MS", DELETE_RETENTION_MS),
+        patch.object(follower, "ASK_AFTER_MS", DELETE_RETENTION_MS // 4),
     ]
     if not has_wire:
         patches.append(patch.object(client, "ResponseClassRegistry", HandedOverResponses))

@@ -99,6 +99,16 @@ def _disk(sim: Simulation, fault: Fault) -> Callable[[], None]:
     return end
 
 
+def _disk_for_good(sim: Simulation, fault: Fault) -> None:
+    """The disk of one machine stays full, also after all other faults have ended."""
+    if not any(one.is_disk_full_for_good for one in sim.machines):
+        _machine(sim, fault).is_disk_full_for_good = True
+
+
+def _rebalance(sim: Simulation, fault: Fault) -> None:
+    sim.groups.rebalance()
+
+
 def _broker_stop(sim: Simulation, fault: Fault) -> Callable[[], None] | None:
     node = _node(fault)
     if not sim.may_lose_broker(node):
@@ -290,6 +300,8 @@ KINDS: Mapping[str, tuple[float, Apply]] = {
     "pause": (9, _pause),
     "clock": (4, _clock),
     "disk-full": (3, _disk),
+    "disk-full-for-good": (0.7, _disk_for_good),
+    "rebalance": (3, _rebalance),
     "broker-stop": (6, _broker_stop),
     "broker-cut-off": (6, _broker_cut_off),
     "broker-slow": (4, _broker_slow),

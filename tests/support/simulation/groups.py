@@ -194,6 +194,12 @@ class GroupCoordinator:
                 code = ErrorCode.REBALANCE_IN_PROGRESS
         return HeartbeatResponse(throttle_time_ms=0, error_code=code)
 
+    def rebalance(self) -> None:
+        """Begins a new generation of every group, as a member does that joins and leaves again."""
+        for group in self._groups.values():
+            if group.state == "Stable":
+                self._prepare(group, max(one.rebalance_ms for one in group.members.values()) / 1000)
+
     def leave(self, request: Any) -> Any:
         for member in request.members:
             self._remove(self._groups.setdefault(request.group_id, _Group()), member.member_id)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteResourceNotFoundError
+from tiers.fitness import Fitness
 from tiers.log import broker_log
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
@@ -22,6 +23,7 @@ from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.lost_records import LostRecords
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.metadata.topic.ownership import MetadataPartitionOwnership
+from tiers.metadata.topic.tombstone_age import TombstoneAge
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.collected_batches import CollectedBatches
@@ -242,6 +244,15 @@ def _replays_aborted(stack: ExitStack) -> None:
     )  # fmt: skip
 
 
+def _goes_on_without_tombstones(stack: ExitStack) -> None:
+    """A follower that was cut off for long continues from its position."""
+    _replace(stack, TombstoneAge, "is_too_old", lambda self, number, max_age_ms: False)
+
+
+def _always_fit(stack: ExitStack) -> None:
+    _replace(stack, Fitness, "is_fit", True)
+
+
 def _clamps_too_low(stack: ExitStack) -> None:
     """An unclean election clamps the tier one segment below the common end."""
     module: Any = clamp_task
@@ -283,6 +294,10 @@ PLANTED: Mapping[str, PlantedBug] = {
     "verifies-nothing": PlantedBug("promise 4", "does not read back what it wrote", _verifies_nothing),
     "takes-over-unread": PlantedBug("rule 4", "owns a partition before it has read it", _takes_over_unread),
     "writes-unfenced": PlantedBug("rule 4", "writes without a generation, and after it was fenced", _writes_unfenced),
+    "goes-on-without-tombstones": PlantedBug(
+        "metadata", "continues from a position whose tombstones are gone", _goes_on_without_tombstones
+    ),
+    "sick-and-owner": PlantedBug("ownership", "declares itself fit with a full disk", _always_fit),
     "replays-aborted": PlantedBug("rule 1", "replays the records of aborted transactions", _replays_aborted),
     "forgets-aborts": PlantedBug("promise 3", "hides no aborted transaction", _forgets_aborts),
     "never-probes-a-store": PlantedBug("promise 5", "leaves a store alone for ever that failed", _never_probes_a_store),

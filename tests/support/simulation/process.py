@@ -84,7 +84,8 @@ class SimProcess:
         return self.machine.rng.random() * 0.002
 
     def blocking_call(self, executor: object, work: Callable[[], Any]) -> Any:
-        if self.machine.is_disk_full and isinstance(executor, ThreadPoolExecutor):
+        is_full = self.machine.is_disk_full or self.machine.is_disk_full_for_good
+        if is_full and isinstance(executor, ThreadPoolExecutor):
             name = executor._thread_name_prefix or ""
             if name.startswith(("spool", "disk-probe")):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -141,6 +142,7 @@ class SimMachine:
         self.config = make_config
         self.wall_offset_ms = 0
         self.is_disk_full = False
+        self.is_disk_full_for_good = False
         self.release = 1
         """The release of the next process. Release 2 knows one record type more."""
         self.process: SimProcess | None = None

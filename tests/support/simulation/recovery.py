@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from protocol.errors import ErrorCode
 from tests.support.simulation.cluster import SimPartition
+from tiers.model.ids import TopicIdPartition
 
 if TYPE_CHECKING:
     from tests.support.simulation.clients import SimClient
@@ -31,9 +32,32 @@ async def recover(sim: Simulation, within_s: float) -> None:
     is_one_history = all(one.histories == 1 and not one.has_other_history for one in sim.oracle.expected.values())
     if is_one_history and not sim.oracle.truth.lost_records and _violated_bounds(sim):
         sim.oracle.fail("a process found a bound between the tiers violated, and the log has one history")
+    if not sim.oracle.truth.lost_records:
+        _compare_states(sim)
     for producer in sim.producers:
         producer.is_idle = True
-    await asyncio.gather(*(_read_all(sim, client, deadline_s) for client in sim.clients))
+    await asyncio.gather(
+        *(_read_all(sim, client, deadline_s) for client in sim.clients if not client.machine.is_disk_full_for_good)
+    )
+
+
+def _compare_states(sim: Simulation) -> None:
+    """No process may know a segment that was deleted: whoever deleted it has told all, also those that were away."""
+    deleted = {one.metadata.segment_id.id for one in sim.oracle.truth.segments.values() if one.is_gone}
+    for machine in sim.machines:
+        process = machine.process
+        if process is None or process.metadata is None:
+            continue
+        for partition in sim.oracle.expected:
+            place = TopicIdPartition(partition.topic.topic_id, partition.index, partition.topic.name)
+            if not process.metadata.is_fresh(place, 5_000):
+                continue
+            known = {one.segment_id.id for one in process.metadata.list_remote_log_segments(place)}
+            if known & deleted:
+                sim.oracle.fail(
+                    f"{machine.name} has read the metadata of {partition} to its end, and still knows"
+                    f" {len(known & deleted)} segments that were deleted"
+                )
 
 
 def _is_stopped(sim: Simulation, partition: SimPartition) -> bool:
@@ -45,6 +69,8 @@ def _trouble(sim: Simulation) -> str | None:
     for machine in sim.machines:
         process = machine.process
         if process is None or process.tier is None:
+            if machine.is_disk_full_for_good:
+                continue
             if sim.oracle.truth.lost_records:
                 continue
             return f"{machine.name} does not serve: {machine.ended_with[-1:]}"

@@ -198,6 +198,8 @@ class Simulation:
             seconds += 1
             self.groups.expire()
             if seconds % 5 == 0:
+                for number in range(len(self._metadata_partitions())):
+                    self.compact_metadata(number, 0.0)
                 self.transactions.expire()
                 self._apply_retention()
             if self.oracle.violation is not None:
@@ -332,8 +334,12 @@ class Simulation:
         self.cluster.elect(partition)
 
     def _metadata_partition(self, which: int) -> SimPartition | None:
+        partitions = self._metadata_partitions()
+        return partitions[which % len(partitions)] if partitions else None
+
+    def _metadata_partitions(self) -> Sequence[SimPartition]:
         topic = self.cluster.topics.get(METADATA_TOPIC)
-        return None if topic is None else topic.partitions[which % len(topic.partitions)]
+        return () if topic is None else topic.partitions
 
     def metadata_leader(self, which: int) -> int:
         partition = self._metadata_partition(which)

@@ -205,10 +205,17 @@ class MetadataFollower:
             )
         self._followed.mark_fresh({metadata_partition: as_of_ms}, asked_at)
 
-    async def read_past(self, metadata_partition: int, offset: int, timeout_ms: int) -> None:
-        """Waits until the record at `offset` is replayed.
+    async def read_past(self, metadata_partition: int, offset: int, timeout_ms: int, *, position: int) -> None:
+        """Waits until the record at `offset` is replayed, which was written when the position was `position` or higher.
 
-        Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`."""
+        Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`, and at once when the offset lies below `position`:
+        the log lost the records there, so this process has read other records, and does not read the written one."""
+        if offset < position:
+            self._followed.doubt(metadata_partition)
+            raise RemoteLogMetadataNotReadyError(
+                f"a record was written at offset {offset} of metadata partition {metadata_partition}, which was read to"
+                f" {position}: the topic lost records"
+            )
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._followed.wait_for_position(metadata_partition, offset + 1)

@@ -18,25 +18,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from tiers.errors import RemoteLogMetadataError
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import OffsetAndEpoch
 
 logger = logging.getLogger(__name__)
 
 _WHAT_TO_DO = "see `tidegate tier rebuild` and 'The metadata topic is lost' in docs/operations.md"
-
-
-def check_written(metadata_partition: int, position: int, offset: int) -> None:
-    """Raises `RemoteLogMetadataError` for a record that was written below `position`, the position before the write.
-
-    The log lost its end, and the follower has not noticed it yet. Its position is already beyond the record, so the
-    record would look as if it had been read."""
-    if offset < position:
-        raise RemoteLogMetadataError(
-            f"metadata partition {metadata_partition} lost records: it was read to {position}, and a new record has"
-            f" offset {offset}"
-        )
 
 
 class LostRecords:

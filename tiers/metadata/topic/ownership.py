@@ -5,6 +5,9 @@ fences every older producer and ends its transaction. Then it reads to the high 
 it owns the partition. After an `OwnershipLostError` a newer owner exists, so the process asks the group for a new
 assignment and does nothing else. A stale member must not fence the true owner, so a process initializes a producer only
 if the group confirmed its membership a moment ago.
+
+A rebalance ends the ownership of everything, and the new generation may assign a partition to this process again. What
+work may go on then, `Tenures` says. A write of such work waits for the ownership.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ from dataclasses import dataclass, field
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.record_types import KeyAndValue, check_writable
+from tiers.metadata.tenure import Tenure, begun_in
 from tiers.metadata.topic.follower import MetadataFollower
-from tiers.metadata.topic.lost_records import check_written
 from tiers.metadata.topic.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.topic.metadata_producer import ClockSkew, TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.tenures import AWAIT_MS, Tenures
 from tiers.metadata.topic.tier_config_writer import tier_config_transactional_id
 
 logger = logging.getLogger(__name__)
@@ -81,6 +85,7 @@ class MetadataPartitionOwnership:
         self._takeovers: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_TAKEOVERS_AT_ONCE)
         self._tasks: asyncio.TaskGroup | None = None
+        self._tenures = Tenures(clock_ms)
         self.suspended_for: str | None = None
         """Why this process owns nothing although partitions are assigned to it. The metadata manager sets it."""
 
@@ -100,6 +105,12 @@ class MetadataPartitionOwnership:
             and self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS)
         )
 
+    def tenure(self, metadata_partition: int) -> Tenure | None:
+        """Returns the tenure of a partition that this process owns, or may own again; None: it has ended."""
+        if self.owns(metadata_partition):
+            return self._tenures.owned(metadata_partition, self._owned[metadata_partition].assignment.member)
+        return self._tenures.awaited(metadata_partition)
+
     def owned(self) -> frozenset[int]:
         return frozenset(number for number in self._owned if self.owns(number))
 
@@ -108,11 +119,42 @@ class MetadataPartitionOwnership:
     ) -> None:
         """Commits the records that `records` returns, and waits until this process has read them.
 
-        `records` is called when no other write is in progress and all earlier writes have been replayed. Raises
-        `RemoteLogMetadataError`, also when a member of the group does not read records of these types."""
-        owned = self._owned.get(metadata_partition)
-        if owned is None:
-            raise OwnershipLostError(f"this process does not own metadata partition {metadata_partition}")
+        `records` is called when no other write is in progress and all earlier writes have been replayed. Work that was
+        begun in a tenure waits for the ownership while the tenure lasts (`begin_in`). Raises `RemoteLogMetadataError`,
+        also when a member of the group does not read records of these types."""
+        tenure = begun_in(metadata_partition)
+        deadline_ms = self._clock_ms() + AWAIT_MS
+        while True:
+            owned = await self._until_owned(metadata_partition, tenure, deadline_ms)
+            try:
+                await self._write(metadata_partition, owned, records, timeout_ms)
+                return
+            except OwnershipLostError:
+                # Nothing was committed, or the state shows it when `records` is called again.
+                if tenure is None or self.tenure(metadata_partition) != tenure or self._clock_ms() >= deadline_ms:
+                    raise
+
+    async def _until_owned(self, metadata_partition: int, tenure: Tenure | None, deadline_ms: int) -> _OwnedPartition:
+        """Waits until this process owns the partition in the tenure. Without a tenure, it does not wait.
+
+        Raises `OwnershipLostError`."""
+        while True:
+            owned = self._owned.get(metadata_partition)
+            if tenure is not None and self.tenure(metadata_partition) != tenure:
+                raise OwnershipLostError(f"another member may have owned metadata partition {metadata_partition} since")
+            if owned is not None and (tenure is None or self.owns(metadata_partition)):
+                return owned
+            if tenure is None or self._clock_ms() >= deadline_ms:
+                raise OwnershipLostError(f"this process does not own metadata partition {metadata_partition}")
+            await asyncio.sleep(_CONFIRMED_AGAIN_MS / 1000)
+
+    async def _write(
+        self,
+        metadata_partition: int,
+        owned: _OwnedPartition,
+        records: Callable[[], Sequence[KeyAndValue]],
+        timeout_ms: int,
+    ) -> None:
         async with owned.lock:
             await self._until_confirmed(metadata_partition, owned, timeout_ms)
             if self._owned.get(metadata_partition) is not owned or not self.owns(metadata_partition):
@@ -122,8 +164,7 @@ class MetadataPartitionOwnership:
             consumed_offset = self._follower.position(metadata_partition)
             try:
                 offset = await owned.producer.commit(to_write, owned.assignment.member, consumed_offset, timeout_ms)
-                check_written(metadata_partition, consumed_offset, offset)
-                await self._follower.read_past(metadata_partition, offset, timeout_ms)
+                await self._follower.read_past(metadata_partition, offset, timeout_ms, position=consumed_offset)
             except OwnershipLostError as error:
                 logger.warning(
                     "this process lost the ownership of a metadata partition",
@@ -156,6 +197,7 @@ class MetadataPartitionOwnership:
 
     def _on_assigned(self, assignment: Assignment) -> None:
         self._assignment = assignment
+        self._tenures.assigned(assignment)
         logger.info(
             "metadata partitions were assigned",
             extra={
@@ -198,6 +240,7 @@ class MetadataPartitionOwnership:
             else:
                 if self._assignment is assignment:
                     self._owned[metadata_partition] = _OwnedPartition(producer, assignment)
+                    self._tenures.owned(metadata_partition, assignment.member)
                 return
             cap_ms = min(_BACKOFF_CAP_MS, 100 << min(failures, 10))
             await asyncio.sleep(cap_ms * (0.5 + self._jitter() / 2) / 1000)

@@ -176,7 +176,13 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         if self._topic is None:
             raise RemoteLogMetadataNotReadyError("the saved state of the remote log metadata is not open yet")
         producer = MetadataProducer(self._client, self._topic, clock_ms=self._clock_ms)
+        position = self._state.next_offset(number)
         written = await producer.send(number, records, deadline_ms - self._clock_ms())
+        if written < position:
+            raise RemoteLogMetadataNotReadyError(
+                f"a record was written at offset {written} of metadata partition {number}, which was read to"
+                f" {position}: the topic lost records"
+            )
         left_ms = deadline_ms - self._clock_ms()
         await self._look_until(lambda: self._state.next_offset(number) > written, partition, left_ms)
 

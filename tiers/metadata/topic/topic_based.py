@@ -30,8 +30,8 @@ from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.state.state_backed_reader import in_turn
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, saved_identity
+from tiers.metadata.tenure import Tenure
 from tiers.metadata.topic.follower import MetadataFollower
-from tiers.metadata.topic.lost_records import check_written
 from tiers.metadata.topic.membership import MembershipSettings
 from tiers.metadata.topic.metadata_producer import ClockSkew, MetadataProducer
 from tiers.metadata.topic.metadata_topic import (
@@ -245,6 +245,9 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             return False
         return self._ownership.owns(self.metadata_partition(partition))
 
+    def tenure(self, partition: TopicIdPartition) -> Tenure | None:
+        return None if self._ownership is None else self._ownership.tenure(self.metadata_partition(partition))
+
     async def _append_as_owner(self, partition: TopicIdPartition, records: MakeRecords) -> None:
         if self._ownership is None:
             raise RemoteLogMetadataError("this process is not a member of the group that owns metadata partitions")
@@ -257,8 +260,7 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
         timeout_ms = self._settings.write_timeout_ms
         position = self.follower.position(metadata_partition)
         written = await self._producer.send(metadata_partition, records, timeout_ms)
-        check_written(metadata_partition, position, written)
-        await self.follower.read_past(metadata_partition, written, timeout_ms)
+        await self.follower.read_past(metadata_partition, written, timeout_ms, position=position)
 
     async def _append_when_fresh(
         self, partition: TopicIdPartition, records: MakeRecords, timeout_ms: int | None
@@ -276,8 +278,8 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
                 return
             position = self.follower.position(metadata_partition)
             written = await self._producer.send(metadata_partition, to_write, deadline_ms - self._clock_ms())
-            check_written(metadata_partition, position, written)
-            await self.follower.read_past(metadata_partition, written, deadline_ms - self._clock_ms())
+            left_ms = deadline_ms - self._clock_ms()
+            await self.follower.read_past(metadata_partition, written, left_ms, position=position)
 
     async def _append_in_turn(self, partition: TopicIdPartition, records: MakeRecords) -> None:
         metadata_partition = self.metadata_partition(partition)
@@ -292,8 +294,7 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
         position = self.follower.position(metadata_partition)
         written = await self._tier_configs.write(self.topic, metadata_partition, read_to_end, record, timeout_ms)
         if written is not None:
-            check_written(metadata_partition, position, written)
-            await self.follower.read_past(metadata_partition, written, timeout_ms)
+            await self.follower.read_past(metadata_partition, written, timeout_ms, position=position)
 
     def metadata_topic_id(self) -> UUID:
         return self.topic.topic_id

@@ -349,3 +349,15 @@ async def test_unreplayable_records_stop_their_metadata_partition_alone(
     assert await following.poll()
     assert following.follower.position(1) == 2
     assert following.follower.trouble is None
+
+
+async def test_a_write_below_the_position_is_no_write_that_was_read_back(
+    cluster: Cluster, following: Following
+) -> None:
+    """The log lost records, and the follower has not noticed it yet."""
+    cluster.logs[0] = finished(1, 0)
+    assert await following.poll()
+    cluster.logs[0] = finished(2, 0)[:1]
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="lost records"):
+        await following.follower.read_past(0, 0, 60_000, position=following.follower.position(0))
+    assert following.follower.fresh_at_ms(0) is None

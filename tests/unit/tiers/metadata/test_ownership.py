@@ -59,7 +59,7 @@ class Follower:
     def position(self, metadata_partition: int) -> int:
         return 0
 
-    async def read_past(self, metadata_partition: int, offset: int, timeout_ms: int) -> None:
+    async def read_past(self, metadata_partition: int, offset: int, timeout_ms: int, *, position: int) -> None:
         return
 
     async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:

@@ -1,0 +1,113 @@
+"""`MetadataPartitionOwnership` in a group whose generations a test decides, over producers that only count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.support.tiers.waiting import until
+from tiers.errors import OwnershipLostError
+from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.topic import ownership as ownership_module
+from tiers.metadata.topic.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.metadata_producer import GroupMember
+from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.ownership import MetadataPartitionOwnership
+
+TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 4, 86_400_000)
+
+
+class Group:
+    """The group as one member sees it. `committed` has the generation of each commit."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000
+        self.committed: list[int] = []
+        self.refused_generations: set[int] = set()
+        self.owner: MetadataPartitionOwnership | None = None
+        self._generation = 0
+
+    @property
+    def owning(self) -> MetadataPartitionOwnership:
+        assert self.owner is not None
+        return self.owner
+
+    def assign(self, partitions: Collection[int], generation: int | None = None, member: str = "me") -> None:
+        """A generation begins. By default it is the next one."""
+        self._generation = self._generation + 1 if generation is None else generation
+        membership = self.owning._membership
+        membership._confirmed_at_ms = self.now_ms
+        membership._on_assigned(Assignment(GroupMember("group", self._generation, member), frozenset(partitions)))
+
+    def revoke(self) -> None:
+        self.owning._membership._confirmed_at_ms = None
+        self.owning._membership._on_revoked()
+
+    def beat(self) -> None:
+        self.owning._membership._confirmed_at_ms = self.now_ms
+
+    async def owns(self, number: int) -> None:
+        await until(lambda: self.owning.owns(number))
+
+
+class _Follower:
+    def fresh_at_ms(self, number: int) -> int | None:
+        return 0
+
+    def position(self, number: int) -> int:
+        return 0
+
+    async def read_past(self, number: int, offset: int, timeout_ms: int, *, position: int) -> None:
+        return
+
+    async def ensure_fresh(self, number: int, max_age_ms: int, timeout_ms: int) -> None:
+        return
+
+
+@asynccontextmanager
+async def group_of_one(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
+    group = Group()
+
+    class Producer:
+        def __init__(self, *arguments: object, **options: object) -> None:
+            return
+
+        async def initialize(self, timeout_ms: int) -> None:
+            return
+
+        async def commit(
+            self, records: Sequence[KeyAndValue], member: GroupMember, consumed_offset: int, timeout_ms: int
+        ) -> int:
+            if member.generation_id in group.refused_generations:
+                raise OwnershipLostError("the generation has ended")
+            group.committed.append(member.generation_id)
+            return len(group.committed)
+
+    async def stay(self: GroupMembership) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(GroupMembership, "run", stay)
+    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
+    nothing: Any = None
+    follower: Any = _Follower()
+    group.owner = MetadataPartitionOwnership(
+        nothing,
+        TOPIC,
+        follower,
+        MembershipSettings("group"),
+        transactional_id_prefix="tidegate",
+        clock_ms=lambda: group.now_ms,
+        jitter=lambda: 0.0,
+    )
+    running = asyncio.create_task(group.owner.run())
+    await until(lambda: group.owning._tasks is not None)
+    try:
+        yield group
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
