@@ -239,6 +239,25 @@ async def test_the_position_in_another_metadata_topic_says_nothing(
     assert (await manifests.stored()).position == rebuilt
 
 
+@pytest.mark.parametrize("restored", [{}, {RETENTION_MINUTES: "9"}])
+async def test_another_metadata_topic_must_have_the_total_retention(
+    manifests: Manifests, monkeypatch: pytest.MonkeyPatch, restored: dict[str, str]
+) -> None:
+    """`rebuild` restores it. An import of a flat file has only the segments."""
+    bench = manifests.bench
+    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "9"})
+    await copied(bench)
+    await manifests.round()
+    bench.metadata.tier_configs = {PARTITION: restored}
+    monkeypatch.setattr(bench.metadata, "position", lambda partition: MetadataPosition(UUID(int=10), 0, 7))
+    manifests.new_owner()
+    if restored:
+        await manifests.round()
+    else:
+        with pytest.raises(MetadataLostError, match="lacks the total retention of orders"):
+            await manifests.round()
+
+
 async def test_an_operator_accepts_that_metadata_was_lost(manifests: Manifests) -> None:
     bench = manifests.bench
     await copied(bench)
