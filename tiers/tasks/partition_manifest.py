@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -47,6 +47,7 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.object_key import indexes_key
 from tiers.tasks.copy.copy_attempts import unfinished_segments
 from tiers.tasks.stop_check import AcceptedLog, AcceptedState, state_to_accept
 from tiers.tasks.stored_manifest import WAY_BACK, check_positions, manifest_of, overwrite_manifest, read_manifest
@@ -131,15 +132,54 @@ class PartitionManifestTask:
         if not (self._stored or self._is_unreadable or self._services.metadata.is_known(self._partition)):
             # The manifest is written before the first record. So metadata without a manifest means a lost manifest.
             await self._put()
-        if self.is_accepted:
-            await self._keep_leftovers(local_log_start)
-        elif self._stored is not None:
-            await self._refuse_to_forget(self._stored)
-            await check_positions(self._services, self._stored)
-        else:
-            self._check_leftovers(local_log_start)
+        if not self.is_accepted:
+            if self._stored is None:
+                self._check_leftovers(local_log_start)
+            else:
+                await self._refuse_to_forget(self._stored)
+                await check_positions(self._services, self._stored)
         self._local_log_start, self._is_checked = local_log_start, True
         self._read_again_at_ms = self._services.clock_ms() + self._services.settings.remote_log.visible_after_ms
+
+    async def keep_last_copies(
+        self, local_log_start: int, holds: Callable[[RemoteLogSegmentMetadata], bool] = lambda leftover: False
+    ) -> None:
+        """Keeps the objects of unfinished copies that may be the only copy of their records. The metadata forgets them.
+
+        The owner calls it before it deletes the objects of every unfinished copy that the metadata knows. The broker's
+        own retention may have removed the records since the copy began. `holds` tells whether the owner has the records
+        itself. `orphans` lists the objects that the metadata does not know.
+
+        Raises `MetadataLostError` when the objects of such a copy are whole: the metadata may have lost the end of the
+        copy, and `rebuild` can restore the segment. An operator's acceptance goes on without it. Raises the store's
+        errors."""
+        kept = [one for one in self._last_copies(local_log_start) if not holds(one)]
+        for leftover in () if self.is_accepted else kept:
+            if await self._is_whole(leftover):
+                raise MetadataLostError(
+                    f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the"
+                    f" metadata, its copy did not finish, but the store has it: {WAY_BACK}"
+                )
+        if not kept:
+            return
+        self._services.require_ownership(self._partition)
+        await self._services.metadata.forget_unfinished_copies([one.segment_id for one in kept])
+        logger.warning(
+            "copies that look unfinished may be the only ones of their records: their objects stay in the store",
+            extra={"partition": str(self._partition), "segments": [str(one.segment_id.id) for one in kept]},
+        )
+
+    async def _is_whole(self, leftover: RemoteLogSegmentMetadata) -> bool:
+        """Whether the store has the segment's `.indexes`, which is written last. No record names its location."""
+        storage = self._services.storage
+        try:
+            await storage.fetch_indexes(leftover)
+        except RemoteResourceNotFoundError:
+            try:
+                await storage.get_object(indexes_key(self._services.cluster_id, leftover))
+            except RemoteResourceNotFoundError:
+                return False
+        return True
 
     async def check_gap(self) -> None:
         """Asks the manifest and the metadata topic before the owner records a gap. Costs one GET.
@@ -383,21 +423,6 @@ class PartitionManifestTask:
                 f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the"
                 f" metadata, its copy did not finish, but no manifest confirms that: {WAY_BACK}"
             )
-
-    async def _keep_leftovers(self, local_log_start: int) -> None:
-        """Forgets the copies that look unfinished and may be the only copy of their records, and keeps their objects.
-
-        An acceptance deletes nothing. The owner deletes the objects of every unfinished copy that the metadata knows.
-        `orphans` lists the objects that the metadata does not know."""
-        kept = self._last_copies(local_log_start)
-        if not kept:
-            return
-        self._services.require_ownership(self._partition)
-        await self._services.metadata.forget_unfinished_copies([one.segment_id for one in kept])
-        logger.warning(
-            "copies that look unfinished may be the only ones of their records: their objects stay in the store",
-            extra={"partition": str(self._partition), "segments": [str(one.segment_id.id) for one in kept]},
-        )
 
     def _last_copies(self, local_log_start: int) -> list[RemoteLogSegmentMetadata]:
         """Returns the copies without an end that have a record of neither the local log nor a readable segment.
