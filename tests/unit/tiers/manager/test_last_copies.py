@@ -8,6 +8,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.errors import MetadataLostError
+from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import indexes_key, log_key
 
@@ -80,3 +81,39 @@ async def test_one_whose_records_the_owner_has_read_is_deleted(bench: Workbench)
     await bench.copy_all()
     assert bench.finished == [(0, 29), (30, 49)]
     assert not keys(copy) & {*await bench.objects()}
+
+
+@pytest.fixture
+async def forgotten(bench: Workbench) -> Workbench:
+    """[0, 30) and [30, 60) are copied. The metadata lost the second one, and the manifest is from before it.
+
+    The broker's own retention has removed all records below 70 since."""
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(4)])
+    await bench.copy_all()
+    await bench.write_manifest()
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(4, 11)])
+    await bench.copy()
+    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
+    for segment in bench.segments[1:]:
+        del bench.metadata.segments[segment.segment_id]
+    bench.log.log_start_offset = 70
+    bench.restart()
+    await bench.write_manifest()
+    return bench
+
+
+async def test_a_copy_that_the_metadata_lost_is_no_gap(forgotten: Workbench) -> None:
+    with pytest.raises(MetadataLostError, match="but the store has them"):
+        await forgotten.copy()
+    assert forgotten.metadata.gaps(PARTITION) == []
+    assert len(await forgotten.objects()) == 7
+
+
+async def test_a_listing_of_objects_that_are_gone_is_no_witness(forgotten: Workbench) -> None:
+    for key in await forgotten.objects():
+        if key.endswith(".indexes") and "00000000000000000000-" not in key:
+            await forgotten.store.delete_object(key)
+    await forgotten.copy()
+    forgotten.now_ms += forgotten.services.settings.gap_alarm_ms
+    await forgotten.copy()
+    assert forgotten.metadata.gaps(PARTITION) == [LogGap(30, 70)]
