@@ -73,7 +73,7 @@ def reasons_of_the_code() -> set[str]:
                     if isinstance(reason, ast.Constant):
                         found.add(str(reason.value))
                     else:
-                        assert path.name in ("remote_log_manager.py", "uncopied_watch.py")
+                        assert path.name in ("partition_tasks.py", "partition_watch.py", "uncopied_watch.py")
         for name, value in constants(module).items():
             if name in ("_ALARMS", "_STOPS") and isinstance(value, ast.Dict):
                 found |= {str(key.value) for key in value.keys if isinstance(key, ast.Constant)}

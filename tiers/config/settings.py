@@ -149,8 +149,9 @@ class RemoteLogConfig(Section):
         validation_alias="remote.log.manager.thread.pool.size",
         gt=0,
         description=(
-            "The number of partitions whose tasks run at the same time, whatever the task: copy, trim or expiration. "
-            "By default the number of partitions that are copied at the same time."
+            "The number of partitions whose tasks run at the same time. Rounds (which survey a partition and move its "
+            "log start), trims and deletions have so many places each, so that a store that hangs in one kind of task "
+            "does not hold up the others. By default the number of partitions that are copied at the same time."
         ),
     )
     copier_threads: int | None = Field(

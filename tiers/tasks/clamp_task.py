@@ -10,6 +10,7 @@ operator accepts the leader's log, the task cuts off the remote records that thi
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
@@ -24,6 +25,10 @@ from tiers.tasks.task_services import TaskServices
 logger = logging.getLogger(__name__)
 
 
+async def _nothing() -> None:
+    return
+
+
 class RLMClampTask:
     def __init__(
         self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
@@ -32,16 +37,20 @@ class RLMClampTask:
         self._partition = topic_id_partition
         self._manifest = manifest
 
-    async def run(self, bounds: LocalLogBounds, log_start: int | None) -> bool:
+    async def run(
+        self, bounds: LocalLogBounds, log_start: int | None, end_work: Callable[[], Awaitable[None]] = _nothing
+    ) -> bool:
         """Clamps the tier if the leader's log ends earlier. Returns whether the tier was clamped.
 
-        After a clamp, the caller must discard what its tasks remember of the tier. The caller has just read `bounds`.
-        `log_start` is the recorded one that the leader confirms. Raises `LogDivergedError` when the partition must
-        stop."""
+        `end_work` ends the copy, the trim and the deletion in progress. They belong to the history before the clamp: a
+        segment that is finished after the clamp would leave a hole below it. After a clamp, the caller must discard
+        what its tasks remember of the tier. The caller has just read `bounds`. `log_start` is the recorded one that
+        the leader confirms. Raises `LogDivergedError` when the partition must stop."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         try:
             await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         except LogDivergedError:
+            await end_work()
             is_clamped = await self._agree(bounds, log_start)
             # Checked again after the clamp: the leader may have changed meanwhile.
             await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)

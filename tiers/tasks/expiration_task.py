@@ -79,13 +79,19 @@ class RLMExpirationTask:
 
     async def run(
         self, policy: TopicPolicy, bounds: LocalLogBounds, log_start: ConfirmedLogStart, local_only_bytes: int
-    ) -> int:
-        """Returns how many segments were deleted. The caller has checked the lineage of the leader of `bounds`."""
-        log_start, segments = await self.expire(policy, bounds.leader_epoch, log_start, local_only_bytes)
-        deleted = await self._delete(segments)
+    ) -> ConfirmedLogStart:
+        """Moves the log start, and applies it to the broker. Needs no store. Returns the new log start.
+
+        The caller has checked the lineage of the leader of `bounds`."""
+        log_start, _ = await self.expire(policy, bounds.leader_epoch, log_start, local_only_bytes)
+        await self.apply_log_start(bounds, log_start.offset)
+        return log_start
+
+    async def delete(self, log_start: ConfirmedLogStart) -> int:
+        """Deletes the segments below the log start, and the superseded ones. Returns how many were deleted."""
+        deleted = await self._delete(self._deletable(log_start.offset or 0, self._readable()))
         if deleted and log_start.offset is not None:
             await self._services.local_indexes.remove_below(self._partition, log_start.offset)
-        await self.apply_log_start(bounds, log_start.offset)
         return deleted
 
     def expired(self, policy: TopicPolicy, log_start: int | None) -> tuple[int, list[RemoteLogSegmentMetadata]]:

@@ -37,6 +37,9 @@ class RemoteLogManagerMetrics:
             "local_trims_held_by_share_groups", "Trims that stopped at the start offset of a share group"
         )
         self.alarms = counter("remote_log_alarms", "Alarms about partitions and topics, by reason", ("topic", "reason"))
+        self.stage_failures = counter(
+            "remote_log_stage_failures", "Failures of a stage of a partition's tasks, by stage", ("topic", "stage")
+        )
         self.clamps = counter("remote_log_clamps", "Ends of remote logs that another leader's records replaced")
         self.quarantined_bytes = gauge("remote_quarantined_bytes", "Bytes of the segments that were cut off as a whole")
         self.quarantined_segments = gauge("remote_quarantined_segments", "Segments that were cut off as a whole")

@@ -16,9 +16,11 @@ comes back because the metadata topic lost the record of its end.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from uuid import UUID
 
 from tiers.errors import (
     MetadataLostError,
@@ -47,6 +49,8 @@ from tiers.tasks.stop_check import AcceptedLog, AcceptedState, state_to_accept
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
+_NOT_ACCEPTED = -2
+"""No clamp has this offset."""
 _WAY_BACK = (
     "`tidegate tier rebuild` restores the metadata from the store; `tidegate tier accept` goes on without it"
     " (docs/operations.md, 'A partition stops')"
@@ -155,14 +159,24 @@ class PartitionManifestTask:
         self._stored: PartitionManifest | None = None
         """The manifest that this owner found in the store or wrote; None: it found no readable one."""
         self._stored_witness = witness_of(None)
+        self._segments: dict[UUID, int | None] = {}
+        """Where a clamp cuts each segment that the stored manifest accepts; None: nowhere."""
         self._is_unreadable = False
         self._accepted: AcceptedState | None = None
         self._is_written_since_accepted = False
         self._is_checked = False
         self._local_log_start = 0
         """The start of the local log when the task checked the manifest."""
-        self._is_failing = False
         self._is_written = False
+        self._lock = asyncio.Lock()
+        """Held by what reads or writes the object: the copy of one round and the trim of another run side by side."""
+        self.error: RemoteStorageError | None = None
+        """The store's error of the last write; None: it succeeded."""
+        self._read_error: RemoteStorageError | None = None
+
+    def has_accepted(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """Whether the manifest that this owner found or wrote last accepts the segment, with the same end."""
+        return self._segments.get(segment.segment_id.id, _NOT_ACCEPTED) == segment.clamped_to
 
     @property
     def is_written(self) -> bool:
@@ -185,14 +199,16 @@ class PartitionManifestTask:
         method judges the operator's acceptance, if there is one. `bounds` None: the caller does not process the
         partition's log, and an acceptance does not count for it. Raises `MetadataLostError` when the metadata lost
         records, and the errors of the store and the brokers."""
-        local_log_start = 0 if bounds is None else bounds.log_start_offset
-        if bounds is not None:
-            await self._judge_acceptance(bounds, log_start)
-        if self._is_checked:
-            return
+        async with self._lock:
+            if bounds is not None:
+                await self._judge_acceptance(bounds, log_start)
+            if not self._is_checked:
+                await self._check(0 if bounds is None else bounds.log_start_offset)
+
+    async def _check(self, local_log_start: int) -> None:
         try:
             stored = await self._fetch()
-            self._stored, self._stored_witness = self._decoded(stored), witness_of(stored)
+            self._keep(self._decoded(stored), witness_of(stored))
         except RemoteLogMetadataError as error:
             self._is_unreadable = True
             if self._services.metadata.remote_end_offset(self._partition) is None and not self.is_accepted:
@@ -217,7 +233,8 @@ class PartitionManifestTask:
         """Asks the manifest and the metadata topic before the owner records a gap. Costs one GET.
 
         Raises `MetadataLostError` unless both agree that no other record was ever copied, and the store's errors."""
-        await self._restore()
+        async with self._lock:
+            await self._restore()
         if self._stored is None:
             raise MetadataLostError(
                 f"records of {self._partition} are in neither tier, and no manifest says whether they were copied:"
@@ -232,17 +249,17 @@ class PartitionManifestTask:
             )
 
     async def confirm(self) -> bool:
-        """Reads the manifest back, right before a trim. Returns whether the store has what this owner wrote.
+        """Reads the manifest back, right before a trim. Returns whether the store has what this owner wrote last.
 
         Costs one GET. Does not raise the store's errors."""
-        if not self._is_written:
-            return False
-        try:
-            await self._restore()
-        except RemoteStorageError as error:
-            self._alarm(error)
-            return False
-        self._is_failing = False
+        async with self._lock:
+            try:
+                await self._restore()
+            except RemoteStorageError as error:
+                self._alarm(error)
+                self._read_error = error
+                return False
+            self._read_error = None
         return True
 
     async def end_acceptance(self) -> None:
@@ -250,14 +267,22 @@ class PartitionManifestTask:
         if not self.is_accepted:
             return
         services, partition = self._services, self._partition
-        if not self._is_written_since_accepted:
-            # Its position, at least, differs from that of the manifest that the operator accepted.
-            await self._put(manifest_of(services.metadata, services.cluster_id, partition))
+        async with self._lock:
+            if not self._is_written_since_accepted:
+                # Its position, at least, differs from that of the manifest that the operator accepted.
+                await self._put(manifest_of(services.metadata, services.cluster_id, partition))
         await services.metadata.end_acceptance(partition)
         self._accepted = None
 
-    async def run(self) -> None:
-        """Writes the manifest if its content changed. Does not raise the store's errors: see `is_written`."""
+    async def run(self) -> bool:
+        """Writes the manifest if its content changed. Returns whether the store has the present metadata.
+
+        Does not raise the store's errors: see `error`."""
+        async with self._lock:
+            await self._run()
+            return self._is_written
+
+    async def _run(self) -> None:
         services = self._services
         self._is_written = False
         manifest = manifest_of(services.metadata, services.cluster_id, self._partition)
@@ -266,24 +291,25 @@ class PartitionManifestTask:
         if self._stored is None and not self._do_tiers_meet():
             return  # a manifest that is made from the metadata alone is no witness for that metadata
         if self._says_the_same(manifest):
-            self._is_written = True
+            self.error, self._is_written = None, True
             return
         try:
             await self._put(manifest)
         except RemoteStorageError as error:
             self._alarm(error)
+            self.error = error
         else:
-            self._is_failing, self._is_written = False, True
+            self.error, self._is_written = None, True
 
     def _alarm(self, error: RemoteStorageError) -> None:
         """Raises an alarm, once until the store accepts or returns the manifest again."""
-        if not self._is_failing:
+        if self.error is None and self._read_error is None:
             self._services.metrics.alarms.labels(self._partition.topic, "manifest").inc()
             logger.error(
-                "a partition manifest cannot be written or read: nothing is trimmed, and `rebuild` would miss changes",
+                "a partition manifest cannot be written or read: no newer segment is trimmed, and `rebuild` would miss"
+                " changes",
                 extra={"partition": str(self._partition), "error": str(error)},
             )
-        self._is_failing = True
 
     def _do_tiers_meet(self) -> bool:
         """Whether the tiers met when this ownership began, or a recorded gap has the offsets between them."""
@@ -304,11 +330,15 @@ class PartitionManifestTask:
             and replace(stored, position=manifest.position, settings_position=manifest.settings_position) == manifest
         )
 
+    def _keep(self, stored: PartitionManifest | None, witness: str) -> None:
+        self._stored, self._stored_witness = stored, witness
+        self._segments = {} if stored is None else {each.id: each.clamped_to for each in stored.segments}
+
     async def _put(self, manifest: PartitionManifest) -> None:
         services, content = self._services, encode_partition_manifest(manifest)
         services.require_ownership(self._partition)
         await services.storage.put_object(partition_manifest_key(services.cluster_id, self._partition), content)
-        self._stored, self._stored_witness = manifest, witness_of(content)
+        self._keep(manifest, witness_of(content))
         self._is_written_since_accepted = True
         services.checkpoint("manifest-written")
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from enum import Enum, auto
 
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import unfinished_attempts, unfinished_segments
@@ -123,17 +124,37 @@ async def delete_all(
     return deleted
 
 
-async def collect_leftovers(services: TaskServices, partition: TopicIdPartition) -> int:
-    """Deletes the leftovers of failed copies and deletions, and returns how many. No copy may be in progress.
+class Leftovers(Enum):
+    """Which leftovers are collected. An owner deletes those that a copy waits for apart from the others."""
+
+    ALL = auto()
+    OF_THE_NEXT_SEGMENT = auto()
+    OTHERS = auto()
+
+
+async def collect_leftovers(
+    services: TaskServices,
+    partition: TopicIdPartition,
+    which: Leftovers = Leftovers.ALL,
+    in_progress: RemoteLogSegmentId | None = None,
+) -> int:
+    """Deletes the leftovers of failed copies and deletions, and returns how many.
+
+    `in_progress` is the only attempt whose copy may be in progress.
 
     It skips leftovers that are not due, except for the newest attempt at the next segment to copy: the deletion of its
     objects shows whether the store works (`copy_attempts`). It deletes one segment at a time until the store has
     deleted one, and again as soon as the store fails. Otherwise it deletes several at a time."""
-    leftovers = unfinished_segments(services.metadata, partition)
+    known = unfinished_segments(services.metadata, partition)
+    leftovers = [one for one in known if one.segment_id != in_progress]
     labels = partition.topic, str(partition.partition)
     services.metrics.delete_lag_segments.labels(*labels).set(len(leftovers))
     services.metrics.delete_lag_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in leftovers))
-    newest = next(iter(unfinished_attempts(services.metadata, partition)), None)
+    attempts = unfinished_attempts(services.metadata, partition)
+    newest = next(iter(attempts), None)
+    if which is not Leftovers.ALL:
+        is_wanted = which is Leftovers.OF_THE_NEXT_SEGMENT
+        leftovers = [one for one in leftovers if (one in attempts) is is_wanted]
     due = sorted((one for one in leftovers if one == newest or is_due(services, one)), key=lambda one: one != newest)
     troubles: list[RemoteLogError] = []
 

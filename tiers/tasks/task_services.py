@@ -85,6 +85,8 @@ class RemoteLogManagerSettings:
     copy_stall_alarm_ms: int = 45_000
     """The time without progress after which a copy counts as stalled. With a check every second, that is reported
     within a minute."""
+    stage_alarm_ms: int = 45_000
+    """The time for which a stage fails before an alarm reports it."""
     gap_alarm_ms: int = 30_000
     """The time in which a DeleteRecords may still be on its way to the metadata. Later, missing records are a gap."""
 

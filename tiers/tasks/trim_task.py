@@ -4,7 +4,8 @@ See docs/design.md, safety rules 1, 2 and 4.
 
 * It trims only a prefix of the local log that the remote tier covers without a gap, and only segments that this
   process's own reader saw finished T_vis ago or earlier. The newest segment always stays local.
-* The partition manifest accepts the segments, and is read back from the store right before the trim.
+* The stored partition manifest accepts the segments, and is read back from the store right before the trim. While the
+  store refuses newer manifests, the segments of the older one are trimmed.
 * The end of a trim is recorded before the trim begins. After any restart, an emptied or restored broker is recognised
   by it.
 * It removes no record above the LSO or above the start of a share group: share groups read from the broker alone.
@@ -37,16 +38,25 @@ class TrimTask:
         self._partition = topic_id_partition
         self._manifest = manifest
 
-    async def run(self, policy: TopicPolicy, local_only_bytes: int, log_start: int | None = None) -> int | None:
+    async def run(
+        self,
+        policy: TopicPolicy,
+        local_only_bytes: int,
+        log_start: int | None = None,
+        checked_epoch: int | None = None,
+    ) -> int | None:
         """Trims the local log. Returns the local log start after the trim, None when there was nothing to trim.
 
-        Trims nothing unless the store has the partition manifest that the caller wrote last. `log_start` is the
-        recorded one that the leader confirms. `local_only_bytes` is the size of the local records that are not remote
+        Trims nothing unless the store has the partition manifest that this owner wrote last, which may be older than
+        the metadata. `log_start` is the recorded one that the leader of `checked_epoch` confirms. Another leader trims
+        nothing; None: any leader does. `local_only_bytes` is the size of the local records that are not remote
         yet; an underestimate keeps more local."""
         if policy.local_retention_ms is None and policy.local_retention_bytes is None:
             return None
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         bounds = await services.source.bounds(partition, timeout_ms)
+        if checked_epoch not in (None, bounds.leader_epoch):
+            return None
         target = self.target(policy, bounds, local_only_bytes, log_start)
         if target <= bounds.log_start_offset:
             return None
@@ -98,6 +108,8 @@ class TrimTask:
         local_bytes = local_only_bytes + sum(segment.retained_bytes for segment in covering)
         target = bounds.log_start_offset
         for segment in covering[:-1]:
+            if not self._manifest.has_accepted(segment):
+                break  # without the stored manifest, lost metadata would make the segment's records look never copied
             seen_at_ms = services.metadata.seen_at_ms(segment.segment_id)
             if seen_at_ms is None or services.clock_ms() - seen_at_ms < services.settings.remote_log.visible_after_ms:
                 break

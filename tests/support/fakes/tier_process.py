@@ -68,12 +68,25 @@ class SteppedManager(RemoteLogManager):
     """A manager that does a round only when `round` is called."""
 
     async def round(self) -> bool:
-        """Does one round. Returns True when more records are ready to be copied."""
+        """Does one round, one stage after the other. Returns True when more records are ready to be copied.
+
+        A stage that fails fails the round."""
         self._assign()
         managed = self._managed.get(PARTITION)
         if managed is None:
             raise OwnershipLostError(f"{PARTITION} is owned by another member")
-        return await self._process(managed)
+        surveyed = await managed.survey()
+        if surveyed is None:
+            return True
+        start = await managed.copy_start(surveyed)
+        surveyed = await managed.expire(surveyed)
+        more = await managed.copy_segments(surveyed, start)
+        await managed.manifest.run()
+        await managed.trim(surveyed)
+        await managed.delete(surveyed)
+        await managed.manifest.run()
+        await managed.manifest.end_acceptance()
+        return more
 
     def give_up(self) -> None:
         self._give_up(PARTITION)

@@ -155,5 +155,6 @@ class JobBench:
         bounds = await self.broker.bounds(self.partition, 1000)
         log_starts = LogStartConfirmation(self.broker, self.metadata)
         log_start = await log_starts.confirmed(self.partition, bounds.leader_epoch, 1000)
-        await RLMExpirationTask(self.services, self.partition).run(policy, bounds, log_start, 0)
+        task = RLMExpirationTask(self.services, self.partition)
+        await task.delete(await task.run(policy, bounds, log_start, 0))
         await self.write_manifest()

@@ -153,7 +153,9 @@ class Workbench:
 
     async def expire(self, policy: TopicPolicy) -> int:
         bounds = await self.log.bounds(PARTITION, 1000)
-        return await self.expiration_task.run(policy, bounds, await self.log_start(), self.copy_task.local_only_bytes)
+        log_start = await self.log_start()
+        log_start = await self.expiration_task.run(policy, bounds, log_start, self.copy_task.local_only_bytes)
+        return await self.expiration_task.delete(log_start)
 
     @property
     def segments(self) -> list[RemoteLogSegmentMetadata]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from itertools import count
+from uuid import uuid4
 
 from protocol.records.record_batch import cut_at_batches
 from tiers.config.topic_policy import TopicPolicy
@@ -22,7 +23,7 @@ from tiers.errors import (
     LogDivergedError,
     OffsetGapError,
 )
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
 from tiers.quota import Reservation
 from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
@@ -54,6 +55,8 @@ class RLMCopyTask:
         self.lag_bytes = 0
         """An estimate of the bytes below the LSO that are not remote, as of the last look; 0 also if there is none."""
         self._furthest = -1, 0
+        self.attempt: RemoteLogSegmentId | None = None
+        """The segment whose copy is in progress."""
 
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, log_start: int | None = None) -> bool:
         """Copies the segments that are ready from `start` on, at most `segments_per_run`.
@@ -74,10 +77,14 @@ class RLMCopyTask:
         """Copies the open segment at once if the broker has removed any of its records.
 
         The records that this task has read are then the last copy. Raises the errors of `run`."""
-        builder = self._builder
-        if builder is not None and builder.base_offset < bounds.log_start_offset and self._continues_the_remote_log:
+        if self.holds_removed(bounds):
             check_last_attempt(self._services, self._partition)
             await self._roll()
+
+    def holds_removed(self, bounds: LocalLogBounds) -> bool:
+        """Whether the open segment, which continues the remote log, has records that the broker has removed."""
+        builder = self._builder
+        return builder is not None and builder.base_offset < bounds.log_start_offset and self._continues_the_remote_log
 
     @property
     def _continues_the_remote_log(self) -> bool:
@@ -122,7 +129,7 @@ class RLMCopyTask:
                 self.discard()
                 raise
             await self._follow_leader(read.leader_epoch)
-            held_bytes = self.local_only_bytes
+            held_bytes = self._open_bytes
             fits = cut_at_batches(read.records, policy.segment_bytes - held_bytes, min_one=held_bytes == 0)
             if fits and not await self._append(await self._builder_from(start), read, fits):
                 return True
@@ -246,11 +253,13 @@ class RLMCopyTask:
             built = await services.spool.run(builder.finish)
             services.checkpoint("segment-built")
             next_offset, stages = built.end_offset + 1, count(1)
-            await copy_segment(services, self._partition, built, lambda: self._progress(next_offset, next(stages)))
+            self.attempt = RemoteLogSegmentId(self._partition, uuid4())
+            await copy_segment(services, self.attempt, built, lambda: self._progress(next_offset, next(stages)))
         except BaseException:
             services.metrics.copy_errors.labels(self._partition.topic).inc()
             raise
         finally:
+            self.attempt = None
             self.discard()
         self._continuation = SegmentContinuation(
             built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers
@@ -258,9 +267,17 @@ class RLMCopyTask:
         return built.end_offset + 1
 
     @property
-    def local_only_bytes(self) -> int:
-        """The bytes that were read and are not remote yet. The local tier alone has at least this many bytes."""
+    def _open_bytes(self) -> int:
         return 0 if self._builder is None else self._builder.size_bytes
+
+    @property
+    def local_only_bytes(self) -> int:
+        """The bytes that were read and are not remote yet. The local tier alone has at least this many bytes.
+
+        At the end of a copy, the open segment is remote already, and must not count twice."""
+        remote_end = self._services.metadata.remote_end_offset(self._partition)
+        is_remote = self._builder is not None and remote_end is not None and self._builder.base_offset <= remote_end
+        return 0 if is_remote else self._open_bytes
 
     def observe(self, policy: TopicPolicy, bounds: LocalLogBounds) -> None:
         """Measures the lag while copying is stopped or fails, and so reads nothing."""
@@ -272,7 +289,7 @@ class RLMCopyTask:
         builder = self._builder
         next_offset = start if builder is None else builder.next_offset
         unread_offsets = max(0, last_stable_offset - next_offset)
-        self.lag_bytes = self.local_only_bytes + int(unread_offsets * self._bytes_per_offset(start))
+        self.lag_bytes = self._open_bytes + int(unread_offsets * self._bytes_per_offset(start))
         now_ms = self._services.clock_ms()
         first_ms = None if builder is None else builder.first_append_ms
         if unread_offsets == 0:

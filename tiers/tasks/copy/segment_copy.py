@@ -12,10 +12,9 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from uuid import uuid4
 
 from tiers.errors import CustomMetadataTooLargeError, RemoteStorageError
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import encode_indexes_object
@@ -31,12 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 async def copy_segment(
-    services: TaskServices, partition: TopicIdPartition, built: BuiltSegment, progress: Callable[[], None]
+    services: TaskServices, segment_id: RemoteLogSegmentId, built: BuiltSegment, progress: Callable[[], None]
 ) -> None:
     """Makes one attempt to copy the segment. `progress` is called after each step that took a peer's time."""
+    partition = segment_id.topic_id_partition
     services.metrics.copy_requests.labels(partition.topic).inc()
     segment = RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(partition, uuid4()),
+        segment_id=segment_id,
         start_offset=built.start_offset,
         end_offset=built.end_offset,
         broker_id=services.settings.broker_id,

@@ -71,7 +71,7 @@ async def test_a_store_that_never_answers_is_named_with_partition_since_when_and
         return await copy(*args)  # type: ignore[arg-type]  # handed through
 
     monkeypatch.setattr(running.bench.store, "copy_log_segment_data", stuck)
-    caplog.set_level("INFO", "tiers.tasks.remote_log_manager")
+    caplog.set_level("INFO", "tiers.tasks.partition_watch")
     async with running.run():
         await until(lambda: begun == 2)
         clock.passed_ms = ALARM_MS
@@ -127,7 +127,7 @@ async def test_attempts_that_fail_again_and_again_are_no_progress(
 
 def said_of_failures(caplog: pytest.LogCaptureFixture) -> set[str]:
     """Of which partitions."""
-    return {vars(line)["partition"] for line in caplog.records if "could not be processed" in line.getMessage()}
+    return {vars(line)["partition"] for line in caplog.records if line.getMessage() == "a stage of a partition failed"}
 
 
 async def test_who_waits_for_a_copier_that_another_holds_is_reported_too(

@@ -40,10 +40,10 @@ async def test_segments_expire_by_their_newest_record_and_the_log_start_moves_fi
     assert len(await copied.objects()) == 4
     assert copied.steps == [
         "log-start-raised",
+        "log-start-applied",
         "delete-started-written",
         "objects-deleted",
         "delete-finished-written",
-        "log-start-applied",
     ]
 
 

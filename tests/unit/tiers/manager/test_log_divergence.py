@@ -22,12 +22,11 @@ from tiers.errors import (
 )
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.remote_log_reader import RemoteReadRequest, monotonic_ms
 from tiers.storage.object_key import partition_manifest_key
-from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.lineage import NOTHING_IN_COMMON, check_before_deletion, surviving_end
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.stop_check import AcceptedState, state_to_accept
@@ -156,22 +155,21 @@ async def test_retention_past_the_copied_records_does_not_hide_a_divergence(tier
     assert tier.process.metadata.gaps(PARTITION) == []
 
 
-async def test_expiry_deletes_nothing_of_a_leader_that_came_during_the_copy(
+async def test_expiry_deletes_nothing_of_a_leader_that_came_during_the_survey(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker is emptied during the last upload of a round, and no trim asks the new leader."""
-    store, uploads = tier.process.store, 0
-    copy = store.copy_log_segment_data
-
-    async def last_upload(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        nonlocal uploads
-        custom_metadata, uploads = await copy(metadata, data), uploads + 1
-        if uploads == tier.process.settings.segments_per_run:
-            await tier.empty(end_offset=400)
-        return custom_metadata
-
-    monkeypatch.setattr(store, "copy_log_segment_data", last_upload)
+    """The broker is emptied right after it confirmed the history."""
     tier.produce(1000)
+    confirm, confirmed = tier.log.end_offset_for_epoch, 0
+
+    async def last_answer(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+        nonlocal confirmed
+        answer, confirmed = await confirm(partition, leader_epoch, timeout_ms), confirmed + 1
+        if confirmed == 1:
+            await tier.empty(end_offset=400)
+        return answer
+
+    monkeypatch.setattr(tier.log, "end_offset_for_epoch", last_answer)
     tier.topics.policy = replace(POLICY, retention_bytes=2000)
     assert await tier.process.manager.round()
     assert tier.log.leader_epoch == 3

@@ -74,7 +74,7 @@ async def test_a_bug_in_one_partition_is_logged_and_not_spread(
     running.logs.of[PARTITION].failure = ZeroDivisionError("bug")
     async with running.run():
         await until(lambda: running.remote_end(OTHER) == 89)
-    assert "a partition could not be processed" in [line.getMessage() for line in caplog.records if line.exc_info]
+    assert "a stage of a partition failed" in [line.getMessage() for line in caplog.records if line.exc_info]
 
 
 async def test_a_diverged_partition_raises_an_alarm_and_moves_nothing(running: Running) -> None:
@@ -104,17 +104,17 @@ async def test_a_partition_that_stops_is_one_alarm_until_it_goes_on(
 
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
-        managed = running.manager._managed[PARTITION]
+        survey = running.manager._managed[PARTITION].stages["survey"]
         for episode in (1, 2):
             log.failure = error
-            await until(lambda: managed.failures > 2)
+            await until(lambda: survey.failures > 2)
             log.failure = BrokerError("no leader", retriable=True)  # which ends no episode
-            await until(lambda: managed.last_error == "no leader")
+            await until(lambda: survey.last_error == "no leader")
             log.failure = error
-            await until(lambda: managed.last_error == str(error))
+            await until(lambda: survey.last_error == str(error))
             assert stopped() == (episode, episode)
             log.failure = None
-            await until(lambda: managed.failures == 0)
+            await until(lambda: survey.failures == 0)
 
 
 async def test_an_unclean_election_is_clamped_and_the_new_leader_copied_in_the_same_round(running: Running) -> None:
@@ -141,15 +141,18 @@ async def test_partitions_of_another_owner_are_given_up(running: Running) -> Non
         assert running.bench.metric("owned_partitions") == 0
 
 
-async def test_a_step_that_is_cancelled_before_it_began_leaves_no_open_segment(running: Running) -> None:
+async def test_work_that_is_cancelled_before_it_began_leaves_no_open_segment(running: Running) -> None:
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
         managed = running.manager._managed[PARTITION]
-        await until(lambda: managed.step is None and managed.copy.local_only_bytes > 0)
-        step = managed.step = asyncio.create_task(running.manager._step(managed))
-        running.manager._give_up(PARTITION)
-        await asyncio.wait([step])
+        await until(lambda: not managed.running and managed.copy.local_only_bytes > 0)
+        async with asyncio.TaskGroup() as tasks:
+            running.manager._launch(tasks, managed, "copy", running.manager._round(tasks, managed, []))
+            running.manager._give_up(PARTITION)
+            assert running.manager._is_worked_on(PARTITION)
+        await until(lambda: not managed.running)
         assert managed.copy.local_only_bytes == 0
+        assert managed not in running.manager._places["copy"]
 
 
 async def test_deletions_that_failed_are_counted_by_whoever_owns_the_partition(running: Running) -> None:

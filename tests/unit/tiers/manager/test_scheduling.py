@@ -45,14 +45,14 @@ class Schedule:
             log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
 
     def due_ms(self, partition: TopicIdPartition) -> int:
-        return self.manager._managed[partition].due_ms
+        return self.manager._managed[partition].stages["copy"].due_ms
 
     async def until_rounds(self, *counts: int) -> None:
         """Waits until the partitions had so many rounds, and all of the rounds have ended."""
-        await until(lambda: tuple(self.rounds.values()) == counts and not self.manager._steps)
+        await until(lambda: tuple(self.rounds.values()) == counts and not self.manager._running_tasks())
 
     async def until_rounds_of(self, partition: TopicIdPartition, count: int) -> None:
-        await until(lambda: self.rounds[partition] == count and not self.manager._steps)
+        await until(lambda: self.rounds[partition] == count and not self.manager._running_tasks())
 
     async def pass_time(self, now_ms: int) -> None:
         """Moves the clock, and waits until the manager has looked at the schedule."""
@@ -82,7 +82,7 @@ async def test_after_a_success_the_process_interval_passes(schedule: Schedule) -
         due_ms = began_ms + PROCESS_INTERVAL_MS
         assert [schedule.due_ms(each) for each in (PARTITION, OTHER)] == [due_ms, due_ms]
         await schedule.pass_time(due_ms - 1)
-        assert not schedule.manager._steps
+        assert not schedule.manager._running_tasks()
         await schedule.pass_time(due_ms)
         await schedule.until_rounds(2, 2)
         assert schedule.due_ms(PARTITION) == due_ms + PROCESS_INTERVAL_MS

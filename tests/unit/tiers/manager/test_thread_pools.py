@@ -1,4 +1,4 @@
-"""How many partitions are processed at once, whatever the task, and how many of them are copied."""
+"""How many partitions are worked on at once: copies, rounds, trims and deletions have places of their own."""
 
 from __future__ import annotations
 
@@ -99,22 +99,39 @@ def test_each_key_is_the_default_of_the_other(keys: dict[str, int], expected: tu
     assert (remote_log.manager_pool_size, remote_log.copier_pool_size) == expected
 
 
-async def test_a_pool_of_one_processes_one_partition_at_a_time(
+async def test_a_pool_of_one_copies_one_partition_at_a_time(
     running: Running, store: SlowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A copy that hangs holds up the other copies, and no round."""
     restart(running, manager_threads=1)
     rounds_of = rounds(running, monkeypatch)
     async with running.run():
         await until(lambda: len(store.copying) == 1)
-        (held,) = store.copying
-        others = [each for each in (PARTITION, OTHER, PAYMENTS) if each != held]
-        before = [rounds_of(each) for each in others]
-        refreshes = running.topics.refreshes
-        await until(lambda: running.topics.refreshes > refreshes + 3)
-        assert [rounds_of(each) for each in others] == before
+        before = {each: rounds_of(each) for each in (PARTITION, OTHER, PAYMENTS)}
+        await until(lambda: all(rounds_of(each) > seen + 3 for each, seen in before.items()))
+        assert len(store.copying) == 1
         store.go_on.set()
         await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
-        assert rounds_of(PAYMENTS) > 0
+
+
+async def test_a_pool_of_one_surveys_one_partition_at_a_time(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    restart(running, manager_threads=1)
+    asked, go_on = [], asyncio.Event()
+    fresh = running.bench.metadata.ensure_fresh
+
+    async def slowly(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        asked.append(partition)
+        await go_on.wait()
+        await fresh(partition, max_age_ms, timeout_ms)
+
+    monkeypatch.setattr(running.bench.metadata, "ensure_fresh", slowly)
+    async with running.run():
+        await until(lambda: len(asked) == 1)
+        refreshes = running.topics.refreshes
+        await until(lambda: running.topics.refreshes > refreshes + 3)
+        assert len(asked) == 1
+        go_on.set()
+        await until(lambda: set(asked) == {PARTITION, OTHER, PAYMENTS})
 
 
 async def test_a_free_place_of_the_pool_takes_what_needs_no_copier(

@@ -1,0 +1,237 @@
+"""A stage that fails stops itself: the other stages of the partition go on, as far as they do not need its work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.support.fakes.in_memory_log import DamagedLog
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.running_manager import OTHER, Running
+from tests.support.tiers.waiting import until
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.errors import RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
+from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.remote_log_manager import RemoteLogManager
+
+TRIMMING = replace(POLICY, partition_count=1, local_retention_bytes=0)
+EXPIRING = replace(TRIMMING, retention_bytes=0)
+
+
+@pytest.fixture
+def running(bench: Workbench) -> Running:
+    running = Running(bench, TRIMMING)
+    running.logs.of[PARTITION] = DamagedLog()
+    running.topics.policies = {TRIMMING.topic_id: TRIMMING}
+    produce(running, 0, 10)
+    return running
+
+
+def produce(running: Running, first: int, end: int) -> None:
+    for log in running.logs.of.values():
+        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(first, end)])
+
+
+def set_policy(running: Running, policy: Any) -> None:
+    running.topics.policies = {policy.topic_id: policy}
+
+
+def failures(running: Running, stage: str) -> float:
+    return running.bench.metric("remote_log_stage_failures_total", topic="orders", stage=stage)
+
+
+def remote_start(running: Running) -> int | None:
+    return running.bench.metadata.earliest_offset(PARTITION)
+
+
+def is_copied_and_trimmed(running: Running, to: int) -> bool:
+    copied = [running.remote_end(each) or 0 for each in (PARTITION, OTHER)]
+    return min(*copied, *(log.log_start_offset for log in running.logs.of.values())) >= to
+
+
+class Store:
+    """What the store refuses, or never answers."""
+
+    def __init__(self, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused: set[str] = set()
+        self.hanging: set[str] = set()
+        self.asked: list[str] = []
+        store: Any = running.bench.store
+        for name in ("copy_log_segment_data", "put_object", "delete_log_segment_data"):
+            monkeypatch.setattr(store, name, self._guarded(name, getattr(store, name)))
+
+    def _guarded(self, name: str, call: Any) -> Any:
+        async def guarded(*arguments: Any) -> Any:
+            self.asked.append(name)
+            if name in self.refused:
+                raise RetriableRemoteStorageError("503 Slow Down")
+            await until(lambda: name not in self.hanging)
+            return await call(*arguments)
+
+        return guarded
+
+
+@pytest.fixture
+def store(running: Running, monkeypatch: pytest.MonkeyPatch) -> Store:
+    return Store(running, monkeypatch)
+
+
+async def test_a_batch_that_cannot_be_read_stops_no_trim_and_no_expiry(running: Running) -> None:
+    log = running.logs.of[PARTITION]
+    assert isinstance(log, DamagedLog)
+    log.damaged_offset = 70
+    async with running.run():
+        await until(lambda: failures(running, "copy") > 2)
+        assert running.remote_end(PARTITION) == 59
+        await until(lambda: log.log_start_offset == 30)
+        set_policy(running, EXPIRING)
+        await until(lambda: log.log_start_offset == 60 and remote_start(running) is None)
+        assert failures(running, "expiry") == failures(running, "trim") == failures(running, "survey") == 0
+        log.damaged_offset = -1
+        await until(lambda: running.remote_end(PARTITION) == 89)
+
+
+async def test_a_store_that_refuses_writes_stops_no_trim_of_older_segments(
+    running: Running, store: Store, bench: Workbench
+) -> None:
+    log = running.logs.of[PARTITION]
+    set_policy(running, POLICY)
+    async with running.run():
+        await until(lambda: running.remote_end(PARTITION) == 89)
+        await until(lambda: running.manager._managed[PARTITION].manifest.has_accepted(bench.segments[-1]))
+        store.refused = {"copy_log_segment_data", "put_object", "delete_log_segment_data"}
+        produce(running, 10, 20)
+        await until(lambda: failures(running, "copy") > 1)
+        set_policy(running, TRIMMING)
+        await until(lambda: log.log_start_offset == 60)
+        set_policy(running, EXPIRING)
+        await until(lambda: log.log_start_offset == 90)
+        deleting = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+        await until(lambda: deleting in {one.state for one in bench.segments if one.end_offset < 90})
+        store.refused.clear()
+        bench.services.failed_deletions.forget_unless(lambda partition: False)  # as if their backoff had passed
+        await until(lambda: not [one for one in bench.segments if one.end_offset < 90])
+
+
+async def test_a_segment_that_no_stored_manifest_accepts_is_not_trimmed(running: Running, store: Store) -> None:
+    log = running.logs.of[PARTITION]
+    async with running.run():
+        await until(lambda: log.log_start_offset == 60)
+        store.refused = {"put_object"}
+        produce(running, 10, 20)
+        await until(lambda: running.remote_end(PARTITION) == 179)
+        await until(lambda: failures(running, "manifest") > 2)
+        assert log.log_start_offset <= 90
+        store.refused.clear()
+        await until(lambda: log.log_start_offset == 150)
+
+
+async def test_copies_that_hang_hold_up_no_trim_and_no_expiry(running: Running, store: Store) -> None:
+    restart_with_one_place(running)
+    log = running.logs.of[PARTITION]
+    set_policy(running, replace(POLICY, partition_count=2))
+    async with running.run():
+        await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
+        store.hanging = {"copy_log_segment_data"}
+        store.asked.clear()
+        produce(running, 10, 20)
+        await until(lambda: "copy_log_segment_data" in store.asked)
+        set_policy(running, replace(TRIMMING, partition_count=2))
+        await until(lambda: all(each.log_start_offset == 60 for each in running.logs.of.values()))
+        set_policy(running, replace(EXPIRING, partition_count=2))
+        await until(lambda: all(each.log_start_offset >= 90 for each in running.logs.of.values()))
+        await until(lambda: remote_start(running) is None)
+        store.hanging.clear()
+        await until(lambda: running.remote_end(PARTITION) == 179)
+    assert log.log_start_offset >= 90
+
+
+async def test_deletions_that_hang_hold_up_no_copy_and_no_trim(running: Running, store: Store) -> None:
+    restart_with_one_place(running)
+    store.hanging = {"delete_log_segment_data"}
+    set_policy(running, replace(EXPIRING, partition_count=2))
+    async with running.run():
+        await until(lambda: "delete_log_segment_data" in store.asked)
+        for end in (20, 30):
+            produce(running, end - 10, end)
+            await until(partial(is_copied_and_trimmed, running, 10 * end - 40))
+        store.hanging.clear()
+
+
+async def test_an_expiry_that_fails_stops_no_copy_and_no_trim(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def unreadable(*arguments: object, **options: object) -> int:
+        raise RemoteLogMetadataNotReadyError("the skew is not known")
+
+    monkeypatch.setattr(running.bench.metadata, "clock_skew_ms", unreadable)
+    set_policy(running, EXPIRING)
+    services = running.bench.services
+    running.manager = RemoteLogManager(
+        replace(services, settings=replace(services.settings, stage_alarm_ms=1)), running.topics
+    )
+    caplog.set_level("INFO", "tiers.tasks.stage")
+    async with running.run():
+        await until(lambda: running.remote_end(PARTITION) == 89 and failures(running, "expiry") > 2)
+        await until(lambda: running.logs.of[PARTITION].log_start_offset == 60)
+        await until(
+            lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="stage-failing") == 1
+        )
+        assert remote_start(running) == 0
+        monkeypatch.undo()
+        await until(lambda: remote_start(running) is None)
+        await until(lambda: "a stage of a partition works again" in caplog.messages)
+    said = [vars(line) for line in caplog.records if line.getMessage() == "a stage of a partition keeps failing"]
+    assert [(line["stage"], line["error"]) for line in said] == [("expiry", "the skew is not known")]
+
+
+async def test_a_copy_in_progress_ends_before_the_tier_is_clamped(
+    running: Running, store: Store, bench: Workbench
+) -> None:
+    """A segment of the earlier history that is finished after the clamp would leave a hole below it."""
+    log = running.logs.of[PARTITION]
+    async with running.run():
+        await until(lambda: running.remote_end(PARTITION) == 89)
+        store.hanging = {"copy_log_segment_data"}
+        store.asked.clear()
+        produce(running, 10, 20)
+        await until(lambda: "copy_log_segment_data" in store.asked)
+        log.elect_unclean(80)
+        log.append(*[batch_of(10 * n, 10, value_bytes=15, leader_epoch=1) for n in range(8, 15)])
+        await until(lambda: bench.metric("remote_log_clamps_total", topic="orders") == 1)
+        store.hanging.clear()
+        await until(lambda: running.remote_end(PARTITION) == 139)
+    offset = 0
+    while (segment := bench.metadata.remote_log_segment_metadata(PARTITION, offset)) is not None:
+        offset = segment.valid_end_offset + 1
+    assert offset == 140
+
+
+async def test_a_copy_in_progress_is_no_leftover_when_the_log_start_passes_it(
+    running: Running, store: Store, bench: Workbench
+) -> None:
+    async with running.run():
+        await until(lambda: running.remote_end(PARTITION) == 89)
+        store.hanging = {"copy_log_segment_data"}
+        store.asked.clear()
+        produce(running, 10, 20)
+        await until(lambda: "copy_log_segment_data" in store.asked)
+        attempt = running.manager._managed[PARTITION].copy.attempt
+        await bench.metadata.put_log_start(PARTITION, LogStart(180, 0, LogStartReason.USER))
+        await until(lambda: remote_start(running) is None)
+        known = bench.metadata.remote_log_segment_metadata_by_id(attempt) if attempt else None
+        assert known is not None
+        assert known.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+        store.hanging.clear()
+        await until(lambda: bench.segments == [])
+
+
+def restart_with_one_place(running: Running) -> None:
+    services = running.bench.services
+    remote_log = services.settings.remote_log.model_copy(update={"manager_threads": 1})
+    settings = replace(services.settings, remote_log=remote_log)
+    running.manager = RemoteLogManager(replace(services, settings=settings), running.topics)

@@ -1,0 +1,259 @@
+"""`PartitionTasks`: the RLM tasks of one partition, as stages that fail alone (docs/design.md, "Log range").
+
+A round begins with the *survey*, which every stage needs: fresh metadata, the leader's bounds and its confirmation of
+the log start, the partition manifest, and the leader's history. Then each stage does its own work:
+
+* **gap**: finds where copying continues, and records gaps.
+* **copy**: deletes the leftovers of the next segment, and copies.
+* **expiry**: moves the log start. It needs the brokers and the metadata alone.
+* **manifest** and **trim**: write the manifest, and trim what the stored manifest accepts.
+* **deletion**: deletes the objects of expired segments and of leftovers.
+
+What one stage needs of another: a gap is recorded, and in the manifest, before anything behind it is copied; a segment
+is in the stored manifest before it is trimmed; the log start is behind a segment before that segment is deleted; and no
+stage works in a leader epoch whose history was not checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tiers.config.topic_policy import TopicPolicy
+from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, MetadataLostError
+from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+from tiers.tasks.clamp_task import RLMClampTask
+from tiers.tasks.copy.copy_task import RLMCopyTask
+from tiers.tasks.expiration_task import RLMExpirationTask
+from tiers.tasks.log_gap_task import LogGapTask
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.partition_watch import PartitionWatch
+from tiers.tasks.segment_deletion import Leftovers, collect_leftovers
+from tiers.tasks.stage import Stage
+from tiers.tasks.task_services import TaskServices
+from tiers.tasks.trim_task import TrimTask
+
+_STOPS = {
+    "metadata-lost": "the metadata of a partition was lost: the partition is not copied, trimmed or expired",
+    "diverged": "the log diverged from the copied records: the partition is not copied, trimmed or expired",
+}
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """The leader's bounds, and the log start that it confirms. The history of this leader epoch was checked."""
+
+    bounds: LocalLogBounds
+    log_start: ConfirmedLogStart
+
+
+class PartitionTasks:
+    """The tasks of a partition for as long as this process owns it. The manager decides when a stage runs."""
+
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition, policy: TopicPolicy) -> None:
+        self.partition = topic_id_partition
+        self.policy = policy
+        self.manifest = PartitionManifestTask(services, topic_id_partition)
+        self.copy = RLMCopyTask(services, topic_id_partition)
+        self.watch = PartitionWatch(services, topic_id_partition)
+        self.is_copy_stopped = False
+        self.running: dict[str, asyncio.Task[None]] = {}
+        """What runs now, by the name of the stage. The round itself has the name of the survey."""
+        self.stages = {
+            name: Stage(services, topic_id_partition, name)
+            for name in ("survey", "gap", "copy", "expiry", "manifest", "trim", "deletion")
+        }
+        self._services = services
+        self._log_starts = LogStartConfirmation(services.source, services.metadata)
+        self._clamp = RLMClampTask(services, topic_id_partition, self.manifest)
+        self._gaps = LogGapTask(services, topic_id_partition, self.manifest)
+        self._trim = TrimTask(services, topic_id_partition, self.manifest)
+        self._expiration = RLMExpirationTask(services, topic_id_partition)
+        self._stops: set[str] = set()
+        """The reasons for which the partition stopped since its last round that went through."""
+
+    @property
+    def is_copied(self) -> bool:
+        return not (self.policy.copy_disable or self.is_copy_stopped)
+
+    @property
+    def has_copy_trouble(self) -> bool:
+        failures = sum(self.stages[name].failures for name in ("survey", "gap", "copy"))
+        return failures > 0 or self.is_copy_stopped or self.copy.throttled_ms > 0
+
+    @property
+    def copy_error(self) -> str:
+        """Why copying makes no progress; empty without an error."""
+        return next(filter(None, (self.stages[name].last_error for name in ("copy", "gap", "survey"))), "")
+
+    def waits_ms(self, name: str) -> int:
+        """Returns the time until the stage may run: it is due, and no backoff of the survey is left. 0: it may now."""
+        survey = self.stages["survey"]
+        due_ms = max(self.stages[name].due_ms, survey.due_ms if survey.failures else 0)
+        return max(0, due_ms - self._services.clock_ms())
+
+    async def round(self, launch: Callable[[Surveyed, int | None], None]) -> None:
+        """Surveys the partition, does the work that needs no store, and lets `launch` start the rest.
+
+        `launch` gets the offset at which copying continues; None: nothing can be copied now. Returns early if the
+        survey fails, or if the leader changed meanwhile. Raises the errors in `STOPPING`."""
+        surveyed = await self.stages["survey"].run(self.survey)
+        if surveyed is None:
+            return
+        start = None
+        # While a copy is in progress, the remote end is behind, and the records of the copy look like a gap.
+        is_copying = "copy" in self.running
+        gap = self.stages["gap"]
+        if not (is_copying or self._must_finish(surveyed) or gap.is_postponed):
+            start = await gap.run(partial(self.copy_start, surveyed))
+        is_gap_known = not is_copying and gap.failures == 0 and not self._must_finish(surveyed)
+        if self.stages["expiry"].is_due:
+            surveyed = await self.stages["expiry"].run(partial(self.expire, surveyed)) or surveyed
+        self._go_on()
+        launch(surveyed, start)
+        if is_gap_known:
+            await self.stages["survey"].run(self.manifest.end_acceptance)
+        self.watch.measure()
+
+    async def survey(self) -> Surveyed | None:
+        """Checks what every stage depends on. Returns None if the leader changed meanwhile.
+
+        Expiry deletes below a log start, also at a leader that may have another history. So the history that is
+        checked is that of the leader epoch before and after the check."""
+        services, partition = self._services, self.partition
+        settings, timeout_ms = services.settings, services.settings.request_timeout_ms
+        services.require_ownership(partition)
+        await services.metadata.ensure_fresh(partition, settings.remote_log.visible_after_ms // 2, timeout_ms)
+        remote_bounds = services.metadata.earliest_offset(partition), services.metadata.remote_end_offset(partition)
+        bounds = await services.source.bounds(partition, timeout_ms)
+        await self.watch.look(self.policy, bounds, remote_bounds, self.copy)
+        log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        await self.manifest.check(bounds, log_start.offset)
+        if await self._clamp.run(bounds, log_start.offset, self.end_work):
+            self.copy.start_over()
+        checked_epoch = bounds.leader_epoch
+        bounds = await services.source.bounds(partition, timeout_ms)
+        if bounds.leader_epoch != checked_epoch:
+            return None
+        log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        return Surveyed(bounds, log_start)
+
+    async def copy_start(self, surveyed: Surveyed) -> int | None:
+        """Returns where copying continues. Records gaps and ends them.
+
+        A partition that is not copied has no gap until it is copied again. But the gap that an operator accepts is
+        recorded at once, since the acceptance does not count later."""
+        log_start = surveyed.log_start.offset
+        if self.is_copied or self.manifest.is_accepted:
+            return await self._gaps.copy_start(surveyed.bounds, log_start)
+        await self._gaps.end_passed(surveyed.bounds, log_start)
+        return None
+
+    def _must_finish(self, surveyed: Surveyed) -> bool:
+        """Whether the open segment has the last copy of records that the broker removed."""
+        is_wanted = self.is_copied or (self.manifest.is_accepted and not self.is_copy_stopped)
+        return is_wanted and self.copy.holds_removed(surveyed.bounds)
+
+    async def copy_segments(self, surveyed: Surveyed, start: int | None) -> bool:
+        """Copies the segments that are ready. Returns True when more are ready.
+
+        The manifest has a new gap before the owner copies any record behind that gap."""
+        await collect_leftovers(self._services, self.partition, Leftovers.OF_THE_NEXT_SEGMENT)
+        if self._must_finish(surveyed):
+            await self.copy.finish_removed(surveyed.bounds)
+            return True
+        if start is None or not self.is_copied:
+            return False
+        if self._services.metadata.gaps(self.partition) and not await self.manifest.run():
+            return False
+        return await self.copy.run(self.policy, surveyed.bounds, start, surveyed.log_start.offset)
+
+    async def run_copy(self, surveyed: Surveyed, start: int | None) -> None:
+        copying = self.stages["copy"]
+        more = await copying.run(partial(self._copy_unless_stopped, surveyed, start))
+        remote_log, now_ms = self._services.settings.remote_log, self._services.clock_ms()
+        if more:
+            copying.due_ms = now_ms
+        elif more is not None and self.copy.throttled_ms:
+            pause_ms = max(self.copy.throttled_ms, remote_log.task_retry_backoff_ms)
+            copying.due_ms = now_ms + min(remote_log.task_interval_ms, pause_ms)
+
+    async def _copy_unless_stopped(self, surveyed: Surveyed, start: int | None) -> bool:
+        try:
+            return await self.copy_segments(surveyed, start)
+        except CustomMetadataTooLargeError as error:
+            topic = self.partition.topic
+            self.is_copy_stopped = True
+            self._services.metrics.copy_stopped.labels(topic, str(self.partition.partition)).set(1)
+            self._services.metrics.alarms.labels(topic, "custom-metadata").inc()
+            logger.error(
+                "copying stops: the store's custom metadata is too large",
+                extra={"partition": str(self.partition), "error": str(error)},
+            )
+            return False
+
+    async def expire(self, surveyed: Surveyed) -> Surveyed:
+        """Moves the log start, and applies it to the broker. Returns what the survey would find now."""
+        log_start = await self._expiration.run(
+            self.policy, surveyed.bounds, surveyed.log_start, self.copy.local_only_bytes
+        )
+        return replace(surveyed, log_start=log_start)
+
+    async def run_trim(self, surveyed: Surveyed) -> None:
+        """Writes the manifest, and trims what the stored manifest accepts, which may be an older one."""
+        if self.stages["manifest"].is_due:
+            await self.stages["manifest"].run(self.write_manifest)
+        await self.stages["trim"].run(partial(self.trim, surveyed))
+
+    async def write_manifest(self) -> None:
+        """Raises the store's errors."""
+        if not await self.manifest.run() and self.manifest.error is not None:
+            raise self.manifest.error
+
+    async def trim(self, surveyed: Surveyed) -> None:
+        await self._trim.run(
+            self.policy, self.copy.local_only_bytes, surveyed.log_start.offset, surveyed.bounds.leader_epoch
+        )
+
+    async def run_deletion(self, surveyed: Surveyed) -> None:
+        await self.stages["deletion"].run(partial(self.delete, surveyed))
+
+    async def delete(self, surveyed: Surveyed) -> None:
+        """Deletes the objects of segments that expired, and of leftovers that no copy waits for."""
+        await collect_leftovers(self._services, self.partition, Leftovers.OTHERS, self.copy.attempt)
+        await self._expiration.delete(surveyed.log_start)
+
+    def stop(self, error: LogDivergedError) -> None:
+        """Stops the whole partition until a round goes through. Raises the alarm once until then."""
+        topic, fields = self.partition.topic, {"partition": str(self.partition), "error": str(error)}
+        reason = "metadata-lost" if isinstance(error, MetadataLostError) else "diverged"
+        if reason not in self._stops:
+            self._services.metrics.alarms.labels(topic, reason).inc()
+        logger.log(logging.DEBUG if reason in self._stops else logging.ERROR, _STOPS[reason], extra=fields)
+        self._stops.add(reason)
+        self.stages["survey"].postpone(error)
+        self.cancel_work()
+
+    def _go_on(self) -> None:
+        if self._stops:
+            self._stops.clear()
+            logger.info("a partition that stopped goes on", extra={"partition": str(self.partition)})
+
+    def cancel_work(self) -> list[asyncio.Task[None]]:
+        """Cancels what runs, except the caller and the round. Returns the tasks."""
+        caller, round_ = asyncio.current_task(), self.running.get("survey")
+        tasks = [task for task in self.running.values() if task is not caller and task is not round_]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def end_work(self) -> None:
+        """Ends what runs beside the round, before the round changes the tier under it."""
+        if tasks := self.cancel_work():
+            await asyncio.wait(tasks)

@@ -1,0 +1,111 @@
+"""`PartitionWatch`: what an owner measures of one partition, and the alarms about it.
+
+See docs/design.md, safety rule 8.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+
+from tiers.config.topic_policy import TopicPolicy
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.bounds import violated_bounds
+from tiers.tasks.copy.copy_task import RLMCopyTask
+from tiers.tasks.task_services import TaskServices
+from tiers.tasks.uncopied_watch import UncopiedWatch
+
+_ALARMS = {
+    "copy-lag": "copying is behind by more than half of the retention: records may expire before they are copied",
+    "stuck-lso": "the last stable offset stands still: a transaction hangs, and no record after it is copied",
+}
+logger = logging.getLogger(__name__)
+
+
+class PartitionWatch:
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+        self._services = services
+        self._partition = topic_id_partition
+        self._uncopied = UncopiedWatch(services, topic_id_partition)
+        self._lso = -1
+        self._lso_since_ms = 0
+        self._alarms: set[str] = set()
+        self._is_stalled = False
+
+    async def look(
+        self,
+        policy: TopicPolicy,
+        bounds: LocalLogBounds,
+        remote_bounds: tuple[int | None, int | None],
+        copy: RLMCopyTask,
+    ) -> None:
+        """Looks at the leader's bounds, once a round.
+
+        `remote_bounds` are the first and the last remote offset as of before the leader answered: a copy beside the
+        round may move the remote end beyond the bounds of an earlier answer."""
+        self._check_bounds(bounds, *remote_bounds)
+        self._watch(policy, bounds, copy.behind_ms)
+        copy.observe(policy, bounds)
+        await self._uncopied.run(policy, bounds, copy.lag_bytes)
+
+    def watch_progress(self, copy: RLMCopyTask, *, is_idle: bool, error: str) -> None:
+        """Watches the progress of a copy, also while it waits for a place.
+
+        The copies of other partitions may occupy all places. `error` is the last one of the copy; empty: none."""
+        services, partition, now_ms = self._services, self._partition, self._services.clock_ms()
+        if is_idle:
+            copy.progress_at_ms = now_ms
+        stalled_ms = now_ms - copy.progress_at_ms
+        is_stalled = stalled_ms >= services.settings.copy_stall_alarm_ms
+        labels = partition.topic, str(partition.partition)
+        services.metrics.copy_stalled_seconds.labels(*labels).set(stalled_ms / 1000 if is_stalled else 0)
+        if copy.behind_ms:
+            services.metrics.copy_lag_seconds.labels(*labels).set(copy.behind_ms / 1000)
+        if is_stalled and not self._is_stalled:
+            services.metrics.alarms.labels(partition.topic, "copy-stalled").inc()
+            since = datetime.fromtimestamp((services.wall_clock_ms() - stalled_ms) / 1000, UTC)
+            fields = {"partition": str(partition), "error": error or "none"}
+            logger.error("copying makes no progress", extra={**fields, "since": since.isoformat(timespec="seconds")})
+        elif self._is_stalled and not is_stalled:
+            logger.info("copying goes on", extra={"partition": str(partition)})
+        self._is_stalled = is_stalled
+
+    def _check_bounds(self, bounds: LocalLogBounds, remote_start: int | None, remote_end: int | None) -> None:
+        partition = self._partition
+        for bound in violated_bounds(bounds, remote_start, remote_end):
+            self._services.metrics.bounds_violations.labels(partition.topic, bound).inc()
+            logger.error("a bound between the tiers does not hold", extra={"partition": str(partition), "bound": bound})
+
+    def _watch(self, policy: TopicPolicy, bounds: LocalLogBounds, behind_ms: int) -> None:
+        """Raises the alarms once per episode: copying falls behind, or a transaction hangs."""
+        services, now_ms = self._services, self._services.clock_ms()
+        if self._lso != bounds.last_stable_offset or bounds.last_stable_offset == bounds.high_watermark:
+            self._lso, self._lso_since_ms = bounds.last_stable_offset, now_ms
+        # While nothing may expire, the broker's own retention still removes records that are not copied.
+        broker = policy.broker_retention
+        retention_ms = policy.retention_ms if broker is None or policy.recorded_total.is_set else broker.ms
+        raised = {
+            "copy-lag": 0 <= retention_ms < 2 * behind_ms,
+            "stuck-lso": now_ms - self._lso_since_ms >= services.settings.stuck_lso_alarm_ms,
+        }
+        for reason, is_raised in raised.items():
+            if is_raised and reason not in self._alarms:
+                services.metrics.alarms.labels(policy.topic, reason).inc()
+                logger.error(_ALARMS[reason], extra={"partition": str(self._partition)})
+        self._alarms = {reason for reason, is_raised in raised.items() if is_raised}
+
+    def measure(self) -> None:
+        metadata, metrics, partition = self._services.metadata, self._services.metrics, self._partition
+        segments = list(metadata.list_remote_log_segments(partition))
+        labels = partition.topic, str(partition.partition)
+        finished = [one for one in segments if one.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
+        cut_off = [one for one in finished if one.is_cut_off]
+        metrics.quarantined_segments.labels(*labels).set(len(cut_off))
+        metrics.quarantined_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in cut_off))
+        metrics.metadata_count.labels(*labels).set(len(segments))
+        gaps = metadata.gaps(partition)
+        metrics.log_gaps.labels(*labels).set(len(gaps))
+        metrics.log_gap_offsets.labels(*labels).set(sum(gap.next_offset - gap.first_offset for gap in gaps))
+        metrics.log_size_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in finished))

@@ -1,0 +1,104 @@
+"""`Stage`: one kind of work of a partition, with its own due time, failures, backoff, alarm and log lines.
+
+The failure of a stage postpones that stage alone. Only a divergence (lost metadata included) and a lost ownership are
+raised, since they stop every stage of the partition (docs/design.md, "Log range").
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
+from tiers.model.ids import TopicIdPartition
+from tiers.tasks.task_services import TaskServices
+
+T = TypeVar("T")
+STOPPING: Final = (LogDivergedError, OwnershipLostError)
+"""The errors that stop the whole partition. `MetadataLostError` is a `LogDivergedError`."""
+logger = logging.getLogger(__name__)
+
+
+class Stage:
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition, name: str) -> None:
+        self.name = name
+        self.due_ms = 0
+        self.failures = 0
+        """The failures since the last success."""
+        self.last_error = ""
+        self._services = services
+        self._partition = topic_id_partition
+        self._failing_since_ms = 0
+        self._is_alarmed = False
+
+    @property
+    def is_due(self) -> bool:
+        return self.due_ms <= self._services.clock_ms()
+
+    @property
+    def is_postponed(self) -> bool:
+        """Whether the stage failed, and its backoff has not passed."""
+        return self.failures > 0 and not self.is_due
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Does the work once. Returns its result, or None if it failed.
+
+        After a success, the stage is due one interval after it began, so that the stages of a round stay together.
+        Raises the errors in `STOPPING`."""
+        began_ms = self._services.clock_ms()
+        try:
+            result = await work()
+        except STOPPING:
+            raise
+        except Exception as error:  # any other error of a stage must not affect the other stages
+            self.failed(error)
+            return None
+        self.succeeded(began_ms)
+        return result
+
+    def succeeded(self, began_ms: int) -> None:
+        services = self._services
+        self.due_ms = max(services.clock_ms(), began_ms + services.settings.remote_log.task_interval_ms)
+        self.failures, self.last_error = 0, ""
+        if self._is_alarmed:
+            self._is_alarmed = False
+            logger.info("a stage of a partition works again", extra=self._fields)
+
+    def failed(self, error: Exception) -> None:
+        """Postpones the stage, and says why."""
+        self.postpone(error)
+        fields = {**self._fields, "error": self.last_error, "failures": self.failures}
+        if isinstance(error, RemoteLogError):
+            logger.warning("a stage of a partition failed", extra=fields)
+        else:
+            logger.exception("a stage of a partition failed", extra=fields, exc_info=error)
+
+    def postpone(self, error: Exception) -> None:
+        """Counts a failure. The backoff doubles with each one, up to the interval."""
+        remote_log, now_ms = self._services.settings.remote_log, self._services.clock_ms()
+        if self.failures == 0:
+            self._failing_since_ms = now_ms
+        pause_ms = remote_log.task_retry_backoff_ms << min(self.failures, 16)
+        self.due_ms = now_ms + min(remote_log.task_interval_ms, pause_ms)
+        self.failures += 1
+        self.last_error = str(error) or repr(error)
+        self._services.metrics.stage_failures.labels(self._partition.topic, self.name).inc()
+
+    def watch(self) -> None:
+        """Raises an alarm if the stage fails for long, once until it works again."""
+        failing_ms = self._services.clock_ms() - self._failing_since_ms
+        if self.failures == 0 or self._is_alarmed or failing_ms < self._services.settings.stage_alarm_ms:
+            return
+        self._is_alarmed = True
+        self._services.metrics.alarms.labels(self._partition.topic, "stage-failing").inc()
+        since = datetime.fromtimestamp((self._services.wall_clock_ms() - failing_ms) / 1000, UTC)
+        logger.error(
+            "a stage of a partition keeps failing",
+            extra={**self._fields, "error": self.last_error, "since": since.isoformat(timespec="seconds")},
+        )
+
+    @property
+    def _fields(self) -> dict[str, object]:
+        return {"partition": str(self._partition), "stage": self.name}
