@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -16,6 +15,7 @@ import pytest
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.tiers.waiting import until
 from tiers.storage.object_key import parse_segment_key
 
 pytestmark = pytest.mark.integration
@@ -86,14 +86,13 @@ async def test_a_proxy_with_a_full_disk_hands_its_partitions_over(
             )
             for name in ("sick", "well")
         )
-        while [owned(sick), owned(well)] != [METADATA_PARTITIONS // 2] * 2:
-            await asyncio.sleep(0.2)
+        await until(lambda: [owned(sick), owned(well)] == [METADATA_PARTITIONS // 2] * 2)
         fill(disk)
         for partition in range(PARTITIONS):
             produce(well.bootstrap_servers, topic_name, random_values(RECORDS), partition=partition)
-        async with asyncio.timeout(COPIED_WITHIN_S):
-            while len(copied(tier)) < PARTITIONS or owned(well) != METADATA_PARTITIONS:
-                await asyncio.sleep(0.2)
+        await until(
+            lambda: len(copied(tier)) == PARTITIONS and owned(well) == METADATA_PARTITIONS, timeout_s=COPIED_WITHIN_S
+        )
         assert owned(sick) == 0
         assert "tidegate_unfit 1.0" in sick.metrics()
         assert "this process cannot work as an owner" in sick.output.read_text()
