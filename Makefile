@@ -39,8 +39,9 @@ test-all: jars frameworks $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check an
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
 	$(PYTEST) $(ARGS)
 
-soak: drill fuzz ## run the drill, the fuzzers, twenty random differential workloads and the search for planted bugs
+soak: drill fuzz ## run the drill, the fuzzers, random workloads, a store that is gone for 15 minutes, and planted bugs
 	TIDEGATE_SEEDS=20 $(BIN)/pytest tests/system/test_differential.py
+	TIDEGATE_STORE_GONE_S=900 $(BIN)/pytest tests/system/test_store_in_trouble.py
 	$(BIN)/python -m tests.support.simulation.planted_search
 
 simulate: .venv/installed ## run a simulated cluster with faults, in virtual time (SEEDS=1000, FIRST=0; SEED=7 for one)

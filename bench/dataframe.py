@@ -54,7 +54,7 @@ from pipeline.decode.record_columns import KAFKA_COLUMNS, MAX_ARROW_BYTES
 from pipeline.source.columns import spark_schema
 from pipeline.source.options import DEFAULT_SPLIT_BYTES
 from pipeline.spark.session import open_session
-from pipeline.spark.task_call import settle
+from pipeline.spark.task_call import freeze_loaded_objects
 from protocol.records.compression import decompress
 from protocol.records.record_batch import BATCH_HEADER_BYTES, iterate_batches
 from tests.support.servers import spark_kafka
@@ -139,7 +139,7 @@ class BatchesAtHandReader(DataSourceReader):
         batch = pa.RecordBatch.from_arrays(arrays, schema=KAFKA_COLUMNS.schema)
         for start in range(0, partition.value, rows):
             yield batch.slice(0, partition.value - start)
-        settle()
+        freeze_loaded_objects()
 
 
 @dataclass

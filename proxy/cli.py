@@ -13,21 +13,21 @@ from typing import Annotated
 import typer
 import uvloop
 
-from proxy.commands.accept import accept
-from proxy.commands.bounds import bounds
 from proxy.commands.check import check as check_everything
-from proxy.commands.failed_deletes import failed_deletes
-from proxy.commands.metadata import metadata
-from proxy.commands.missing_topics import missing_topics
-from proxy.commands.orphans import orphans
-from proxy.commands.quarantine import quarantine
-from proxy.commands.rebuild import rebuild
-from proxy.commands.retention import retention
-from proxy.commands.rewrap import rewrap
-from proxy.commands.segments import segments
-from proxy.commands.topics import topics
-from proxy.commands.usage import usage
-from proxy.commands.verify import verify
+from proxy.commands.tier.accept import accept
+from proxy.commands.tier.bounds import bounds
+from proxy.commands.tier.failed_deletes import failed_deletes
+from proxy.commands.tier.metadata import metadata
+from proxy.commands.tier.missing_topics import missing_topics
+from proxy.commands.tier.orphans import orphans
+from proxy.commands.tier.quarantine import quarantine
+from proxy.commands.tier.rebuild import rebuild
+from proxy.commands.tier.retention import retention
+from proxy.commands.tier.rewrap import rewrap
+from proxy.commands.tier.segments import segments
+from proxy.commands.tier.topics import topics
+from proxy.commands.tier.usage import usage
+from proxy.commands.tier.verify import verify
 from proxy.config import load_config
 from proxy.logging_setup import set_up_logging
 from proxy.process.app import serve as serve_forever

@@ -1,4 +1,4 @@
-"""What no other tool checks: sizes, names that must exist, imports, and nothing that belongs to one machine."""
+"""Checks of the repository: sizes, names, imports, pinned packages, and no path of one machine."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ MAX_LINES = 520
 """About 500: a few lines more are no reason to split an idea."""
 LOCKS = ["requirements.txt", "requirements-demo.txt", "requirements-dev.txt"]
 DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
+
+MAX_TEST_NAME = 70
+"""A test's name is a short statement. A docstring has room for the rest."""
 
 # A path in backticks that starts with a folder of ours, or a file name at the root.
 NAMED_PATH = re.compile(
@@ -49,6 +52,12 @@ def test_no_module_imports_a_test_module() -> None:
     assert tests
     importers = {str(path.relative_to(ROOT)): found for path in paths if (found := imported(path) & tests)}
     assert importers == {}
+
+
+def test_the_names_of_tests_are_short() -> None:
+    names = {name for path in tracked("tests/*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    assert names
+    assert {name for name in names if len(name) > MAX_TEST_NAME} == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -1,4 +1,4 @@
-"""`docker-compose.yml` cannot be run where this is tested, so everything that it names is looked up."""
+"""`docker-compose.yml` cannot run here, so a test looks up everything that it names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The harness itself: what every integration test relies on."""
+"""The test harness: the parts that every integration test relies on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_killed_broker_comes_back_on_its_port(kafka_of_three: KafkaCluster) ->
     assert running_brokers(*before, timeout_s=60.0)[2] == before
 
 
-def test_what_a_broker_said_last_is_told_and_that_it_does_not_run(tmp_path: Path) -> None:
+def test_a_dead_broker_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     broker = Broker(1, tmp_path, "said.example", 9092, 9093)
     broker.output.write_text("first\nlast\n")
     told = dict(said_since(broker.output.stat().st_mtime))

@@ -94,12 +94,12 @@ class RateQuota:
 
 @dataclass(slots=True)
 class Reservation:
-    """Reserved bytes of one or more quotas. As a context manager, it settles itself at the end, with `used_bytes`."""
+    """Reserved bytes of one or more quotas. As a context manager, it charges `used_bytes` at its end."""
 
     used_bytes: int = 0
     held: list[tuple[RateQuota, _Sample, int]] = field(default_factory=list)
 
-    def settle(self, used_bytes: int) -> None:
+    def charge(self, used_bytes: int) -> None:
         """Replaces the reserved bytes by the bytes that were really transferred. Further calls have no effect."""
         held, self.held = self.held, []
         for quota, sample, reserved_bytes in held:
@@ -111,7 +111,7 @@ class Reservation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.settle(self.used_bytes)
+        self.charge(self.used_bytes)
 
 
 def reserve_all(quotas: Sequence[RateQuota], size_bytes: int) -> Reservation | None:

@@ -86,7 +86,7 @@ class IcebergLedger:
         )
         return Exported(self._next, written=written)
 
-    def reserve(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
+    def promise(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
         return True
 
     def commit(self, results: Sequence[TileResult]) -> list[TileResult] | None:

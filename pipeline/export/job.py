@@ -207,8 +207,9 @@ def export_by(run: RunTasks, config: PipelineConfig, request: ExportRequest) -> 
 
 
 def open_ledger(request: ExportRequest) -> ExportLedger:
-    """Returns the ledger for the request. Raises `JobError`, `TargetError`."""
+    """Returns the ledger for the request. Raises `JobError`, `TargetError` and the store's errors."""
     target = open_target(request.target)
+    target.require_atomic_creation()
     if request.iceberg is None:
         return ParquetLedger(target, request.topic, request.layout)
     try:
@@ -235,7 +236,7 @@ def _waves(
     for start in range(0, len(tiles), request.wave_files):
         wave = tiles[start : start + request.wave_files]
         later = [one.tile for one in tiles[start + len(wave) :] if one.is_promised]
-        if not ledger.reserve([one.tile for one in wave], [*later, *around.plan.blocked]):
+        if not ledger.promise([one.tile for one in wave], [*later, *around.plan.blocked]):
             return outcome
         results = run(f"export {request.topic}", wave, partial(export_tile, task))
         counted = ledger.commit(results)

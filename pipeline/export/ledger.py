@@ -55,7 +55,7 @@ class ExportLedger(Protocol):
     def load(self, topic_id: UUID) -> Exported:
         """Returns the current state. Raises `JobError` if the target holds something else."""
 
-    def reserve(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
+    def promise(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
         """Promises `wave` before it is written; `left` is promised too and written later. Returns False if another
         exporter was first. The caller must then load the state again."""
 
@@ -96,7 +96,7 @@ class ParquetLedger:
         self._discard(one for one in staged if tile_of_name(one.name) not in pending)
         return Exported(self._plan.next_offsets, tuple(pending))
 
-    def reserve(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
+    def promise(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
         if self._plan.files.issuperset(wave):
             return True
         next_offsets = dict(self._plan.next_offsets)

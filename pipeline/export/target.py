@@ -28,7 +28,15 @@ from tiers.storage.s3.storage import S3RemoteStorageManager
 from tiers.storage.s3.upload import StagedUpload
 
 _S3_SETTINGS = ("endpoint.url", "region", "access.key.id", "secret.access.key", "path.style", "timeout.ms", "part.size")
-_HDFS_SETTINGS = ("config.dir", "kerberos.principal", "kerberos.keytab", "replication", "timeout.ms")
+_HDFS_SETTINGS = (
+    "config.dir",
+    "kerberos.principal",
+    "kerberos.keytab",
+    "replication",
+    "min.replicas",
+    "web.url",
+    "timeout.ms",
+)
 _TEMPORARY = ".tmp"
 
 
@@ -72,6 +80,9 @@ class ExportTarget(Protocol):
 
     def uri(self, name: str) -> str:
         """Returns the URI by which other programs find the file."""
+
+    def require_atomic_creation(self) -> None:
+        """Raises `TargetError` if several writers could create one file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +207,9 @@ class FolderTarget:
     def uri(self, name: str) -> str:
         return (self._root / name).as_uri()
 
+    def require_atomic_creation(self) -> None:
+        """A hard link replaces nothing."""
+
 
 class S3Target:
     def __init__(self, url: str, settings: Mapping[str, str]) -> None:
@@ -239,6 +253,15 @@ class S3Target:
     def uri(self, name: str) -> str:
         return f"{self._url}/{name}"
 
+    def require_atomic_creation(self) -> None:
+        (features,) = worker().run(self._storage.probe())
+        if not features.has_atomic_creation:
+            raise TargetError(
+                f"{self._url}: this server lets several writers create one object ({features.evidence}), so an export"
+                " cannot write each record exactly once: update the server to one that honours If-None-Match, or"
+                " export to a folder or to HDFS"
+            )
+
 
 class FilesTarget:
     """A file system on which a file is written under another name and then moved."""
@@ -264,7 +287,7 @@ class FilesTarget:
     def stage(self, name: str, source: Path) -> StagedFile:
         staged = StagedFile(name, str(uuid.uuid4()))
         with self._errors():
-            self._files.write(_hidden_name(staged), _pieces(source))
+            self._files.write(_hidden_name(staged), source.stat().st_size, _pieces(source))
         return staged
 
     def publish(self, staged: StagedFile) -> bool:
@@ -302,6 +325,10 @@ class FilesTarget:
 
     def uri(self, name: str) -> str:
         return f"{self._files.name.rstrip('/')}/{name}"
+
+    def require_atomic_creation(self) -> None:
+        if not self._files.moves_once:
+            raise TargetError(f"{self._files.name}: this file system lets several writers create one file")
 
 
 def _hidden_name(staged: StagedFile) -> str:

@@ -37,7 +37,7 @@ from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.expiration_task import RLMExpirationTask
 from tiers.tasks.lineage import check_remote_lineage
-from tiers.tasks.partition_manifest import check_stored_positions
+from tiers.tasks.stored_manifest import check_stored_positions
 from tiers.tasks.task_services import TaskServices
 from tiers.tasks.topic_deletion import (
     ClusterTopicExistence,

@@ -23,7 +23,7 @@ from pipeline.source.options import ReadOptions
 from pipeline.source.read_plan import LocalRange, MissingOffsets, ReadRange, RemoteRange
 from pipeline.source.remote_read import RawBatches, read_remote_range
 from pipeline.source.tiered_log import client_config, open_log, report_data_loss
-from pipeline.spark.task_call import settle
+from pipeline.spark.task_call import freeze_loaded_objects
 from pipeline.spark.worker import worker
 from tiers.access.open_tier import RemoteTierError, open_key_ring
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
@@ -62,7 +62,7 @@ class RangeReader:
                 is_committed_only=self._options.is_committed_only,
                 min_timestamp_ms=self._min_timestamp_ms,
             )
-        settle()
+        freeze_loaded_objects()
 
     async def raw_batches(self, ranges: Sequence[ReadRange]) -> AsyncGenerator[RangeBatches]:
         for planned in ranges:

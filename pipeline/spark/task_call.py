@@ -2,7 +2,8 @@
 
 * Only executors of the driver's version unpack a task: plans are tuples and bytes whose layout any release may change.
   The version comes first in the pickle and is compared before anything after it is read.
-* Everything that the first task of a process has loaded is excluded from later garbage collections (`settle`).
+* Later garbage collections leave out the objects that the first task of a process has loaded
+  (`freeze_loaded_objects`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ R = TypeVar("R")
 
 Version = tuple[str, int]
 
-_settled_pid = 0
+_frozen_pid = 0
 
 
 class TaskCall(Generic[P, R]):
@@ -35,7 +36,7 @@ class TaskCall(Generic[P, R]):
         try:
             return self._task(row)
         finally:
-            settle()
+            freeze_loaded_objects()
 
     def __reduce__(self) -> tuple[Callable[..., TaskCall[P, R]], tuple[object, ...]]:
         return _unpacked, (own_version(), cloudpickle.dumps(self._task))  # type: ignore[no-untyped-call]  # it has no types
@@ -62,12 +63,12 @@ def check_version(packed_by: Version) -> None:
         )
 
 
-def settle() -> None:
+def freeze_loaded_objects() -> None:
     """Excludes the objects that the process has loaded by the end of its first task from later garbage collections.
 
     Spark collects garbage after every task, which takes a tenth of a second with libraries of this size."""
-    global _settled_pid  # one per process, because Spark forks its Python processes
-    if _settled_pid != os.getpid():
-        _settled_pid = os.getpid()
+    global _frozen_pid  # one per process, because Spark forks its Python processes
+    if _frozen_pid != os.getpid():
+        _frozen_pid = os.getpid()
         gc.collect()
         gc.freeze()

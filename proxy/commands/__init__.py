@@ -1,5 +1,1 @@
-"""The commands under `tidegate tier`, one file each. Exit codes: 0 success, 1 findings, 2 wrong usage, 3 failure.
-
-A command changes the cluster or the store only if the operator confirms it with an option. Without the option, the
-command shows what it would write or delete.
-"""
+"""The commands of `tidegate`: `check`, the reference of the settings, and `tier/` for `tidegate tier`."""

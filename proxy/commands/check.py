@@ -13,7 +13,7 @@ from kafka.protocol.metadata import MetadataRequest
 from proxy.cluster.permissions import missing_permissions, principal_of
 from proxy.cluster.topology import MAX_PORT
 from proxy.commands.retention_check import retention_problems
-from proxy.commands.store_check import store_problems
+from proxy.commands.store_check import check_store
 from proxy.config import TidegateConfig
 from proxy.process.app import listener_addresses
 from proxy.wire.context import Address
@@ -43,6 +43,7 @@ class Report:
     brokers: list[BrokerCheck] = field(default_factory=list)
     store: str | None = None
     """The storage implementation, if the store answered."""
+    store_findings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
@@ -55,6 +56,8 @@ class Report:
             )
         if self.store is not None:
             yield f"store {self.store}: written, read and deleted"
+            for finding in self.store_findings:
+                yield f"store {self.store}: {finding}"
         for problem in self.problems:
             yield f"problem: {problem}"
         match len(self.problems):
@@ -154,10 +157,10 @@ async def _reach(client: BrokerClient, node_id: int) -> str | None:
 async def _check_store(config: TidegateConfig, report: Report) -> None:
     if config.storage is None:
         return
-    if problems := await store_problems(config.storage, report.cluster_id or "unknown", TIMEOUT_MS * 3):
-        report.problems += [f"[storage] {problem}" for problem in problems]
-    else:
-        report.store = config.storage.implementation
+    found = await check_store(config.storage, report.cluster_id or "unknown", TIMEOUT_MS * 3)
+    report.problems += [f"[storage] {problem}" for problem in found.problems]
+    if not found.problems:
+        report.store, report.store_findings = config.storage.implementation, found.findings
 
 
 def _text(address: Address) -> str:

@@ -10,12 +10,14 @@ import asyncio
 import re
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
 from tiers.errors import RemoteLogError, RemoteStorageError
+from tiers.storage.remote_storage_manager import StoreFeatures
 
 _CONNECT_TIMEOUT_S = 5.0
 _ADDRESS_SETTINGS: Final = {"s3": "endpoint.url", "hdfs": "url"}
@@ -32,25 +34,42 @@ class StoreAddress(NamedTuple):
     port: int
 
 
-async def store_problems(config: StorageConfig, cluster_id: str, timeout_ms: int) -> list[str]:
-    """Writes, reads and deletes an object in every location. Returns the problems; none if all of this worked."""
+@dataclass(frozen=True, slots=True)
+class StoreCheck:
+    """What the check found. `findings` say what the store guarantees; none of them is a problem."""
+
+    problems: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+
+
+async def check_store(config: StorageConfig, cluster_id: str, timeout_ms: int) -> StoreCheck:
+    """Writes, reads and deletes an object in every location, and lets writers race for one."""
     try:
         store = create_storage(config, cluster_id)
     except ValueError as error:
-        return [f"{config.implementation}: {error}"]
+        return StoreCheck([f"{config.implementation}: {error}"])
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             await store.open()
             await store.check()
+            return StoreCheck(findings=[line for each in await store.probe() for line in _lines(each)])
     except TimeoutError:
-        return await _unreachable(config) or [f"{config.implementation}: the store did not answer in time"]
+        return StoreCheck(await _unreachable(config) or [f"{config.implementation}: the store did not answer in time"])
     except RemoteLogError as error:
         # An answer with an error is a reason by itself. Only a failed connection needs a second look.
         found = await _unreachable(config) if isinstance(error, RemoteStorageError) and error.retriable else []
-        return found or [f"{config.implementation}: {_CHECK_OBJECT.sub('', str(error))}"]
+        return StoreCheck(found or [f"{config.implementation}: {_CHECK_OBJECT.sub('', str(error))}"])
     finally:
         await store.close()
-    return []
+
+
+def _lines(features: StoreFeatures) -> Iterator[str]:
+    where = f"location {features.location!r}: " if features.location else ""
+    yield f"{where}{features.evidence}"
+    if not features.has_atomic_creation:
+        yield f"{where}warning: several writers can create one object: tiering works, exports to it are refused"
+    if not features.has_conditional_writes:
+        yield f"{where}no conditional writes: a partition manifest is replaced without a comparison"
 
 
 async def _unreachable(config: StorageConfig) -> list[str]:

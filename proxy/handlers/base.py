@@ -30,7 +30,7 @@ Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 """Starts a task in the server's task group. The coroutine must not raise anything but `CancelledError`."""
 
 
-class Topology(Protocol):
+class ClusterTopology(Protocol):
     """The topics and addresses that the latest Metadata responses named."""
 
     def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
@@ -88,7 +88,7 @@ class FetchSettings:
 
 @dataclass(frozen=True, slots=True)
 class HandlerTools:
-    topology: Topology
+    topology: ClusterTopology
     tiered: TieredPartitions
     bounds: LocalLogBoundsCache
     log_starts: LogStartConfirmation

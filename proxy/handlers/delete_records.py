@@ -48,7 +48,7 @@ from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import delete_records_error
 from proxy.handlers.addresses import check_version
-from proxy.handlers.base import HandlerTools, Topology
+from proxy.handlers.base import ClusterTopology, HandlerTools
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import ConfirmedLogStart
@@ -267,7 +267,7 @@ class DeleteRecordsHandler:
 class _CurrentTopics:
     """Looks up the ids of a request's topics, with one question to the broker."""
 
-    def __init__(self, topology: Topology, names: Collection[str], node_id: int | None) -> None:
+    def __init__(self, topology: ClusterTopology, names: Collection[str], node_id: int | None) -> None:
         self._topology = topology
         self._names = names
         self._node_id = node_id

@@ -24,7 +24,7 @@ from typing import Protocol
 from uuid import UUID
 
 from protocol.apis.named_topics import deleted_topics, named_topics
-from proxy.handlers.base import Spawn, Topology
+from proxy.handlers.base import ClusterTopology, Spawn
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.bounded_gather import bounded_gather
@@ -59,7 +59,7 @@ class DeleteTopicsHandler:
     def __init__(
         self,
         guard: MetadataTopicGuard,
-        topology: Topology,
+        topology: ClusterTopology,
         deletions: TopicDeletions,
         spawn: Spawn,
         max_wait_ms: int = _MAX_WAIT_MS,

@@ -27,7 +27,7 @@ from protocol.apis.config_entries import (
 )
 from protocol.errors import ErrorCode
 from proxy.cluster.broker_configs import BrokerValue
-from proxy.handlers.base import FetchSettings, Topology
+from proxy.handlers.base import ClusterTopology, FetchSettings
 from proxy.handlers.metadata_topic_guard import REFUSAL
 from tiers.config.topic_policy import TopicConfig
 from tiers.config.topic_settings import (
@@ -115,7 +115,7 @@ Plan = Refusal | Change
 class TopicTierConfigs:
     def __init__(
         self,
-        topology: Topology,
+        topology: ClusterTopology,
         brokers: TopicConfigs,
         metadata: TierConfigMetadata,
         settings: FetchSettings,

@@ -44,6 +44,7 @@ from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, BrokerRefusedError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.reader.metrics import LocalIndexMetrics
 from tiers.tasks.task_services import NoLocalIndexes
 
 logger = logging.getLogger(__name__)
@@ -196,8 +197,12 @@ class RemoteLogProcess:
         fitness = process_fitness(config)
         metadata = await open_metadata(stack, config, client, storage, cluster_id, fitness)
         await run_probes(stack, config, storage, fitness, registry)
-        indexes = writer_of_local_indexes(stack, config) or NoLocalIndexes()
-        await run_remote_log_manager(stack, config, client, storage, metadata, registry, cluster_id, indexes)
+        indexes = await writer_of_local_indexes(stack, config)
+        if indexes is not None:
+            registry.register(LocalIndexMetrics(indexes))
+        await run_remote_log_manager(
+            stack, config, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
+        )
         self._metadata = metadata
 
     async def _cluster_id(self) -> str | None:

@@ -15,7 +15,7 @@ from tiers.broker.client import monotonic_ms
 from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes, SharedIndexFiles
 
 
-def writer_of_local_indexes(stack: AsyncExitStack, config: TidegateConfig) -> LocalIndexes | None:
+async def writer_of_local_indexes(stack: AsyncExitStack, config: TidegateConfig) -> LocalIndexes | None:
     """Returns the index files of the process that runs the RLM tasks; None if they are switched off.
 
     The stack closes them."""
@@ -23,6 +23,7 @@ def writer_of_local_indexes(stack: AsyncExitStack, config: TidegateConfig) -> Lo
         return None
     indexes = LocalIndexes(LocalIndexCache(_shared(config), config.remote_log, monotonic_ms, open_key_ring(config)))
     stack.callback(indexes.close)
+    await indexes.open()
     return indexes
 
 

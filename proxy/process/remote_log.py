@@ -1,8 +1,8 @@
 """Composes the remote log of a process: its store, its metadata, and the tasks that copy, trim and expire.
 
 Every process opens the store. The process that maintains the metadata's state also runs the tasks. A store or metadata
-topic that is unusable ends the start, because an operator must repair it. If the cluster or the store only cannot be
-reached, the process tries again.
+topic that is unusable ends the start, because an operator must repair it. If the cluster only cannot be reached, the
+process tries again. A store that is down delays nothing: it is opened when it is needed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
+from proxy.process.store_probe import StoreProbe
 from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
@@ -31,14 +32,14 @@ from tiers.metadata.record_log import MetadataManagerContext
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.quota import RateQuota
-from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
+from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.failed_deletions import FailedDeletions
 from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_disable import RemoteDisableTask
 from tiers.tasks.remote_log_manager import RemoteLogManager
-from tiers.tasks.task_services import LocalIndexWriter, RemoteLogManagerSettings, TaskServices
+from tiers.tasks.task_services import LocalIndexWriter, RemoteLogManagerSettings, TaskServices, wall_clock_ms
 from tiers.tasks.tiered_topics import TieredTopics
 from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
@@ -65,9 +66,13 @@ async def open_storage(
         store = create_storage(config.storage, cluster_id or "")
     except ValueError as error:
         raise RemoteTierError(f"[storage] {name}: {error}") from error
+    registry.register(WriteCircuitMetrics(store.write_breakers))
     storage = InstrumentedRemoteStorageManager(store, name, RemoteStorageMetrics(registry))
     stack.push_async_callback(storage.close)
-    await _opened(f"the store {name}", storage.open)
+    try:
+        await store.open_or_later()
+    except RemoteLogError as error:
+        raise RemoteTierError(f"the store {name}: {error}") from error
     return storage
 
 
@@ -139,6 +144,8 @@ async def run_remote_log_manager(
     stack.push_async_callback(tasks.__aexit__, None, None, None)
     stack.callback(manager.stop)
     tasks.create_task(run())
+    probing = tasks.create_task(StoreProbe(storage, registry, monotonic_ms, wall_clock_ms).run())
+    stack.callback(probing.cancel)
 
 
 async def _opened(

@@ -91,7 +91,7 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
             fitness = process_fitness(config)
             metadata = await open_metadata(stack, config, client, storage, cluster_id, fitness)
             await run_probes(stack, config, storage, fitness, proxy.registry)
-            indexes = writer_of_local_indexes(stack, config)
+            indexes = await writer_of_local_indexes(stack, config)
             await run_remote_log_manager(
                 stack, config, client, storage, metadata, proxy.registry, cluster_id, indexes or NoLocalIndexes()
             )

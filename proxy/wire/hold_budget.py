@@ -24,7 +24,7 @@ class Grant:
         self._reserved_bytes = max_bytes + OVERSHOOT_BYTES
         budget.reserved_bytes += self._reserved_bytes
 
-    def settle(self, size_bytes: int) -> None:
+    def resize(self, size_bytes: int) -> None:
         """Adjusts the reservation to the size of the complete answer. Does nothing after `release`."""
         if self._is_released:
             return
@@ -33,7 +33,7 @@ class Grant:
 
     def release(self) -> None:
         """Frees the memory. Further calls have no effect."""
-        self.settle(0)
+        self.resize(0)
         self._is_released = True
 
 
@@ -44,6 +44,6 @@ class HoldBudget:
         self._total_bytes = total_bytes
         self.reserved_bytes = 0
 
-    def reserve(self, wanted_bytes: int) -> Grant:
+    def grant(self, wanted_bytes: int) -> Grant:
         free_bytes = self._total_bytes - self.reserved_bytes
         return Grant(self, max(1, min(wanted_bytes, free_bytes // _SHARE)))

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.examples import install_example
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
+from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetadataManager
 from tests.support.rigs.metadata_managers import TIMEOUT_MS, bear_standstills
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.tiers.metadata_context import metadata_context
@@ -49,8 +49,8 @@ async def manager(
             case "in-memory":
                 manager = InMemoryRemoteLogMetadataManager()
             case "following":
-                log = MetadataLog(lambda: time.time_ns() // 1_000_000, owner="one")
-                manager = FollowingMetadataManager(log, "one", tmp_path, monotonic_ms)
+                log = FakeMetadataTopic(lambda: time.time_ns() // 1_000_000, owner="one")
+                manager = FakeTopicMetadataManager(log, "one", tmp_path, monotonic_ms)
             case "sqlite":
                 install_example("sqlite-metadata", tmp_path / "site-packages")
                 monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
@@ -184,7 +184,7 @@ async def test_impossible_moves_are_refused_and_not_written(
     assert manager.remote_end_offset(partition) == 99
 
 
-async def test_the_highest_log_start_counts_and_what_was_only_seen_deletes_nothing(
+async def test_the_highest_log_start_counts_and_a_seen_one_deletes_nothing(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     await copied(manager, segment(partition, 10, 99))
@@ -210,7 +210,7 @@ async def test_a_log_start_that_the_leader_denies_stays_beside_the_new_one(
     assert (manager.log_starts(partition), manager.log_start_offset(partition)) == ([old, new], 500)
 
 
-async def test_of_each_leader_epoch_the_highest_log_start_of_a_user_stays(
+async def test_a_users_highest_log_start_of_each_leader_epoch_stays(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     positions = (10, 1), (20, 1), (30, 2)
@@ -298,7 +298,7 @@ async def test_a_topic_is_missing_until_it_returns_and_its_deletion_is_kept(
     assert not manager.is_tiered(topic_id)
 
 
-async def test_what_was_read_is_confirmed_while_the_topic_has_it(
+async def test_a_read_position_is_confirmed_while_the_topic_has_it(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     before = manager.position(partition)
@@ -356,7 +356,7 @@ async def test_tier_settings_of_a_topic_are_changed_key_by_key_and_forgotten(
     assert manager.topics_with_tier_config() == []
 
 
-async def test_that_a_topic_is_missing_or_deleted_is_recorded_and_ended(
+async def test_a_missing_or_deleted_topic_is_recorded_and_ended(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     topic_id = partition.topic_id

@@ -79,7 +79,7 @@ async def test_a_usable_store_passes_its_check_and_keeps_nothing_of_it(storage: 
     assert await keys(storage) == []
 
 
-async def test_what_was_copied_is_read_back(storage: RemoteStorageManager, segment: Copied) -> None:
+async def test_a_copied_segment_is_read_back(storage: RemoteStorageManager, segment: Copied) -> None:
     metadata, data = segment
     assert await storage.copy_log_segment_data(metadata, data) is None
     log = data.log_segment.read_bytes()
@@ -178,7 +178,7 @@ async def test_a_segment_file_that_is_gone_is_an_error_for_good(
     assert await keys(storage) == []
 
 
-async def test_what_is_missing_is_not_found(storage: RemoteStorageManager, segment: Copied) -> None:
+async def test_a_missing_segment_is_not_found(storage: RemoteStorageManager, segment: Copied) -> None:
     metadata, _ = segment
     with pytest.raises(RemoteResourceNotFoundError):
         await storage.fetch_log_segment(metadata, 0, 0)
@@ -331,7 +331,7 @@ async def test_one_of_many_writers_replaces_a_version(store: str, storage: Remot
         ("hdfs", {"path": "/of/another"}, r"\$HADOOP_USER_NAME, or the rights on `path`"),
     ],
 )
-async def test_what_is_refused_names_the_setting_to_change(
+async def test_a_refusal_names_the_setting_to_change(
     store: str,
     overrides: dict[str, str],
     named: str,

@@ -47,7 +47,6 @@ def by_local_files(decoded: IndexesObject) -> SegmentIndex:
 
 OPENERS: dict[str, Opener] = {
     "remote log index": IndexesObject.remote_log_index,
-    "kafka segment index": lambda decoded: decoded.kafka_segment_index(CHUNK_BYTES),
     "local index files": by_local_files,
 }
 

@@ -67,7 +67,7 @@ async def until_it_works(call: Callable[[], Awaitable[object]]) -> None:
 @pytest.mark.parametrize("store", ["s3", "azure", "gcs", "hdfs"])
 async def test_every_call_ends_and_works_again(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     settings = await settings_of(store, request, tmp_path)
-    settings |= {"timeout.ms": str(DEADLINE_MS)} | ({} if store == "s3" else {"copy.timeout.ms": str(DEADLINE_MS)})
+    settings |= {"timeout.ms": str(DEADLINE_MS)} | ({"copy.timeout.ms": str(DEADLINE_MS)} if store == "local" else {})
     built = build_segment(tmp_path / "log", [batch_of(0, 5, value_bytes=5000)])
     metadata = metadata_of(built)
     data = built.log_segment_data(metadata)
@@ -123,7 +123,7 @@ async def test_a_data_node_that_dies_and_comes_back(
     metadata = metadata_of(built)
     data = built.log_segment_data(metadata)
     settings = await settings_of("hdfs", request, tmp_path)
-    async with opened("hdfs", settings | {"timeout.ms": "2000", "copy.timeout.ms": "2000"}) as storage:
+    async with opened("hdfs", settings | {"timeout.ms": "2000"}) as storage:
         calls = calls_of(storage, metadata, data)
         await until_it_works(calls["copy"])
         hdfs.kill_data_node()

@@ -1,6 +1,6 @@
 """`AcknowledgedRecords`: the records of the drill's producers that every reader must see, and those that none may see.
 
-The drill does not know the whole log, since a producer may get no answer. `tests/support/expected_log.py` is for logs
+The drill does not know the whole log, since a producer may get no answer. `tests/support/written_log.py` is for logs
 that a test writes itself.
 
 * A record is certain with its offset when it was acknowledged. A record of a transaction is certain when the commit was

@@ -21,7 +21,7 @@ def partition(violations: Violations) -> AcknowledgedPartition:
     return AcknowledgedRecords([PLACE], violations)[PLACE]
 
 
-def test_what_was_acknowledged_and_is_read_is_right(partition: AcknowledgedPartition, violations: Violations) -> None:
+def test_acknowledged_records_that_are_read_are_right(partition: AcknowledgedPartition, violations: Violations) -> None:
     records = [partition.new_record() for _ in range(3)]
     partition.acknowledged((record.sequence, 10 + record.sequence) for record in records)
     seen = {10 + record.sequence for record in records}
@@ -31,9 +31,7 @@ def test_what_was_acknowledged_and_is_read_is_right(partition: AcknowledgedParti
     assert violations.total == 0
 
 
-def test_a_record_that_nobody_answered_for_may_be_there(
-    partition: AcknowledgedPartition, violations: Violations
-) -> None:
+def test_an_unacknowledged_record_may_be_there(partition: AcknowledgedPartition, violations: Violations) -> None:
     partition.check(7, encode(partition.new_record(), 100), "a proxy")
     partition.check_complete(partition.certain_from(0), {7}, 0, 8, "a proxy")
     assert violations.total == 0

@@ -65,7 +65,7 @@ def test_a_trim_too_early_and_one_that_went_back_are_noticed(audit: TierAudit, v
     assert violations.count == {TRIM: 1, LOG_START: 1}
 
 
-def test_what_a_client_deleted_needs_no_announcement(audit: TierAudit, violations: Violations) -> None:
+def test_records_that_a_client_deleted_need_no_announcement(audit: TierAudit, violations: Violations) -> None:
     audit._acknowledged[PLACE].ask_to_delete(10)
     audit._check_trim(PLACE, 10, 0)
     assert violations.total == 0

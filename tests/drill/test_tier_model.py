@@ -52,7 +52,7 @@ def test_a_state_out_of_order_is_noticed(model: TierModel, violations: Violation
     assert violations.count == {STATES: 1}
 
 
-def test_what_is_in_the_log_may_not_be_deleted(model: TierModel, violations: Violations) -> None:
+def test_segments_above_the_log_start_may_not_be_deleted(model: TierModel, violations: Violations) -> None:
     one = segment(1, 0, 9)
     take(model, one, to(one, State.COPY_SEGMENT_FINISHED), to(one, State.DELETE_SEGMENT_STARTED))
     assert violations.count == {EXPIRY: 1}
@@ -68,7 +68,7 @@ def test_retention_may_take_what_is_too_much_and_no_more(model: TierModel, viola
     assert violations.count == {EXPIRY: 1}
 
 
-def test_what_clients_asked_for_may_go(model: TierModel, violations: Violations) -> None:
+def test_segments_that_clients_deleted_may_go(model: TierModel, violations: Violations) -> None:
     model._acknowledged[PLACE].ask_to_delete(30)
     take(model, LogStartOffsetUpdate(PARTITION, "w", 0, user_log_start(30)))
     assert violations.total == 0

@@ -31,9 +31,7 @@ def group() -> str:
 
 
 @pytest.mark.parametrize("member", GROUP_MEMBERS)
-def test_a_group_reads_every_committed_record_once_and_goes_on_where_it_was(
-    stage: Stage, member: str, group: str
-) -> None:
+def test_a_group_reads_each_committed_record_once_and_resumes(stage: Stage, member: str, group: str) -> None:
     name, client = GROUP_MEMBERS[member]
     topic = stage.topic_of(name)
     expected = written(HEAD + TAIL, topic).committed

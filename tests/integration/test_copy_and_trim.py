@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.rigs.killed_copier import LIMIT_S, STEPS, TIMEOUT_MS, Tiers, copier, settle
+from tests.support.rigs.killed_copier import LIMIT_S, STEPS, TIMEOUT_MS, Tiers, copier, until_settled
 from tests.support.servers.copier import CopierOptions
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import (
@@ -53,7 +53,7 @@ async def test_the_remote_tier_holds_the_brokers_own_segment_file_byte_for_byte(
     produce_transaction(kafka.bootstrap_servers, topic_name, random_values(20), transactional_id="a", commit=False)
     produce_transaction(kafka.bootstrap_servers, topic_name, random_values(20), transactional_id="b", commit=True)
     async with made_tiers(kafka, client, topic_name, tmp_path) as tiers:
-        await settle(tiers, tiers.options)
+        await until_settled(tiers, tiers.options)
         assert await tiers.remote_bytes() == tiers.original
         assert len(await tiers.segments()) >= 7
         await tiers.check_that_nothing_is_left_over()
@@ -75,7 +75,7 @@ async def test_a_copier_killed_after_any_step_loses_nothing(
             assert await asyncio.wait_for(process.wait(), LIMIT_S) == -signal.SIGKILL
         await tiers.check_that_every_offset_is_readable()
 
-        await settle(tiers, tiers.options)
+        await until_settled(tiers, tiers.options)
         assert await tiers.remote_bytes() == tiers.original
         await tiers.check_that_every_offset_is_readable()
         await tiers.check_that_nothing_is_left_over()

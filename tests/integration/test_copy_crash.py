@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.rigs.killed_copier import LIMIT_S, STEPS, TIMEOUT_MS, Tiers, copier, settle
+from tests.support.rigs.killed_copier import LIMIT_S, STEPS, TIMEOUT_MS, Tiers, copier, until_settled
 from tests.support.servers.copier import CopierOptions
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import filled_topic, topic_id_partition
@@ -84,7 +84,7 @@ async def live_through(kafka: KafkaCluster, topic: str, folder: Path, deaths: Se
     async with cluster_tiers(kafka, topic, folder) as tiers:
         for step, at in deaths:
             await die(tiers, replace(tiers.options, kill_after=step, kill_at=at))
-        await settle(tiers, tiers.options)
+        await until_settled(tiers, tiers.options)
         assert await tiers.remote_bytes() == tiers.original
         await tiers.check_that_every_offset_is_readable()
         await tiers.check_that_nothing_is_left_over()
@@ -92,7 +92,7 @@ async def live_through(kafka: KafkaCluster, topic: str, folder: Path, deaths: Se
 
 
 @pytest.mark.timeout(3 * LIMIT_S)
-async def test_a_copier_with_metadata_in_the_cluster_survives_a_kill_after_any_step(
+async def test_a_copier_over_the_metadata_topic_survives_a_kill_after_any_step(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     async with asyncio.TaskGroup() as scenarios:

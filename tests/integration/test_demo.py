@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.integration
-def test_every_record_comes_back_through_the_proxy_after_it_left_the_broker() -> None:
+def test_the_proxy_returns_every_record_that_left_the_broker() -> None:
     command = [sys.executable, "-m", "bench.demo", "--mib", "24"]
     demo = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
 

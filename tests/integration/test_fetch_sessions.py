@@ -210,7 +210,7 @@ async def test_a_client_seeks_between_the_tiers_within_its_sessions(tiers: TwoTi
             assert values[0] in bytes(response.records(response.partitions[0]))
 
 
-async def test_a_session_that_the_broker_does_not_know_is_refused_as_by_the_broker(tiers: TwoTiers, topic: str) -> None:
+async def test_an_unknown_session_is_refused_as_by_the_broker(tiers: TwoTiers, topic: str) -> None:
     """The broker evicted the session, or another client closed it. Both look the same."""
     tiered_id = await create(tiers, topic)
     async with raw_client(tiers.bootstrap) as client, raw_client(tiers.kafka.bootstrap_servers) as direct:

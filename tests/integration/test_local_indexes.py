@@ -50,7 +50,7 @@ def test_the_first_read_of_a_copied_segment_requests_no_index(
         "remote.log.metadata.topic.name": f"__metadata-{topic_name}"[:200],
         "remote.log.visible.after.ms": 2000,
     }
-    values = random_values(RECORDS)
+    folder, values = tmp_path / "state" / "index", random_values(RECORDS)
     create_topic(kafka.bootstrap_servers, topic_name)
     with tidegate_over(kafka, tmp_path, tiered=[topic_name], segment_bytes=100_000, settings=settings) as proxy:
 
@@ -67,5 +67,6 @@ def test_the_first_read_of_a_copied_segment_requests_no_index(
         assert gets("fetch_indexes") == indexes
         assert sum_of(proxy, "tidegate_remote_reader_local_index_hits_total") > 2
         assert sum_of(proxy, "tidegate_remote_reader_local_index_misses_total") == 0
-    folder = tmp_path / "state" / "index"
+        sizes = [each.value for each in samples_of(proxy, "tidegate_remote_reader_local_index_bytes")]
+        assert max(sizes) >= sum(path.stat().st_size for path in folder.glob("*/*"))
     assert list(folder.glob(f"{topic_name}-0/*.remoteLogIndex"))

@@ -265,9 +265,7 @@ async def test_after_raw_tokens_both_tiers_are_there(plain: TidegateProcess, top
 
 
 @pytest.mark.full
-def test_a_consumer_authenticates_again_and_again_while_it_reads_remote_data(
-    plain: TidegateProcess, topic: HalfTrimmed
-) -> None:
+def test_a_consumer_reauthenticates_while_it_reads_remote_data(plain: TidegateProcess, topic: HalfTrimmed) -> None:
     """It reads slowly, so that several sessions end, while its connections stay open.
 
     If a busy machine authenticates too late and the session ends, the test starts again."""

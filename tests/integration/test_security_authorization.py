@@ -182,7 +182,7 @@ async def created(client: BrokerClient, topic: str, config: Config) -> Any:
     return (await client.request(None, request)).topics[0]
 
 
-def test_what_was_copied_with_own_credentials_is_for_those_who_may_read_it(
+def test_the_proxys_copies_are_served_only_to_authorized_clients(
     secured: KafkaCluster, plain: TidegateProcess, topic_name: str
 ) -> None:
     topic = f"tiered-{topic_name}"
@@ -204,7 +204,7 @@ def test_what_was_copied_with_own_credentials_is_for_those_who_may_read_it(
 
 
 @pytest.mark.full
-async def test_who_may_nothing_learns_nothing_and_changes_nothing(plain: TidegateProcess, inside: HalfTrimmed) -> None:
+async def test_a_client_without_rights_learns_and_changes_nothing(plain: TidegateProcess, inside: HalfTrimmed) -> None:
     topic = inside.topic
     async with as_user(plain, "bob") as bob, as_user(plain, PROXY) as owner:
         before = await listed(owner, topic, -2), await described(owner, topic)
@@ -227,7 +227,7 @@ async def test_who_may_nothing_learns_nothing_and_changes_nothing(plain: Tidegat
 
 
 @pytest.mark.full
-async def test_who_may_describe_is_told_offsets_and_no_more(
+async def test_a_client_with_describe_gets_offsets_and_no_records(
     secured: KafkaCluster, plain: TidegateProcess, inside: HalfTrimmed
 ) -> None:
     topic = inside.topic
@@ -304,7 +304,7 @@ async def test_tier_settings_of_a_new_topic_are_its_creators(
 
 
 @pytest.mark.full
-def test_without_sasl_the_rights_of_the_proxys_certificate_hold_in_both_tiers(
+def test_without_sasl_the_proxys_certificate_has_its_rights_in_both_tiers(
     secured: KafkaCluster, authority: Authority, tmp_path: Path, topic_name: str
 ) -> None:
     topic = f"tiered-{topic_name}"

@@ -138,7 +138,7 @@ def timestamps_of(address: tuple[str, int], topic: str) -> list[int]:
     return [batch.max_timestamp for batch in verify_batches(response.records(response.partitions[0]))]
 
 
-async def test_what_the_broker_said_of_its_epochs_is_said_after_the_trim(
+async def test_answers_for_epochs_are_the_same_after_the_trim(
     kafka_of_three: KafkaCluster, tmp_path: Path, topic: str
 ) -> None:
     kafka = kafka_of_three

@@ -61,9 +61,7 @@ def read_by_id(bootstrap: str, topic: str, count: int) -> list[bytes]:
         return [value for _, value in read(consumer, count)]
 
 
-async def test_what_a_deleted_topic_had_in_the_store_is_collected(
-    kafka: KafkaCluster, tmp_path: Path, topic: str
-) -> None:
+async def test_the_objects_of_a_deleted_topic_are_collected(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
     async with two_tiers(kafka, tmp_path, PATTERN, topic_deletion_delay_ms=300) as tiers:
         assert await tiers.filled(topic, random_values(200)) > 0
         partition = await tiers.partition(topic)

@@ -1,4 +1,4 @@
-"""Topics that a job is to work on: a pattern that matches nothing is misuse, and a topic in doubt is named."""
+"""The topics of a job: a pattern without a match is a misuse, and a topic in doubt is named."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_retention_of_a_topic_that_is_not_tiered_is_misuse(
     assert "no tiered topic matches 'orders'" in capsys.readouterr().err
 
 
-async def test_a_topic_of_which_brokers_do_not_agree_is_named_and_nothing_of_it_deleted(
+async def test_a_topic_that_brokers_disagree_about_is_named_and_kept(
     bench: JobBench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     named = f"orders ({bench.partition.topic_id})"

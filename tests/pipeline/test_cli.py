@@ -1,4 +1,4 @@
-"""What a user gets wrong is one line and an exit code, never a traceback."""
+"""A mistake of a user gives one line and an exit code, and no traceback."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ main()
     [("SIGINT", "default_int_handler"), ("SIGTERM", "default_int_handler"), ("SIGTERM", "SIG_IGN")],
     ids=["ctrl-c", "terminated", "terminated in the background of a shell"],
 )
-def test_who_is_ended_while_libraries_load_says_nothing(sent: str, sigint: str) -> None:
+def test_an_interrupt_while_libraries_load_prints_nothing(sent: str, sigint: str) -> None:
     command = [sys.executable, "-c", ENDED_WHILE_LOADING, sent, sigint]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
@@ -176,7 +176,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     assert ended.stderr == "tidegate-pipeline: pyspark is missing: pip install 'tidegate[pipeline]'\n"
 
 
-def test_who_is_terminated_ends_as_one_who_is_interrupted() -> None:
+def test_sigterm_ends_a_command_as_an_interrupt_does() -> None:
     program = """if True:
         import sys, time
         from pipeline import __main__, cli

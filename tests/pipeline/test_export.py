@@ -1,4 +1,4 @@
-"""Exports of a real topic of both tiers: every record once, whatever kills, interrupts, doubles or damages them."""
+"""Exports of a real topic have every record once, also when they are killed, interrupted, doubled or damaged."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Interrupted(Exception):
 
 @pytest.mark.parametrize("kind", ["files", "table"])
 @pytest.mark.parametrize("waves", [1, 100])
-def test_of_two_at_once_each_record_comes_once(stage: ReadStage, tmp_path: Path, kind: str, waves: int) -> None:
+def test_two_concurrent_exports_have_each_record_once(stage: ReadStage, tmp_path: Path, kind: str, waves: int) -> None:
     """The other one comes between this one's files and its commit; it ends after so many waves."""
     request = to_table(stage, tmp_path) if kind == "table" else to_files(stage, tmp_path)
     other = replace(request, file_bytes=90_000, wave_files=5)
@@ -240,7 +240,7 @@ def test_spark_exports_typed_values_and_keeps_what_does_not_fit(
     assert files.where("dead_letter is null").count() == 50
 
 
-def test_what_was_asked_wrongly_is_said_in_a_line(
+def test_a_wrong_request_is_reported_in_a_line(
     stage: ReadStage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = to_files(stage, tmp_path)

@@ -1,4 +1,4 @@
-"""A first load: nothing was tiered yet, so the offload makes the metadata topic; but never beside segments."""
+"""The first offload of a cluster creates the metadata topic, unless the store has segments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.servers.producing import TIMEOUT_S, TopicWith
 from tiers.access.open_tier import RemoteTierError
 
 
-def test_a_first_load_makes_the_metadata_topic_unless_the_store_has_segments(
+def test_a_first_load_creates_the_metadata_topic_unless_segments_exist(
     kafka_of_three: KafkaCluster, topic_name: str, topic_with: TopicWith, tmp_path: Path
 ) -> None:
     topic_with(100)

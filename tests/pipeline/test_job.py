@@ -1,4 +1,4 @@
-"""Rows go out, results come back in the plan's order; what a task raises ends the run in one line."""
+"""A job returns results in the order of its plan. An error of a task ends the run with one line."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def test_results_come_in_the_order_of_the_plan(spark: SparkSession) -> None:
     assert run_tasks(spark, "squaring", [], squared) == []
 
 
-def test_what_a_task_raises_is_one_line(spark: SparkSession) -> None:
+def test_an_error_of_a_task_is_one_line(spark: SparkSession) -> None:
     with pytest.raises(JobError) as failed:
         run_tasks(spark, "reading", [7], refused)
     assert str(failed.value) == "reading: PermissionError: no right to read segment 7"
 
 
-def test_what_runs_is_ended_by_another_thread(spark: SparkSession, tmp_path: Path) -> None:
+def test_another_thread_ends_the_running_job(spark: SparkSession, tmp_path: Path) -> None:
     runner, began = SparkRunner(spark), tmp_path / "began"
     said: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What a job does while the metadata cannot be written, and when it is interrupted: it waits, says so, and ends."""
+"""A job waits and reports it while the metadata cannot be written. An interrupt ends it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Write:
         await asyncio.sleep(0)
 
 
-async def test_a_write_that_fails_for_good_is_said_and_ends(bench: Workbench) -> None:
+async def test_a_permanent_failure_of_a_write_is_reported(bench: Workbench) -> None:
     write, told = Write(1000), RecordedProgress()
     services = replace(bench.services, say=told.say)
     with pytest.raises(NotWrittenError, match="cannot be written: TOPIC_AUTHORIZATION_FAILED"):
@@ -66,7 +66,7 @@ async def test_what_may_not_be_written_is_not_tried_again(bench: Workbench) -> N
     assert write.attempts == 1
 
 
-async def test_who_loses_the_ownership_by_a_failed_write_says_what_failed(bench: Workbench) -> None:
+async def test_an_ownership_lost_by_a_failed_write_names_the_failure(bench: Workbench) -> None:
     write = Write(1000)
 
     async def pause(seconds: float) -> None:
@@ -100,7 +100,7 @@ class Endless:
             self.ended.set()
 
 
-async def test_who_is_interrupted_gives_nothing_back_before_the_tasks_have_ended(
+async def test_an_interrupted_job_keeps_its_ownership_until_its_tasks_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pipeline.job_services._CANCEL_AGAIN_S", 0, raising=False)

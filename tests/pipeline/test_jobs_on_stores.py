@@ -1,4 +1,4 @@
-"""Every job over one topic in a real S3 and a real HDFS: copied, read, merged, exported, damaged, mended, deleted."""
+"""Every job over one topic in a real S3 and a real HDFS: copy, read, merge, export, damage, repair, delete."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_an_offload_goes_on_when_hdfs_does(site: Site, hdfs: HdfsCluster) -> Non
     Of three waves in a row one has to copy something, however busy the machine is: that is the second."""
     produce(site.rig.kafka.bootstrap_servers, site.rig.topic, random_values(240))
     with worker().hold(BreakingRelay(hdfs.name_node_port)) as relay:
-        deadlines = 'timeout.ms = "10000"\ncopy.timeout.ms = "15000"'
+        deadlines = 'timeout.ms = "10000"'
         relayed = f'url = "hdfs://127.0.0.1:{relay.port}"\n{deadlines}'
         text = site.rig.text.replace(f'url = "{hdfs.url}"', relayed)
         faults = [Fault.RESETS, None, Fault.STALLS]

@@ -1,4 +1,4 @@
-"""Merging: every offset can be read at every moment, wherever it ends, and what is merged is what was there."""
+"""Every offset stays readable during a merge, wherever the merge ends. The merged records are the original ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from pipeline.config import parse_pipeline_config
 from pipeline.maintenance.merge_plan import MergeLimits, merged_segment, plan_merges
-from tests.support.expected_log import ExpectedLog
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.pipeline.job_bench import FINISHED
 from tests.support.pipeline.merge_bench import DATA, LIMITS, bench_of, log_bytes, merged
 from tests.support.tiers.transactional_log import ACTS, copied, log_of
 from tests.support.tiers.workbench import POLICY
+from tests.support.written_log import WrittenLog
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     RemoteLogClampUpdate,
@@ -37,7 +37,7 @@ class Ended(BaseException):
 
 @settings(max_examples=12, deadline=None)
 @given(ACTS, st.data())
-def test_no_offset_is_unreadable_after_any_record_and_wherever_the_driver_ends(
+def test_every_offset_stays_readable_wherever_the_driver_ends(
     root: Path, acts: list[tuple[int, str]], data: st.DataObject
 ) -> None:
     log = log_of(acts)
@@ -87,11 +87,11 @@ def test_no_offset_is_unreadable_after_any_record_and_wherever_the_driver_ends(
 
 
 @pytest.fixture
-def log() -> ExpectedLog:
+def log() -> WrittenLog:
     return log_of(DATA * 3)
 
 
-async def test_what_is_merged_says_of_itself_what_a_copier_would(root: Path, log: ExpectedLog, tmp_path: Path) -> None:
+async def test_what_is_merged_says_of_itself_what_a_copier_would(root: Path, log: WrittenLog, tmp_path: Path) -> None:
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         done = await merged(bench)
         [one] = done.merged
@@ -103,9 +103,7 @@ async def test_what_is_merged_says_of_itself_what_a_copier_would(root: Path, log
         assert (len(done.purge.deleted), done.failed, done.purge.failed) == (3, [], [])
 
 
-async def test_segments_stay_encrypted_and_are_not_merged_without_a_key_to_encrypt_with(
-    root: Path, log: ExpectedLog, tmp_path: Path
-) -> None:
+async def test_encrypted_segments_are_not_merged_without_a_key(root: Path, log: WrittenLog, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(bytes(32))
     keys = f'[encryption]\nkeys.old = "{key}"\n'
@@ -120,7 +118,7 @@ async def test_segments_stay_encrypted_and_are_not_merged_without_a_key_to_encry
         assert await log_bytes(bench) == b"".join(batch.data for batch in log.batches[:9])
 
 
-async def test_clamped_lone_large_newest_and_doubled_segments_are_left_alone(root: Path, log: ExpectedLog) -> None:
+async def test_clamped_lone_large_newest_and_doubled_segments_are_left_alone(root: Path, log: WrittenLog) -> None:
     async with bench_of(root, log, [2, 4, 6, 8]) as bench:
         places = [(each.start_offset, each.end_offset) for each in bench.segments]
 
@@ -139,14 +137,14 @@ async def test_clamped_lone_large_newest_and_doubled_segments_are_left_alone(roo
         assert planned() == []
 
 
-async def test_a_clamp_leaves_what_it_cut_alone(root: Path, log: ExpectedLog) -> None:
+async def test_a_clamp_leaves_what_it_cut_alone(root: Path, log: WrittenLog) -> None:
     async with bench_of(root, log, [2, 4, 6, 8]) as bench:
         cut = bench.segments[1].end_offset - 1
         await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(bench.partition, "", 0, 0, cut))
         assert plan_merges(bench.metadata, bench.partition, LIMITS) == []
 
 
-async def test_a_merged_segment_begins_every_epoch_once(root: Path, log: ExpectedLog) -> None:
+async def test_a_merged_segment_begins_every_epoch_once(root: Path, log: WrittenLog) -> None:
     async with bench_of(root, log, [1, 2, 3, 4, 9]) as bench:
         [group] = plan_merges(bench.metadata, bench.partition, LIMITS)
         epochs = merged_segment(group, uuid.uuid4(), 1, 1).segment_leader_epochs

@@ -1,4 +1,4 @@
-"""Merging among troubles: what fails ends its own group or partition, and nothing that counts is deleted."""
+"""Faults during a merge end one group or one partition, and delete no segment that counts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pipeline.maintenance.merge import Merge, merge, merge_groups
 from pipeline.maintenance.merge_plan import plan_merges
 from pipeline.maintenance.merge_task import MergeTask, MergeTaskResult
 from pipeline.spark.job import JobError
-from tests.support.expected_log import ExpectedLog
 from tests.support.pipeline.job_bench import FINISHED, InlineRunner, JobBench
 from tests.support.pipeline.merge_bench import DATA, LIMITS, STARTED, bench_of, log_bytes, merged
 from tests.support.tiers.transactional_log import copied, log_of
 from tests.support.tiers.workbench import POLICY
+from tests.support.written_log import WrittenLog
 from tiers.errors import RemoteLogMetadataError, RemoteStorageError
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import decode_value
@@ -42,12 +42,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def log() -> ExpectedLog:
+def log() -> WrittenLog:
     return log_of(DATA * 3)
 
 
-async def test_what_was_merged_by_a_write_whose_answer_was_lost_stays_though_its_parts_went_meanwhile(
-    root: Path, log: ExpectedLog, monkeypatch: pytest.MonkeyPatch
+async def test_a_merge_whose_answer_was_lost_stays_after_its_parts_are_gone(
+    root: Path, log: WrittenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         whole = await log_bytes(bench)
@@ -67,8 +67,8 @@ async def test_what_was_merged_by_a_write_whose_answer_was_lost_stays_though_its
         assert await log_bytes(bench) == whole
 
 
-async def test_what_is_stored_after_another_owner_deleted_it_as_a_leftover_is_deleted_by_its_name(
-    root: Path, log: ExpectedLog, monkeypatch: pytest.MonkeyPatch
+async def test_a_late_merge_of_a_deleted_leftover_is_deleted_by_its_name(
+    root: Path, log: WrittenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         before, files = bench.segments, sorted(bench.partition_folder.iterdir())
@@ -87,7 +87,7 @@ async def test_what_is_stored_after_another_owner_deleted_it_as_a_leftover_is_de
 
 
 async def test_a_full_disk_of_an_executor_ends_its_merge_and_nothing_else(
-    root: Path, log: ExpectedLog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    root: Path, log: WrittenLog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scratch: list[str] = []
 
@@ -107,7 +107,7 @@ async def test_a_full_disk_of_an_executor_ends_its_merge_and_nothing_else(
 
 
 async def test_an_ownership_that_is_not_confirmed_for_a_moment_is_waited_for(
-    root: Path, log: ExpectedLog, monkeypatch: pytest.MonkeyPatch
+    root: Path, log: WrittenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         owned = iter([False])
@@ -133,7 +133,7 @@ async def test_an_ownership_that_is_not_confirmed_for_a_moment_is_waited_for(
 
 
 @asynccontextmanager
-async def bench_of_two(root: Path, log: ExpectedLog) -> AsyncIterator[tuple[JobBench, TopicIdPartition]]:
+async def bench_of_two(root: Path, log: WrittenLog) -> AsyncIterator[tuple[JobBench, TopicIdPartition]]:
     """The bench's own partition, and another one of the same records."""
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         mine, bench.partition = bench.partition, replace(bench.partition, partition=1)
@@ -156,7 +156,7 @@ async def merged_both(bench: JobBench, other: TopicIdPartition) -> Merge:
 @pytest.mark.parametrize("state", [STARTED, FINISHED])
 async def test_metadata_that_cannot_be_written_ends_its_partition_and_no_other(
     root: Path,
-    log: ExpectedLog,
+    log: WrittenLog,
     monkeypatch: pytest.MonkeyPatch,
     state: RemoteLogSegmentState,
     lands_at_last: bool,
@@ -197,8 +197,8 @@ async def test_metadata_that_cannot_be_written_ends_its_partition_and_no_other(
         assert await log_bytes(bench) == whole
 
 
-async def test_a_manifest_that_cannot_be_written_keeps_the_parts_of_its_partition_and_of_no_other(
-    root: Path, log: ExpectedLog, monkeypatch: pytest.MonkeyPatch
+async def test_an_unwritable_manifest_keeps_the_parts_of_its_partition_alone(
+    root: Path, log: WrittenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench_of_two(root, log) as (bench, other):
         put, key = bench.storage.put_object, partition_manifest_key("cluster", bench.partition)
@@ -230,8 +230,8 @@ class FailedAtLast(InlineRunner):
         return [MergeTaskResult(error="503") for _ in plan]
 
 
-async def test_a_merged_segment_that_turns_out_to_count_when_the_ownership_is_back_is_not_deleted(
-    root: Path, log: ExpectedLog, monkeypatch: pytest.MonkeyPatch
+async def test_a_merge_that_is_seen_after_a_lost_ownership_is_not_deleted(
+    root: Path, log: WrittenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         whole, runner, owns = await log_bytes(bench), FailedAtLast(), bench.metadata.owns
@@ -258,9 +258,7 @@ class LosingRunner(InlineRunner):
         return super().run(what, plan, task)
 
 
-async def test_what_a_lost_executor_began_is_deleted_and_done_again_by_another_name(
-    root: Path, log: ExpectedLog
-) -> None:
+async def test_the_work_of_a_lost_executor_is_deleted_and_done_under_a_new_name(root: Path, log: WrittenLog) -> None:
     async with bench_of(root, log, [3, 6, 9, 12]) as bench:
         runner = LosingRunner()
         [one] = (await merged(bench, runner=runner)).merged
@@ -271,7 +269,7 @@ async def test_what_a_lost_executor_began_is_deleted_and_done_again_by_another_n
 
 @pytest.mark.parametrize("end", [JobError("a Python worker was killed"), asyncio.CancelledError()])
 async def test_a_run_that_spark_gave_up_is_owned_until_its_tasks_write_no_more(
-    root: Path, log: ExpectedLog, end: BaseException
+    root: Path, log: WrittenLog, end: BaseException
 ) -> None:
     class GivenUp(InlineRunner):
         def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
@@ -288,7 +286,7 @@ async def test_a_run_that_spark_gave_up_is_owned_until_its_tasks_write_no_more(
         assert waited == [3.0]
 
 
-async def test_a_part_that_is_damaged_ends_its_merge_and_nothing_else(root: Path, log: ExpectedLog) -> None:
+async def test_a_part_that_is_damaged_ends_its_merge_and_nothing_else(root: Path, log: WrittenLog) -> None:
     async with bench_of(root, log, [3, 6, 9, 12]) as bench:
         before = bench.finished
         _, file = bench.files(bench.segments[1])

@@ -42,7 +42,7 @@ def test_the_command_shows_a_plan_and_then_what_was_copied(
     check_all_is_remote_once(rig, 0, 1)
 
 
-def test_with_an_interval_it_goes_on_until_it_is_told_to_end_and_leaves_nothing_half_done(
+def test_with_an_interval_it_runs_until_it_is_ended_and_completes_its_work(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     bootstrap = kafka_of_three.bootstrap_servers

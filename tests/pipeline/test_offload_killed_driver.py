@@ -1,4 +1,4 @@
-"""A driver that is killed, wherever it is, costs time: the next one finishes its work, and what it left has names."""
+"""A killed driver costs time. The next driver finishes its work, and every object that it left has a name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 
 @pytest.mark.integration
-def test_a_driver_killed_before_within_or_behind_its_commits_leaves_nothing_without_a_name(
+def test_a_killed_driver_leaves_no_object_without_a_name(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     """All three at a time: what takes long is that the group and the transactions wait for the dead."""

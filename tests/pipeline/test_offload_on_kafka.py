@@ -1,4 +1,4 @@
-"""Offload of real topics: what it copies is the log, once, whatever happens between the plan and the commit."""
+"""An offload of real topics copies the log once, also when the log changes between the plan and the commit."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_topic_made_again_under_the_name_gets_nothing_of_the_old_one(rig: Offl
     check_all_is_remote_once(rig)
 
 
-def test_of_two_drivers_one_waits_and_gives_up(rig: OffloadRig) -> None:
+def test_one_of_two_drivers_waits_and_gives_up(rig: OffloadRig) -> None:
     copied, go_on = threading.Event(), threading.Event()
 
     def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
@@ -219,7 +219,7 @@ def test_a_driver_that_slept_commits_nothing_of_what_another_owner_gave_up(
     check_all_is_remote_once(rig)
 
 
-def test_a_run_that_is_interrupted_leaves_nothing_and_gives_back_what_it_owned(rig: OffloadRig) -> None:
+def test_an_interrupted_run_leaves_nothing_and_ends_its_ownership(rig: OffloadRig) -> None:
     def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
         in_process(tasks)
         assert rig.objects() != []

@@ -1,4 +1,4 @@
-"""What a real S3 in trouble answers costs an offload waves, and never a record or an object too many."""
+"""Errors of a real S3 cost an offload more waves, and never a record or an unknown object."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAVES = [
 
 
 @pytest.mark.integration
-def test_a_store_in_trouble_leaves_nothing_and_in_the_end_everything_is_there_once(
+def test_after_faults_of_the_store_every_record_is_stored_once(
     kafka_of_three: KafkaCluster, s3: VersityGateway, topic_name: str, topic_with: TopicWith, tmp_path: Path
 ) -> None:
     topic_with(200)

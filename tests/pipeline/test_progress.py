@@ -1,4 +1,4 @@
-"""What is told of a running job, with Spark's tracker played by a list of what it says."""
+"""The reported progress of a running job. A list plays Spark's tracker."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_where_spark_decides_how_many_tasks_there_are_it_only_counts(shown: Reco
 @pytest.mark.parametrize(
     ("completed", "active", "is_stalled"), [([0] * 10, 0, True), ([0] * 10, 1, False), ([0, 1] + [0] * 8, 0, False)]
 )
-def test_of_a_cluster_that_gives_no_executor_there_is_one_line(
+def test_a_cluster_without_executors_is_reported_in_a_line(
     completed: list[int], active: int, is_stalled: bool, shown: RecordedProgress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "STALLED_POLLS", 5)

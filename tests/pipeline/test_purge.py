@@ -1,4 +1,7 @@
-"""Many deletions at once: what the store refuses keeps its DELETE record, is published, and is done by the next run."""
+"""Many deletions at once: a segment that the store refuses keeps its DELETE record.
+
+It is published, and the next run deletes it.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ async def manifest_of(bench: JobBench) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("answers", [[False], [True, False]])
-async def test_a_manifest_is_written_though_the_ownership_was_not_confirmed_for_a_moment(
+async def test_a_manifest_is_written_after_an_unconfirmed_ownership(
     bench: JobBench, monkeypatch: pytest.MonkeyPatch, answers: list[bool]
 ) -> None:
     await write_state(bench.services, bench.segments[0], RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
@@ -77,7 +80,7 @@ class StuckRunner(InlineRunner):
             self.stuck.rmdir()
 
 
-async def test_what_the_store_refuses_is_published_and_done_by_the_next_run(bench: JobBench) -> None:
+async def test_refused_deletions_are_published_and_done_by_the_next_run(bench: JobBench) -> None:
     first, second, _ = bench.segments
     indexes, _ = bench.files(first)
     done = await purge(bench.services, bench.config, StuckRunner(bench, indexes), [first, second])
@@ -131,7 +134,7 @@ async def test_nothing_expires_after_the_metadata_lost_records(
     assert bench.finished == [(0, 9), (10, 19), (20, 29)]
 
 
-async def test_of_a_partition_whose_deletions_cannot_be_recorded_one_is_waited_for_and_not_each(
+async def test_unrecordable_deletions_of_a_partition_are_awaited_once(
     bench: JobBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     update, attempts = bench.metadata.update_remote_log_segment_metadata, []
@@ -188,7 +191,7 @@ async def test_a_log_that_diverged_loses_nothing(bench: JobBench) -> None:
     assert len(bench.finished) == 3
 
 
-async def test_of_a_deleted_topic_everything_goes_the_manifest_last(bench: JobBench) -> None:
+async def test_all_objects_of_a_deleted_topic_go_and_the_manifest_last(bench: JobBench) -> None:
     [done] = await delete_partitions(bench.services, bench.config, InlineRunner(), [bench.partition])
     assert (done.error, len(done.segments)) == (None, 3)
     assert bench.metadata.partitions() == []

@@ -14,6 +14,6 @@ def test_units_are_those_of_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("given", ["5XB", "many", ""])
-def test_what_is_no_size_is_refused(given: str) -> None:
+def test_an_invalid_size_is_refused(given: str) -> None:
     with pytest.raises(typer.BadParameter, match="expected a number"):
         size_bytes(given)

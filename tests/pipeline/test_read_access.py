@@ -1,4 +1,4 @@
-"""Who may read: whoever the brokers let read the topic, asked before anything is read from the store."""
+"""A reader needs the brokers' right to read the topic. The reader asks the brokers before it reads the store."""
 
 from __future__ import annotations
 

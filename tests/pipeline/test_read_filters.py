@@ -1,4 +1,4 @@
-"""Filters: what is pushed exactly selects the very rows that Spark would; what is not comes back to Spark."""
+"""A pushed filter selects exactly Spark's own rows. Spark applies the filters that are not pushed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a Spark session can show: SQL over both tiers, filters on their way, schemas, and streams that restart."""
+"""Reads in a Spark session: SQL over both tiers, pushed filters, schemas, and streams that restart."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_the_more_specific_position_wins() -> None:
         ({"columns": "value", "kafka.security.protocol": "QUIC"}, "kafka.security.protocol is one of"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, str], message: str) -> None:
+def test_impossible_options_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         batch(**options)
 

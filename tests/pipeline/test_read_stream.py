@@ -1,4 +1,4 @@
-"""How much of what there is a micro-batch takes, and what it does about partitions that come and go."""
+"""The size of a micro-batch, and its partitions that appear and disappear."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_partition_that_appears_is_read_from_its_start(log: GrowingLog) -> Non
     assert planned(reader(failOnDataLoss="false"), {0: 90}, {0: 100, 1: 20}) == [(0, 90, 99), (1, 5, 19)]
 
 
-def test_what_is_gone_is_a_loss(log: GrowingLog) -> None:
+def test_removed_records_are_a_loss(log: GrowingLog) -> None:
     with pytest.raises(DataLossError, match="orders-3 are gone"):
         planned(reader(), {0: 0, 3: 7}, {0: 10})
     with pytest.raises(DataLossError, match="orders-0 was to be read from 50 to 200, and ends at 100"):

@@ -1,4 +1,4 @@
-"""What the data source reads of a real topic of both tiers, planned and read without Spark."""
+"""The data source reads a real topic of both tiers, planned and read without Spark."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_times_are_looked_up_in_both_tiers(stage: ReadStage) -> None:
     assert rows_of({**stage.options, "endingTimestamp": str(2**42)}) == without_headers(stage.expected())
 
 
-def test_what_moves_while_it_is_read_is_found_again(stage: ReadStage) -> None:
+def test_records_that_move_during_a_read_are_found_again(stage: ReadStage) -> None:
     topic = f"{stage.topic}-moving"
     create_topic(stage.kafka.bootstrap_servers, topic)
     values = random_values(800, 300)

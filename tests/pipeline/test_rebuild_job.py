@@ -1,4 +1,4 @@
-"""What executors find in a store is what one process finds; and indexes that cannot be made anew are left alone."""
+"""Executors find in a store what one process finds. Indexes that cannot be rebuilt are left alone."""
 
 from __future__ import annotations
 

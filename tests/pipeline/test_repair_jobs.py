@@ -1,4 +1,4 @@
-"""Merge, rebuild and retain against a real Kafka and a real proxy: what they leave is what a client reads on."""
+"""Merge, rebuild and retain against a real Kafka and a real proxy. Afterwards, a client reads the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where executors keep what they make: with Spark's own files, which go with the executor."""
+"""Executors keep temporary files beside Spark's own, which are removed with the executor."""
 
 from __future__ import annotations
 

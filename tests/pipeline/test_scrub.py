@@ -1,4 +1,4 @@
-"""Each fault that is put into a tier is found, and nothing else; what is replaced meanwhile is no fault."""
+"""Scrub finds each planted fault of a tier, and nothing else. A segment that is replaced meanwhile is no fault."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ async def test_what_was_read_before_it_was_interrupted_is_noted(
     assert (await scrubbed(bench, resume=notes)).already_scrubbed == 4
 
 
-async def test_a_segment_that_the_store_does_not_give_is_found_and_the_others_are_read(
+async def test_an_unreadable_segment_is_found_and_the_others_are_read(
     bench: ScrubBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, unread, _ = await three(bench)

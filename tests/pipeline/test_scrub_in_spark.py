@@ -1,4 +1,4 @@
-"""Scrub and usage as commands on Spark, over a real Kafka's records in a real S3: each fault is found, nothing else."""
+"""`scrub` and `usage` on Spark, over records of a real Kafka in a real S3, find each planted fault and nothing else."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ async def site(kafka_of_three: KafkaCluster, s3: VersityGateway, topic_name: str
     return site
 
 
-def test_what_was_put_wrong_is_found_and_nothing_else(
+def test_planted_faults_are_found_and_nothing_else(
     spark: SparkSession, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the whole test run, which the commands that are not processes are a part of.
-    monkeypatch.setattr("proxy.commands.tools.set_up_logging", lambda level, text: None)
+    monkeypatch.setattr("proxy.commands.tier.tools.set_up_logging", lambda level, text: None)
     code, whole, _ = site.run("scrub", "--level", "deep")
     assert (code, whole["findings"]) == (0, [])
     logs = site.files(".log")

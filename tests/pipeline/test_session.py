@@ -1,4 +1,4 @@
-"""A session of a program of its own: quiet, on loopback, one per process, and ended by Ctrl-C."""
+"""A Spark session of a program: quiet, on loopback, one per process, and ended by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ PROGRAM = textwrap.dedent(
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
-def test_a_session_says_nothing_of_its_own_listens_on_loopback_and_ends_when_interrupted(tmp_path: Path) -> None:
+def test_a_session_is_silent_and_local_and_ends_on_an_interrupt(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     ended = subprocess.run(
@@ -103,7 +103,7 @@ def test_a_limit_under_which_no_worker_starts_is_refused(given: str, monkeypatch
 
 
 @pytest.mark.parametrize("master", ["foo", "local[]", "localhost:7077", "spark:/host"])
-def test_what_is_no_master_is_refused(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_master_is_refused(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
     with pytest.raises(SparkSettingError, match="expected local"):
         spark_session(master)

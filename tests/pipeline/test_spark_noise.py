@@ -1,4 +1,4 @@
-"""What Spark says whatever happens is dropped, a job's own trouble is not."""
+"""Messages of Spark that say nothing of a job are dropped. A job's own errors are shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_what_a_jvm_says_when_it_starts_is_dropped() -> None:
     assert list(without_noise(lines)) == lines[-2:]
 
 
-def test_processes_that_spark_needed_no_more_are_dropped_though_their_lines_are_mixed() -> None:
+def test_mixed_lines_of_ended_spark_processes_are_dropped() -> None:
     lines = [TRACEBACK, TRACEBACK, DAEMON, WORKER, BROKEN, DAEMON, WORKER, BROKEN, b"import failed\n"]
     assert list(without_noise(lines)) == [b"import failed\n"]
 

@@ -128,7 +128,7 @@ def names_of(objects: list[str], segments: str) -> list[str]:
 
 @pytest.mark.integration
 @pytest.mark.timeout(1800)
-def test_slow_and_dead_executors_and_a_dead_driver_cost_time_and_nothing_else(
+def test_slow_and_dead_executors_and_drivers_cost_only_time(
     kafka_of_three: KafkaCluster, package: Path, topic_name: str, tmp_path: Path
 ) -> None:
     first = filled(kafka_of_three, tmp_path / "first", f"{topic_name}-1")

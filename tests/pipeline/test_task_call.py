@@ -1,4 +1,4 @@
-"""What a driver packs for its executors, and what a process keeps between two tasks."""
+"""The packed call of a driver to its executors, and the state that a process keeps between two tasks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def of_another_version(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     [TaskCall(Unreadable()), ReadTask("cluster", (LocalRange(PARTITION, 0, 9),))],
     ids=["a job's task", "a read"],
 )
-def test_what_a_driver_of_another_version_packed_is_refused_before_it_is_looked_at(
+def test_a_task_of_another_version_is_refused_before_it_is_unpacked(
     packed_by_driver: object, of_another_version: pytest.MonkeyPatch
 ) -> None:
     packed = cloudpickle.dumps(packed_by_driver)  # type: ignore[no-untyped-call]  # it has no types
@@ -54,7 +54,7 @@ def test_what_a_driver_of_another_version_packed_is_refused_before_it_is_looked_
 def test_a_call_travels_with_what_it_closes_over_and_settles_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     offset = 40
     travelled = pickle.loads(cloudpickle.dumps(TaskCall(lambda row: row + offset)))  # type: ignore[no-untyped-call]
-    monkeypatch.setattr(task_call, "_settled_pid", 0)
+    monkeypatch.setattr(task_call, "_frozen_pid", 0)
     frozen = gc.get_freeze_count()
     try:
         assert travelled(2) == 42

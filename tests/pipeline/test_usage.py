@@ -1,4 +1,4 @@
-"""What adds up: by metadata, by listing, by `du` and by the operator's own command, whatever the lines are of."""
+"""The sums of `usage` agree: by metadata, by listing, by `du` and by the operator's command."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_ages_are_of_the_latest_record(bench: ScrubBench, is_verified: boo
     assert report.ages(TODAY + 1000)["365 d and more"] == sum(ages.values())
 
 
-async def test_a_listing_tells_what_is_nobodys_and_what_is_under_way(bench: ScrubBench) -> None:
+async def test_a_listing_counts_orphans_and_copies_in_progress(bench: ScrubBench) -> None:
     await two_days(bench)
     before = du(bench)
     await bench.stored(100)
@@ -112,7 +112,7 @@ async def test_a_listing_tells_what_is_nobodys_and_what_is_under_way(bench: Scru
     assert (line.unfinished_bytes, line.orphan_bytes, line.segments) == (None, None, 3)
 
 
-async def test_a_segment_whose_size_nobody_tells_is_said(bench: ScrubBench) -> None:
+async def test_a_segment_of_unknown_size_is_named(bench: ScrubBench) -> None:
     await two_days(bench)
     lost = await bench.finished(30, [batch_of(30, 10)])
     bench.file(lost, ".indexes").unlink()
@@ -134,7 +134,7 @@ async def test_only_the_topics_that_were_asked_for(bench: ScrubBench) -> None:
     assert line.total_bytes == du(bench) - 2
 
 
-async def test_where_nothing_was_tiered_it_is_said_before_spark_is_started(
+async def test_a_cluster_without_tiers_is_reported_before_spark_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def too_late(*_: object) -> SparkSession:

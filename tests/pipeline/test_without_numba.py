@@ -1,4 +1,4 @@
-"""Where numba is not installed, everything is read all the same; of two decoders the other one does it."""
+"""Without numba, the Python decoder reads everything."""
 
 from __future__ import annotations
 

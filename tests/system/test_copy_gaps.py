@@ -188,7 +188,7 @@ async def test_records_that_expire_while_the_store_is_down_become_a_gap(
             assert metadata.remote_log_segment_metadata(tasks.partition, offset) is not None
 
 
-async def test_a_broker_that_forgot_a_deletion_in_a_crash_is_told_again(
+async def test_a_deletion_that_a_broker_forgot_is_repeated(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     """Kafka checkpoints log starts once a minute, so records that were deleted before a crash may come back."""
@@ -220,7 +220,7 @@ async def test_a_broker_that_forgot_a_deletion_in_a_crash_is_told_again(
         assert tasks.alarms("gap") == 0
 
 
-async def test_a_topic_made_again_under_its_name_between_plan_and_trim_is_left_alone(
+async def test_a_topic_that_was_recreated_before_the_trim_is_left_alone(
     kafka: KafkaCluster, topic_name: str, topic_with: TopicWith, tmp_path: Path
 ) -> None:
     bootstrap = kafka.bootstrap_servers

@@ -38,7 +38,7 @@ async def listed(config: Path, *options: str) -> str:
     arguments = ["tier", "failed-deletes", "--config", str(config), *options]
     with (
         patch("tiers.access.open_tier.TIMEOUT_MS", TIMEOUT_MS),
-        patch("proxy.commands.failed_deletes.TIMEOUT_MS", TIMEOUT_MS),
+        patch("proxy.commands.tier.failed_deletes.TIMEOUT_MS", TIMEOUT_MS),
     ):
         done = await asyncio.to_thread(CliRunner().invoke, cli.app, arguments)
     assert done.exit_code == 0, done.output

@@ -50,7 +50,7 @@ def tiers_of(log: GappedLog, remote_end: int) -> list[str]:
 
 
 @pytest.mark.parametrize("log", REMOVALS, indirect=True)
-def test_an_operator_is_told_of_it_once(gapped: GappedLogs, log: GappedLog) -> None:
+def test_the_gap_raises_one_alarm(gapped: GappedLogs, log: GappedLog) -> None:
     bounds = gapped.site.bounds(log.topic)
     assert bounds["gaps"] == [{"first_offset": log.gap.first_offset, "next_offset": log.gap.next_offset}]
     assert (bounds["log_start_offset"], bounds["holds"]) == (0, True)

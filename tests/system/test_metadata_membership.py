@@ -80,7 +80,7 @@ async def test_longer_sessions_are_asked_for(
     assert asked == [4_000, 8_000]
 
 
-async def test_sessions_that_no_broker_takes_are_an_error_that_names_the_settings(
+async def test_refused_session_timeouts_are_an_error_that_names_the_settings(
     kafka: KafkaCluster, topic_name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "_LONGEST_SESSION_TIMEOUT_MS", 5_000)

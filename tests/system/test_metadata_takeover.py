@@ -79,7 +79,7 @@ async def is_written(forgotten: Forgotten, partition: TopicIdPartition) -> bool:
 
 
 @pytest.mark.parametrize("of", ["owner", "tier-configs"])
-async def test_a_transaction_that_its_coordinator_has_forgotten_holds_back_no_owner(
+async def test_a_transaction_that_its_coordinator_forgot_blocks_no_owner(
     kafka: KafkaCluster, unverified: None, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     cluster = Cluster(kafka, tmp_path, topic_name)
@@ -116,7 +116,7 @@ async def test_a_change_of_tier_settings_that_never_ended_holds_back_no_owner(
         assert owner.topic_tier_config(partition.topic_id) == {}
 
 
-async def test_a_log_start_is_recorded_behind_it_for_whoever_has_the_patience(
+async def test_a_log_start_is_recorded_after_the_hanging_transaction(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(kafka, tmp_path, topic_name)

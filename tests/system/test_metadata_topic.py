@@ -306,7 +306,7 @@ async def test_records_of_strangers_harm_nothing(
         await client.close()
 
 
-async def test_an_error_that_nobody_thought_of_is_an_alarm_and_ends_nobody_elses_task(
+async def test_an_unexpected_error_is_an_alarm_and_ends_no_other_task(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def breaks(*args: object) -> None:

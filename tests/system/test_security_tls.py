@@ -157,7 +157,7 @@ def served_by_stranger(mutual: Mutual, client: Path, stranger: Authority) -> boo
         return False
 
 
-def test_the_proxys_own_certificate_and_authority_change_under_way(
+def test_the_proxys_certificate_and_authority_change_while_it_runs(
     mutual: Mutual, authority: Authority, tmp_path: Path
 ) -> None:
     client = authority.identity("client")

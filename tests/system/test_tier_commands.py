@@ -116,7 +116,7 @@ async def tiered(site: Site, values: Mapping[str, Sequence[bytes]]) -> None:
                 await asyncio.to_thread(until, lambda: bool(site.manifests()[site.sealed].tier_config))
 
 
-async def test_what_an_operator_sees_breaks_loses_and_makes_again(
+async def test_the_commands_of_an_operator_find_and_repair_damage(
     kafka: KafkaCluster, s3: VersityGateway, topic_name: str, tmp_path: Path
 ) -> None:
     await s3.create_bucket(BUCKET)

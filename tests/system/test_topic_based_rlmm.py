@@ -289,7 +289,7 @@ def _follow(address: tuple[str, int], settings: TopicBasedSettings, stop: object
     asyncio.run(follow())
 
 
-async def test_the_brokers_clock_is_measured_by_writing_and_scraped_with_the_rest(cluster: Cluster) -> None:
+async def test_the_brokers_clock_is_measured_by_a_write_and_is_a_metric(cluster: Cluster) -> None:
     partition = user_partition()
     async with cluster.manager("one") as owner:
         registry = CollectorRegistry()

@@ -79,7 +79,7 @@ async def test_changes_of_different_keys_both_hold(proxies: tuple[str, str], top
     await until_shown(proxies, topic_name, {ENABLE: "true", LOCAL_MS: "-2", LOCAL_BYTES: "-2"})
 
 
-async def test_of_two_halves_that_do_not_go_together_one_is_refused(proxies: tuple[str, str], topic_name: str) -> None:
+async def test_one_of_two_conflicting_changes_is_refused(proxies: tuple[str, str], topic_name: str) -> None:
     create_topic(proxies[0], topic_name, config={ENABLE: "true"})
     for _ in range(ROUNDS):
         codes = await together(proxies, topic_name, [{COPY_DISABLE: "true"}, {LOCAL_MS: "5"}])
@@ -89,7 +89,7 @@ async def test_of_two_halves_that_do_not_go_together_one_is_refused(proxies: tup
         assert await asyncio.to_thread(alter, proxies[0], {topic_name: {COPY_DISABLE: None, LOCAL_MS: None}}) == [0]
 
 
-async def test_what_one_proxy_was_told_binds_the_other_at_once(proxies: tuple[str, str], topic_name: str) -> None:
+async def test_a_change_at_one_proxy_binds_the_other_at_once(proxies: tuple[str, str], topic_name: str) -> None:
     one, other = proxies
     create_topic(one, topic_name)
 

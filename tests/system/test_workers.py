@@ -168,7 +168,7 @@ def samples(tidegate: TidegateProcess, name: str, **labels: str) -> dict[str, fl
     }
 
 
-async def test_what_a_producer_sends_is_stored_once_when_workers_die(tidegate: TidegateProcess, topic: str) -> None:
+async def test_records_are_stored_once_when_workers_die(tidegate: TidegateProcess, topic: str) -> None:
     values = random_values(3000)
 
     def sent() -> Iterator[bytes]:
@@ -239,7 +239,7 @@ def test_sigterm_ends_everything_in_good_order(tidegate: TidegateProcess) -> Non
     assert all_gone(list(children.values()))
 
 
-async def test_sigterm_answers_who_waits(tidegate: TidegateProcess, topic: str) -> None:
+async def test_sigterm_answers_waiting_requests(tidegate: TidegateProcess, topic: str) -> None:
     """A long poll ends at once with an answer without partitions."""
     async with client_of(tidegate.address) as client:
         partition = await topic_id_partition(client, topic)
@@ -257,7 +257,7 @@ async def test_sigterm_answers_who_waits(tidegate: TidegateProcess, topic: str) 
     assert await asyncio.to_thread(tidegate.wait) == 0
 
 
-def test_children_end_with_a_killed_supervisor_and_a_new_one_starts_at_once(
+def test_children_end_with_a_killed_supervisor_and_a_new_one_starts(
     tidegate: TidegateProcess,
 ) -> None:
     children = tidegate.children()

@@ -69,7 +69,9 @@ async def tiered_cluster(
     if reads_metadata and not is_topic_based:
         raise RemoteTierError(
             "this command reads the metadata topic, and remote.log.metadata.manager.class.name is "
-            f"{config.remote_log.metadata_manager!r}: it only works with the topic-based metadata manager"
+            f"{config.remote_log.metadata_manager!r}: it only works with the topic-based metadata manager. Another"
+            " manager's metadata belongs to `tidegate serve` alone; 'Without the metadata topic' in docs/storage.md"
+            " says what to use instead"
         )
     client = broker_client(config.upstream)
     try:

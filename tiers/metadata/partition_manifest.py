@@ -81,6 +81,10 @@ class PartitionManifest:
     """How far the owner had read the metadata partition that has the tier settings of the topic. It may be another one
     than that of `position`. None only if `tier_config` is empty."""
 
+    def is_later_than(self, position: MetadataPosition) -> bool:
+        """Whether the manifest reflects records of the same metadata topic that a reader at `position` did not read."""
+        return self.position.topic_id == position.topic_id and self.position.next_offset > position.next_offset
+
     def positions(self) -> Iterator[tuple[TopicIdPartition, MetadataPosition]]:
         """Yields the positions that the metadata topic must still reach, each with a partition whose metadata it has.
 

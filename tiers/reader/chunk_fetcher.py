@@ -15,8 +15,9 @@ from tiers.reader.chunk_cache import ChunkCache, Extent, IndexCache
 from tiers.reader.extent_source import ExtentSource, IndexedSegment
 from tiers.reader.fetcher_pool import READ_AHEAD_CONNECTION_ID, FetcherPool, Flight
 from tiers.reader.local_index_cache import LocalIndexes
-from tiers.reader.retry import CircuitBreaker
 from tiers.segment.indexes.segment_index import SegmentIndex
+from tiers.storage.circuit_breaker import CircuitBreakers
+from tiers.storage.locations import decode_location
 from tiers.storage.remote_storage_manager import SegmentReads
 
 MIB = 1024 * 1024
@@ -28,7 +29,7 @@ class ChunkFetcher:
     def __init__(
         self,
         store: SegmentReads,
-        breaker: CircuitBreaker,
+        breakers: CircuitBreakers,
         extents: ExtentSource,
         decode_indexes: Callable[[bytes, RemoteLogSegmentMetadata], SegmentIndex],
         *,
@@ -41,7 +42,7 @@ class ChunkFetcher:
         max_get_bytes: int = 8 * MIB,
     ) -> None:
         self._store = store
-        self._breaker = breaker
+        self._breakers = breakers
         self._extents = extents
         self._decode_indexes = decode_indexes
         self._chunk_cache = chunk_cache
@@ -80,7 +81,7 @@ class ChunkFetcher:
             if local is not None and (found := await local.get(segment)) is not None:
                 self._index_cache.put(uuid, *found)
                 return found[0]
-            with self._breaker:
+            with self._breakers.of(decode_location(segment.custom_metadata)[0]):
                 raw = await self._store.fetch_indexes(segment)
             index = self._decode_indexes(raw, segment)
             self._index_cache.put(uuid, index, len(raw))

@@ -13,8 +13,9 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.chunk_cache import ChunkKey, Extent
 from tiers.reader.disk_chunk_cache import DiskChunkCache
 from tiers.reader.hedged_reads import HedgedReads
-from tiers.reader.retry import CircuitBreaker
 from tiers.segment.indexes.segment_index import Chunk, SegmentIndex
+from tiers.storage.circuit_breaker import CircuitBreakers
+from tiers.storage.locations import decode_location
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class ExtentSource:
 
     The disk cache is in front of the circuit breaker, so it serves its chunks while the store is down."""
 
-    def __init__(self, gets: HedgedReads, breaker: CircuitBreaker, disk: DiskChunkCache | None) -> None:
+    def __init__(self, gets: HedgedReads, breakers: CircuitBreakers, disk: DiskChunkCache | None) -> None:
         self._gets = gets
-        self._breaker = breaker
+        self._breakers = breakers
         self._disk = disk
 
     async def fetch(self, segment: IndexedSegment, first_number: int, end_number: int) -> Extent:
@@ -65,7 +66,7 @@ class ExtentSource:
         run = segment.chunks[first_number:end_number]
         start = run[0].stored_position
         end = run[-1].stored_position + run[-1].stored_bytes - 1
-        with self._breaker:
+        with self._breakers.of(decode_location(segment.metadata.custom_metadata)[0]):
             data = (await self._gets.fetch_log_segment(segment.metadata, start, end)).toreadonly()
         positions = [chunk.stored_position - start for chunk in run]
         stored = [data[at : at + chunk.stored_bytes] for at, chunk in zip(positions, run, strict=True)]

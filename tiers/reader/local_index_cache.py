@@ -12,6 +12,8 @@
   reads the set. So nothing is ever appended to a torn tail.
 * A segment is found by its uuid, and only if all of its entries are whole. So an entry of a segment that was clamped,
   deleted or copied again by another owner is never used for another segment.
+* A worker that finds damage in `index` names the set in `index/damaged`. The writer checks that set in its next call,
+  and removes it if it is damaged.
 * All sets of a folder together stay below the configured size. The cache evicts the least recently used set first. It
   removes an inconsistent set at once, and the reader fetches those indexes from the store again. The same applies to a
   set after a disk error.
@@ -45,6 +47,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(rf"(\d{{20}})({'|'.join(map(re.escape, SUFFIXES))})")
+_DAMAGED = "damaged"
+"""The folder, beside those of the partitions, in which readers name the sets that look damaged."""
 _MAX_SHARED_SETS = 8
 """How many sets `SharedIndexFiles` opens for one segment. The first one has the segment, unless the log was clamped."""
 
@@ -102,6 +106,10 @@ class LocalIndexCache:
         indexes = decode_indexes_object(raw, segment)
         self._alone(lambda: self._put(indexes))
 
+    def open(self) -> None:
+        """Loads the sets of earlier processes. Every other call does so too if it comes first."""
+        self._alone(lambda: None)
+
     def remove_below(self, partition: TopicIdPartition, offset: int) -> None:
         """Removes the sets of the partition that end below `offset`: the remote log begins there now."""
         self._alone(lambda: self._remove_below(partition, offset))
@@ -114,12 +122,35 @@ class LocalIndexCache:
             if not self._is_loaded:
                 self._load()
                 self._is_loaded = True
+            self._check_named_sets()
             return work()
         except OSError as error:
             self._trouble.found(error=str(error))
             return None
         finally:
             self._busy.release()
+
+    def _check_named_sets(self) -> None:
+        """Checks the sets that readers named, and removes the damaged ones.
+
+        A reader may have met the set while it was appended to, or an earlier set of the same name."""
+        try:
+            named = [*(self._root / _DAMAGED).iterdir()]
+        except OSError:  # as a rule there is no such folder
+            return
+        for path in named:
+            path.unlink(missing_ok=True)
+            folder, _, base_offset = path.name.rpartition(".")
+            stem = self._root / folder / base_offset
+            if stem in self._sets:
+                try:
+                    self._sets[stem].files.check()
+                except (CorruptSegmentError, OSError) as error:
+                    self._remove_damaged(stem, error)
+
+    def _remove_damaged(self, stem: Path, error: Exception) -> None:
+        logger.warning("removing damaged local index files", extra={"path": str(stem), "error": str(error)})
+        self._remove(stem)
 
     def _get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
         for stem in reversed([*self._stems.get(self._folder(segment.topic_id_partition), ())]):
@@ -129,8 +160,7 @@ class LocalIndexCache:
             except EncryptionKeyError:  # the store may have the index with another wrapping key by now
                 continue
             except (CorruptSegmentError, OSError) as error:
-                logger.warning("removing damaged local index files", extra={"path": str(stem), "error": str(error)})
-                self._remove(stem)
+                self._remove_damaged(stem, error)
                 continue
             if found is not None:
                 _note_use(files)
@@ -257,13 +287,24 @@ class SharedIndexFiles:
         """Returns the index and its size in bytes; None when the files do not have it."""
         folder = folder_of(self._root, segment.topic_id_partition)
         for base_offset in self._base_offsets(folder, segment.start_offset)[:_MAX_SHARED_SETS]:
-            # The writer alone removes damaged files: by now there may be others with the same names.
-            with contextlib.suppress(CorruptSegmentError, EncryptionKeyError, OSError):
+            try:
                 files = LocalIndexFiles.existing(folder, base_offset)
-                if (found := files.find(segment, self._ciphers)) is not None:
-                    _note_use(files)
-                    return found
+                found = files.find(segment, self._ciphers)
+            except (EncryptionKeyError, OSError):
+                continue
+            except CorruptSegmentError:
+                self._name_damaged(folder, base_offset)
+                continue
+            if found is not None:
+                _note_use(files)
+                return found
         return None
+
+    def _name_damaged(self, folder: Path, base_offset: int) -> None:
+        """Asks the writer of the folder to check a set. The writer alone removes files, since it may append to them."""
+        with contextlib.suppress(OSError):
+            (self._root / _DAMAGED).mkdir(exist_ok=True)
+            (self._root / _DAMAGED / f"{folder.name}.{base_offset:020}").touch()
 
     def _base_offsets(self, folder: Path, start_offset: int) -> list[int]:
         """Returns the base offsets of the sets that may have a segment from `start_offset` on, the nearest first."""
@@ -325,6 +366,10 @@ class LocalIndexes:
     def _get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
         found = None if self._shared is None else self._shared.get(segment)
         return self.cache.get(segment) if found is None else found
+
+    async def open(self) -> None:
+        """Loads the sets of earlier processes, so that `cache.size_bytes` counts them."""
+        await self._run(self.cache.open)
 
     async def put(self, segment: RemoteLogSegmentMetadata, raw: bytes) -> None:
         """Caches `raw`, the stored object. `raw` must be intact."""

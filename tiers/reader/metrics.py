@@ -4,13 +4,13 @@ tidegate_remote_reader_running, _pending, _bytes_in_flight     pool = chunk | in
 tidegate_remote_reader_cache_bytes                             cache = chunk | index
 tidegate_remote_reader_chunk_hits_total, _chunk_misses_total
 tidegate_remote_reader_local_index_hits_total, _local_index_misses_total
-tidegate_remote_reader_local_index_bytes                       files on the disk
+tidegate_remote_reader_local_index_bytes                       files in the folder that the process writes
 tidegate_remote_reader_disk_chunk_hits_total, _disk_chunk_misses_total, _disk_chunk_evictions_total
 tidegate_remote_reader_disk_chunk_bytes                        files on the disk
 tidegate_remote_reader_hedged_requests_total, _hedge_wins_total
 tidegate_remote_reader_read_ahead_bytes                        reserved windows
 tidegate_remote_fetch_throttle_time_seconds                    sum and count: remote-fetch-throttle-time of KIP-956
-tidegate_remote_reader_circuit_open                            1 while the circuit breaker rejects calls
+tidegate_remote_reader_circuit_open                            1 while the circuit breaker of a location rejects calls
 """
 
 from __future__ import annotations
@@ -20,9 +20,21 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.remote_log_reader import RemoteLogReader
 
 _PREFIX = "tidegate_remote_reader"
+
+
+class LocalIndexMetrics(Collector):
+    """The size of the folder that this process writes. A process may write index files without a reader."""
+
+    def __init__(self, indexes: LocalIndexes) -> None:
+        self._indexes = indexes
+
+    def collect(self) -> Iterator[Metric]:
+        size_bytes = self._indexes.cache.size_bytes
+        yield GaugeMetricFamily(f"{_PREFIX}_local_index_bytes", "Index files' bytes.", value=size_bytes)
 
 
 class RemoteLogReaderMetrics(Collector):
@@ -48,7 +60,7 @@ class RemoteLogReaderMetrics(Collector):
         if (local := reader.local_indexes) is not None:
             yield CounterMetricFamily(f"{_PREFIX}_local_index_hits", "Indexes read from files.", value=local.hits)
             yield CounterMetricFamily(f"{_PREFIX}_local_index_misses", "Indexes not in files.", value=local.misses)
-            yield GaugeMetricFamily(f"{_PREFIX}_local_index_bytes", "Index files' bytes.", value=local.cache.size_bytes)
+            yield from LocalIndexMetrics(local).collect()
         if (disk := reader.disk_chunks) is not None:
             yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_hits", "Chunks read from files.", value=disk.hits)
             yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_misses", "Chunks not in files.", value=disk.misses)
@@ -67,5 +79,5 @@ class RemoteLogReaderMetrics(Collector):
             sum_value=reader.quotas.throttled_ms / 1000,
         )
         yield GaugeMetricFamily(
-            f"{_PREFIX}_circuit_open", "1 while the circuit is open.", value=int(reader.breaker.is_open)
+            f"{_PREFIX}_circuit_open", "1 while a circuit is open.", value=int(bool(reader.breakers.open_locations))
         )

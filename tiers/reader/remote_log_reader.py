@@ -45,9 +45,10 @@ from tiers.reader.fetcher_pool import FetcherPool
 from tiers.reader.hedged_reads import HedgedReads, HedgeSettings
 from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.read_ahead import ReadAhead
-from tiers.reader.retry import CircuitBreaker, RetriedRead, SegmentDeletedError
+from tiers.reader.retry import RetriedRead, SegmentDeletedError
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.segment_index import SegmentIndex
+from tiers.storage.circuit_breaker import CircuitBreakers
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 READ_COMMITTED = 1
@@ -168,14 +169,14 @@ class RemoteLogReader:
         )
         self.local_indexes = local_indexes
         self.disk_chunks = disk_chunks
-        self.breaker = CircuitBreaker(clock_ms)
+        self.breakers = CircuitBreakers(clock_ms)
         self.hedged_reads = HedgedReads(
             storage, self.chunk_pool, HedgeSettings(remote_log.reader_hedge_max_percent), clock_ms
         )
         self._fetcher = ChunkFetcher(
             storage,
-            self.breaker,
-            ExtentSource(self.hedged_reads, self.breaker, disk_chunks),
+            self.breakers,
+            ExtentSource(self.hedged_reads, self.breakers, disk_chunks),
             decode_indexes,
             chunk_cache=self.chunk_cache,
             index_cache=self.index_cache,

@@ -1,19 +1,16 @@
-"""Retries of remote reads: backoff with full jitter, a circuit breaker per store, and `RetriedRead`."""
+"""Retries of remote reads: backoff with full jitter, and `RetriedRead`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import TypeVar
 
 from tiers.errors import (
-    CircuitOpenError,
     CorruptSegmentError,
     RemoteLogError,
     RemoteReadTimeoutError,
     RemoteResourceNotFoundError,
-    RetriableRemoteStorageError,
 )
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -30,45 +27,6 @@ def backoff_ms(failures: int, remaining_ms: int, jitter: Callable[[], float]) ->
     """
     ceiling = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(max(failures - 1, 0), 10))
     return min(ceiling * jitter(), remaining_ms / 2)
-
-
-class CircuitBreaker:
-    """A circuit breaker that opens after `threshold` failures in a row. Each call of the store runs `with` it.
-
-    While it is open, one call may probe the store every `open_ms`. `open_ms` is below a second, so that a store that
-    recovers can still serve the waiting fetches.
-    """
-
-    def __init__(self, clock_ms: Callable[[], int], *, threshold: int = 8, open_ms: int = 500) -> None:
-        self._clock_ms = clock_ms
-        self._threshold = threshold
-        self._open_ms = open_ms
-        self._failures = 0
-        self._probe_at_ms = 0
-
-    @property
-    def is_open(self) -> bool:
-        return self._failures >= self._threshold
-
-    def __enter__(self) -> None:
-        """Raises `CircuitOpenError` while the circuit is open."""
-        if not self.is_open:
-            return
-        now_ms = self._clock_ms()
-        if now_ms < self._probe_at_ms:
-            raise CircuitOpenError(f"the circuit breaker is open: the store failed {self._failures} times in a row")
-        self._probe_at_ms = now_ms + self._open_ms
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Records the outcome. A refusal is neither a success nor a failure: it says nothing about the next call."""
-        if error is None or isinstance(error, RemoteResourceNotFoundError):
-            self._failures = 0
-        elif isinstance(error, RetriableRemoteStorageError | asyncio.CancelledError):
-            # The pool cancels a download that hangs.
-            self._failures += 1
-            self._probe_at_ms = self._clock_ms() + self._open_ms
 
 
 T = TypeVar("T")

@@ -7,11 +7,34 @@ would fail for ever. So a call ends when it made no progress for the time of its
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _enclosing: ContextVar[Activity | None] = ContextVar("enclosing_activity", default=None)
+
+
+_this_thread = threading.local()
+
+
+def note_progress() -> None:
+    """Notes progress of the activity that this thread works for, if there is one."""
+    activity: Activity | None = getattr(_this_thread, "activity", None)
+    if activity is not None:
+        activity.moved_elsewhere()
+
+
+def working_for(activity: Activity, work: Callable[[], T]) -> T:
+    """Does `work` in this thread. Its calls of `note_progress` count for `activity`."""
+    _this_thread.activity = activity
+    try:
+        return work()
+    finally:
+        _this_thread.activity = None
 
 
 class Activity:

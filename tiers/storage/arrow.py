@@ -18,8 +18,9 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.storage.activity import note_progress
 from tiers.storage.child_storage import ChildStorageManager
-from tiers.storage.file_system import DEFAULTS, FileSystemRemoteStorageManager
+from tiers.storage.file_system import DEFAULTS, PIECE_BYTES, FileSystemRemoteStorageManager
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.storage.settings import read_flag, read_number, read_settings
 
@@ -61,8 +62,8 @@ class ArrowRemoteStorageManager(ChildStorageManager):
 
     The required settings are `cluster.id` and `uri`: gs://bucket/prefix,
     abfss://container@account.dfs.core.windows.net/prefix, az://container/prefix, or another URI that pyarrow accepts.
-    Optional are `endpoint.url`, `anonymous` (false), `threads` (16), `timeout.ms` (30000), and `copy.timeout.ms`
-    (600000), the deadline for a whole segment. Azure also has `account.name`, `account.key` and `sas.token`. Without a
+    Optional are `endpoint.url`, `anonymous` (false), `threads` (16), and `timeout.ms` (30000), the time without
+    progress after which a call ends. Azure also has `account.name`, `account.key` and `sas.token`. Without a
     key or a token, the credentials come from the environment."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
@@ -147,7 +148,7 @@ class ArrowFiles:
         info = self._files.get_file_info(self._path(path))
         return int(info.size) if info.type == fs.FileType.File else None
 
-    def write(self, path: str, pieces: Iterator[bytes]) -> None:
+    def write(self, path: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
         if not self.shows_on_close:
             self._make_parent(path)
         with self._files.open_output_stream(self._path(path), compression=None) as stream:
@@ -170,10 +171,11 @@ class ArrowFiles:
             if length:
                 file.seek(start)
             while position < length:
-                count = file.readinto(view[position:])
+                count = file.readinto(view[position : position + PIECE_BYTES])
                 if not count:
                     raise RetriableRemoteStorageError(f"{self.name}/{path}: only {position} of {length} bytes arrived")
                 position += count
+                note_progress()
             return view
 
     def delete(self, path: str) -> None:

@@ -1,5 +1,7 @@
 """`BlockingCalls` runs the calls of a blocking library, each with a deadline, in a bounded number of threads.
 
+* A call ends when it makes no progress for the time of its deadline (`activity.py`). The work in the thread tells of
+  its progress by `note_progress`.
 * If a call passes its deadline or its caller is cancelled, the call is abandoned, because its thread cannot be stopped.
   Another thread takes its place, so a store that recovers can be used again at once. New calls wait for abandoned ones
   only when `MAX_ABANDONED` times the number of threads hang.
@@ -15,7 +17,10 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
+
+from tiers.storage.activity import Activity, while_active, working_for
 
 T = TypeVar("T")
 
@@ -33,8 +38,9 @@ class CallsClosedError(RuntimeError):
 class Call(Generic[T]):
     """One call. The work receives it, to ask whether the caller still waits."""
 
-    def __init__(self, work: Callable[[Call[T]], T], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, work: Callable[[Call[T]], T], loop: asyncio.AbstractEventLoop, activity: Activity) -> None:
         self.work = work
+        self.activity = activity
         self.loop = loop
         self.future: asyncio.Future[T] = loop.create_future()
         self.is_abandoned = False
@@ -64,15 +70,15 @@ class BlockingCalls:
     async def run(self, work: Callable[[Call[T]], T], timeout_s: float | None) -> T:
         """Returns the result of `work` or raises its error.
 
-        Raises `TimeoutError` at the deadline, which covers the wait for a thread; None sets no deadline. Raises
-        `CallsClosedError` after `close`.
+        Raises `TimeoutError` after `timeout_s` without progress, which covers the wait for a thread; None sets no
+        deadline. Raises `CallsClosedError` after `close`.
         """
-        async with asyncio.timeout(timeout_s):
+        async with while_active(timeout_s) as activity:
             await self._free.acquire()
             if self._is_closed:
                 self._free.release()
                 raise CallsClosedError(f"{self._name} is closed")
-            call = Call(work, asyncio.get_running_loop())
+            call = Call(work, asyncio.get_running_loop(), activity)
             inbox = self._idle.pop() if self._idle else self._start()
             inbox.put(call)  # type: ignore[arg-type]  # a queue of calls of every kind
             try:
@@ -105,7 +111,7 @@ class BlockingCalls:
             result, error = None, None
             try:
                 call.check()
-                result = call.work(call)
+                result = working_for(call.activity, partial(call.work, call))
             except BaseException as raised:  # a panic of a Rust library is a BaseException and must not end the thread
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop is closed

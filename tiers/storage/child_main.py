@@ -15,7 +15,8 @@ import socket
 import sys
 
 from tiers.errors import RemoteStorageError
-from tiers.storage.child_storage import CANCEL, LENGTH, READY, Answer, Request, Task, frame_of
+from tiers.storage.activity import while_active
+from tiers.storage.child_storage import CANCEL, LENGTH, READY, Answer, Moved, Request, Task, frame_of
 from tiers.storage.file_system import FileSystemRemoteStorageManager
 
 
@@ -46,7 +47,7 @@ async def _serve(channel: socket.socket) -> None:
         except (asyncio.IncompleteReadError, OSError):
             for task in running.values():
                 task.cancel()
-    await served.settle(whole.grace_s * 0.8)
+    await served.wait_for_abandoned_calls(whole.grace_s * 0.8)
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
@@ -66,13 +67,18 @@ class _Served:
         error: Exception | None = None
         try:
             await self._open()
-            result = await self._result_of(method, arguments)
+            async with while_active(None, lambda: self._tell_progress(number)):
+                result = await self._result_of(method, arguments)
         except Exception as raised:
             error = raised if isinstance(raised, RemoteStorageError | ValueError) else RemoteStorageError(repr(raised))
         answer: Answer = (number, result, error)
         self._writer.write(frame_of(answer))
 
-    async def settle(self, timeout_s: float) -> None:
+    def _tell_progress(self, number: int) -> None:
+        moved: Moved = (number,)
+        self._writer.write(frame_of(moved))
+
+    async def wait_for_abandoned_calls(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._manager.abandoned_calls:  # noqa: ASYNC110  # threads end without an event

@@ -2,6 +2,7 @@
 
 * pyarrow holds the interpreter's lock while Google Cloud Storage does not answer. hdfs-native waits for a silent
   connection as long as the kernel keeps it. Neither can be interrupted, but a process can be killed.
+* A call ends when it makes no progress for the time of its deadline. The child tells the parent of its progress.
 * If a call passes its deadline, its child is retired. A retired child takes no new calls, and the next call starts
   another child. The retired child ends with the last of its calls, each of which has a deadline.
 * There are at most `MAX_RETIRED` retired children. Before there are more, the oldest is killed, and its calls fail.
@@ -29,7 +30,8 @@ from typing import Any
 
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.file_system import FileSystemRemoteStorageManager
+from tiers.storage.activity import Activity, while_active
+from tiers.storage.file_system import DEADLINES_OF_A_LISTING, FileSystemRemoteStorageManager
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     StoredObject,
@@ -63,6 +65,8 @@ Answer = tuple[int, object, Exception | None]
 
 CANCEL = "cancel"
 """The method of a request that cancels the request with the same number. Neither of the two gets an answer."""
+Moved = tuple[int]
+"""The number of a request that makes progress."""
 READY = -1
 """The number of the first answer, by which the child reports that it reads requests."""
 LENGTH = struct.Struct(">Q")
@@ -110,7 +114,6 @@ class ChildStorageManager:
         self._task = Task(make, dict(settings), grace_s)
         self._name = made.name
         self._timeout_s = made.timeout_s or _START_S
-        self._copy_timeout_s = made.copy_timeout_s or _START_S
         self._child: _Child | None = None
         self._retired: list[_Child] = []
         self._starting = asyncio.Lock()
@@ -128,7 +131,7 @@ class ChildStorageManager:
         await self._call("check", timeout_s=3 * self._timeout_s)
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-        custom: bytes | None = await self._call("copy_log_segment_data", metadata, data, timeout_s=self._copy_timeout_s)
+        custom: bytes | None = await self._call("copy_log_segment_data", metadata, data)
         return custom
 
     async def fetch_log_segment(
@@ -162,7 +165,7 @@ class ChildStorageManager:
         await self._call("delete_object", key)
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
-        for stored in await self._call("list_objects", prefix, timeout_s=self._copy_timeout_s):
+        for stored in await self._call("list_objects", prefix, timeout_s=self._timeout_s * DEADLINES_OF_A_LISTING):
             yield stored
 
     async def close(self) -> None:
@@ -185,14 +188,14 @@ class ChildStorageManager:
         timeout_s = timeout_s or self._timeout_s
         child, was_ready = None, False
         try:
-            async with asyncio.timeout(timeout_s):
+            async with while_active(timeout_s) as activity:
                 child = await self._in_service()
                 was_ready = child.is_ready
-                return await child.call(method, arguments)
+                return await child.call(method, arguments, activity)
         except TimeoutError as error:
             if child is not None and was_ready and not child.is_retired:
                 self._retire(child)
-            raise RetriableRemoteStorageError(f"{self._name}: no answer in {timeout_s} s") from error
+            raise RetriableRemoteStorageError(f"{self._name}: no progress in {timeout_s} s") from error
 
     async def _in_service(self) -> _Child:
         async with self._starting:
@@ -225,6 +228,7 @@ class _Child(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._frames = FrameBuffer()
         self._pending: dict[int, asyncio.Future[object]] = {}
+        self._activities: dict[int, Activity] = {}
         self._next = 0
         self._transport: asyncio.Transport
         self._is_lost = False
@@ -239,10 +243,11 @@ class _Child(asyncio.Protocol):
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    async def call(self, method: str, arguments: tuple[object, ...]) -> object:
+    async def call(self, method: str, arguments: tuple[object, ...], activity: Activity) -> object:
         number, self._next = self._next, self._next + 1
         future: asyncio.Future[object] = self._loop.create_future()
         self._pending[number] = future
+        self._activities[number] = activity
         try:
             self._send((number, method, arguments))
             return await future
@@ -250,7 +255,7 @@ class _Child(asyncio.Protocol):
             self._send((number, CANCEL, ()))
             raise
         finally:
-            del self._pending[number]
+            del self._pending[number], self._activities[number]
             if self.is_retired and not self._pending:
                 self.hang_up()
 
@@ -287,8 +292,12 @@ class _Child(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]  # uvloop's are not subclasses of asyncio's
 
     def data_received(self, data: bytes) -> None:
-        answer: Answer
+        answer: Answer | Moved
         for answer in self._frames.feed(data):
+            if len(answer) == 1:
+                if (activity := self._activities.get(answer[0])) is not None:
+                    activity.moved()
+                continue
             number, result, error = answer
             if number == READY:
                 self.is_ready = True

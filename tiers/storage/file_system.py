@@ -3,8 +3,9 @@
 * An object appears whole or not at all. If a file becomes visible only when it is closed (object stores), the manager
   writes it in place. Otherwise the manager writes it to `.tmp/<segment uuid>.<random>` and then moves it, without
   replacing an existing file.
-* All calls of the library block, so they run in `BlockingCalls` with a deadline. Between pieces of 1 MiB, a copy checks
-  whether it was abandoned. In that case it removes what it has written.
+* All calls of the library block, so they run in `BlockingCalls` with a deadline. Between pieces of 1 MiB, a copy notes
+  its progress, and checks whether it was abandoned. In that case it removes what it has written.
+* Copies, deletions and all other calls have threads of their own, so those that hang do not hold up the others.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import contextlib
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.activity import note_progress
 from tiers.storage.blocking_calls import BlockingCalls, Call
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.remote_storage_manager import (
@@ -34,6 +37,9 @@ from tiers.storage.settings import read_number
 T = TypeVar("T")
 
 PIECE_BYTES = 1024 * 1024
+DEADLINES_OF_A_LISTING = 20
+"""pyarrow lists a store as a whole, and tells no progress."""
+_NOTED_EVERY = 100
 _TEMPORARY = ".tmp"
 
 
@@ -60,8 +66,10 @@ class BlockingFileSystem(Protocol):
     def size(self, path: str) -> int | None:
         """Returns the size of the file in bytes; None when there is no such file."""
 
-    def write(self, path: str, pieces: Iterator[bytes]) -> None:
-        """Writes a file and replaces an existing one. If `pieces` raises, a partial or whole file may remain."""
+    def write(self, path: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
+        """Writes a file durably and replaces an existing one. `pieces` have `size_bytes` bytes together.
+
+        If `pieces` raises, a partial or whole file may remain."""
 
     def move(self, source: str, target: str, *, replace: bool) -> None:
         """Moves a file atomically. Called only if `shows_on_close` is false.
@@ -86,29 +94,34 @@ DEFAULTS: Mapping[str, str | None] = {
     "cluster.id": None,
     "threads": "16",
     "timeout.ms": "30000",
-    "copy.timeout.ms": "600000",
 }
 """The settings that all stores on a `BlockingFileSystem` have."""
+
+
+class _Lane(Enum):
+    """The calls that have threads of their own."""
+
+    COPIES = "copies"
+    DELETIONS = "deletions"
+    OTHERS = "others"
 
 
 class FileSystemRemoteStorageManager:
     """The common part of the stores whose library blocks. It is no entry point itself."""
 
-    def __init__(
-        self, files: BlockingFileSystem, cluster_id: str, threads: int, timeout_ms: int, copy_timeout_ms: int
-    ) -> None:
+    def __init__(self, files: BlockingFileSystem, cluster_id: str, threads: int, timeout_ms: int) -> None:
+        """`threads` is the number of copies at a time, of deletions, and of all other calls."""
         self._files = files
         self._cluster_id = check_cluster_id(cluster_id)
         self._threads = threads
         self.timeout_s: float | None = timeout_ms / 1000
-        self.copy_timeout_s: float | None = copy_timeout_ms / 1000
-        self._calls: BlockingCalls | None = None
+        self._calls: dict[_Lane, BlockingCalls] = {}
 
     @classmethod
     def of(cls, files: BlockingFileSystem, values: Mapping[str, str]) -> Self:
         """Creates a manager from its settings. Raises `ValueError`."""
         threads, timeout_ms = read_number(values, "threads", 1), read_number(values, "timeout.ms", 1)
-        return cls(files, values["cluster.id"], threads, timeout_ms, read_number(values, "copy.timeout.ms", 1))
+        return cls(files, values["cluster.id"], threads, timeout_ms)
 
     @property
     def name(self) -> str:
@@ -116,17 +129,17 @@ class FileSystemRemoteStorageManager:
 
     def without_deadlines(self) -> Self:
         """Returns this manager without deadlines, for a caller that enforces the same deadlines and cancels."""
-        self.timeout_s = self.copy_timeout_s = None
+        self.timeout_s = None
         return self
 
     @property
     def abandoned_calls(self) -> int:
         """The number of threads that hang in abandoned calls of the library."""
-        return 0 if self._calls is None else self._calls.abandoned
+        return sum(calls.abandoned for calls in self._calls.values())
 
     async def open(self) -> None:
-        if self._calls is None:
-            self._calls = BlockingCalls(self._files.name, self._threads)
+        if not self._calls:
+            self._calls = {lane: BlockingCalls(self._files.name, self._threads) for lane in _Lane}
         await self._run(lambda _: self._files.connect())
 
     async def check(self) -> None:
@@ -150,7 +163,7 @@ class FileSystemRemoteStorageManager:
             self._create(call, log, size_bytes, attempt, lambda: _pieces_of(call, source, size_bytes))
             self._create(call, indexes, len(data.indexes), attempt, lambda: _one_piece(call, data.indexes))
 
-        await self._run(copy, writes=True, takes_long=True)
+        await self._run(copy, writes=True, lane=_Lane.COPIES)
         return None
 
     async def fetch_log_segment(
@@ -175,7 +188,7 @@ class FileSystemRemoteStorageManager:
                     self._files.delete(leftover.key)
             return True
 
-        return await self._run(delete)
+        return await self._run(delete, lane=_Lane.DELETIONS)
 
     async def probe(self) -> Sequence[StoreFeatures]:
         """Returns a constant: the libraries offer no other condition than a move that replaces nothing."""
@@ -188,7 +201,7 @@ class FileSystemRemoteStorageManager:
         path = _checked(key)
 
         def put(call: Call[None]) -> None:
-            self._write(call, path, "object", lambda: _one_piece(call, data), replace=True)
+            self._write(call, path, len(data), "object", lambda: _one_piece(call, data), replace=True)
 
         await self._run(put, writes=True)
         return None
@@ -211,34 +224,37 @@ class FileSystemRemoteStorageManager:
         """Yields the objects in order. It holds the whole listing in memory, because the libraries promise no order."""
 
         def collect(_: Call[list[StoredObject]]) -> list[StoredObject]:
-            found = [
-                stored
-                for stored in self._files.walk(prefix)
-                if stored.key.startswith(prefix) and not stored.key.startswith(f"{_TEMPORARY}/")
-            ]
+            found: list[StoredObject] = []
+            for number, stored in enumerate(self._files.walk(prefix)):
+                if number % _NOTED_EVERY == 0:
+                    note_progress()
+                if stored.key.startswith(prefix) and not stored.key.startswith(f"{_TEMPORARY}/"):
+                    found.append(stored)
             return sorted(found, key=lambda stored: stored.key)
 
-        for stored in await self._run(collect, takes_long=True):
+        for stored in await self._run(collect, deadlines=DEADLINES_OF_A_LISTING):
             yield stored
 
     async def close(self) -> None:
-        if self._calls is not None:
-            self._calls.close()
+        for calls in self._calls.values():
+            calls.close()
         self._files.disconnect()
 
     def _paths(self, metadata: RemoteLogSegmentMetadata) -> tuple[str, str]:
         return log_key(self._cluster_id, metadata), indexes_key(self._cluster_id, metadata)
 
-    async def _run(self, work: Callable[[Call[T]], T], *, writes: bool = False, takes_long: bool = False) -> T:
-        if self._calls is None:
+    async def _run(
+        self, work: Callable[[Call[T]], T], *, writes: bool = False, lane: _Lane | None = None, deadlines: int = 1
+    ) -> T:
+        if not self._calls:
             raise RuntimeError(f"{self._files.name} is not open")
-        timeout_s = self.copy_timeout_s if takes_long else self.timeout_s
+        timeout_s = None if self.timeout_s is None else self.timeout_s * deadlines
         try:
-            return await self._calls.run(work, timeout_s)
+            return await self._calls[lane or _Lane.OTHERS].run(work, timeout_s)
         except RemoteStorageError:
             raise
         except TimeoutError as error:
-            raise RetriableRemoteStorageError(f"{self._files.name}: no answer in {timeout_s} s") from error
+            raise RetriableRemoteStorageError(f"{self._files.name}: no progress in {timeout_s} s") from error
         except FileNotFoundError as error:
             if writes:
                 raise RemoteStorageError(f"{self._files.name} does not exist: create it, or change `uri`") from error
@@ -253,7 +269,7 @@ class FileSystemRemoteStorageManager:
         found = self._files.size(path)
         if found is None:
             try:
-                self._write(call, path, attempt, pieces, replace=False)
+                self._write(call, path, size_bytes, attempt, pieces, replace=False)
             except FileExistsError:
                 found = self._files.size(path)
         if found is not None and found != size_bytes:
@@ -262,13 +278,20 @@ class FileSystemRemoteStorageManager:
             )
 
     def _write(
-        self, call: Call[Any], path: str, attempt: str, pieces: Callable[[], Iterator[bytes]], *, replace: bool
+        self,
+        call: Call[Any],
+        path: str,
+        size_bytes: int,
+        attempt: str,
+        pieces: Callable[[], Iterator[bytes]],
+        *,
+        replace: bool,
     ) -> None:
         if self._files.shows_on_close:
-            self._write_or_undo(path, pieces)
+            self._write_or_undo(path, size_bytes, pieces)
             return
         temporary = f"{_TEMPORARY}/{attempt}.{uuid.uuid4()}"
-        self._write_or_undo(temporary, pieces)
+        self._write_or_undo(temporary, size_bytes, pieces)
         try:
             call.check()
             self._files.move(temporary, path, replace=replace)
@@ -276,9 +299,9 @@ class FileSystemRemoteStorageManager:
             self._undo(temporary)
             raise
 
-    def _write_or_undo(self, path: str, pieces: Callable[[], Iterator[bytes]]) -> None:
+    def _write_or_undo(self, path: str, size_bytes: int, pieces: Callable[[], Iterator[bytes]]) -> None:
         try:
-            self._files.write(path, pieces())
+            self._files.write(path, size_bytes, pieces())
         except BaseException:
             self._undo(path)
             raise
@@ -305,6 +328,7 @@ def _pieces_of(call: Call[Any], source: Path, size_bytes: int) -> Iterator[bytes
                 if not piece:
                     raise RemoteStorageError(f"the segment to copy ends at {position} instead of {size_bytes}")
                 yield piece
+                note_progress()
                 position += len(piece)
     except OSError as error:
         raise RemoteStorageError(f"{source}: the segment to copy cannot be read: {error.strerror}") from error

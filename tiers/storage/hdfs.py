@@ -3,6 +3,8 @@
 * It uses only the blocking client. The asynchronous one runs its retries on Python's event loop, where they panic.
 * A read beyond the end panics as well, so every range is clamped to the file's length. Opening a file returns the
   length anyway.
+* A file is one block, so that one hsync before its end makes all of it durable. It does not count before as many
+  DataNodes have it as `min.replicas` says (`hdfs_replicas.py`).
 * Closing a file takes about half a second, even for a small file, because the NameNode waits for the DataNode's report.
   A segment has two files, so each copy pays this twice.
 * The one connection to the NameNode has no deadline, and a call waits for it as long as the kernel keeps it. So the
@@ -17,8 +19,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.storage.activity import note_progress
 from tiers.storage.child_storage import ChildStorageManager
 from tiers.storage.file_system import DEFAULTS, FileSystemRemoteStorageManager
+from tiers.storage.hdfs_replicas import ReplicaCount, default_urls
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.storage.settings import read_number, read_settings
 
@@ -35,7 +39,11 @@ _DEFAULTS: Mapping[str, str | None] = {
     "kerberos.principal": "",
     "kerberos.keytab": "",
     "replication": "",
+    "min.replicas": "2",
+    "web.url": "",
 }
+_MIN_BLOCK_BYTES = 1 << 20
+"""The smallest block that a NameNode accepts by default."""
 _CREDENTIALS = "change `kerberos.principal`, `kerberos.keytab` or $HADOOP_USER_NAME, or the rights on `path`"
 _REFUSALS = {
     "AccessControlException": _CREDENTIALS,
@@ -44,6 +52,7 @@ _REFUSALS = {
     "SASLError": _CREDENTIALS,
     "GSSAPIError": _CREDENTIALS,
     "NoSASLMechanism": _CREDENTIALS,
+    "not supported for erasure-coded files": "a file of erasure-coded blocks cannot be synced: change `path`",
     "QuotaExceededException": "raise the quota of `path`",
     "ParentNotDirectoryException": "a file has a folder's name: change `path`",
     "FileAlreadyExistsException": "a file has a folder's name: change `path`",
@@ -58,8 +67,9 @@ class HdfsRemoteStorageManager(ChildStorageManager):
 
     The required settings are `url` (hdfs://host:port or hdfs://nameservice), `path` (absolute) and `cluster.id`.
     Optional are `config.dir` (the folder of Hadoop's XML files), `kerberos.principal`, `kerberos.keytab`, `replication`
-    (by default the cluster's), `threads` (16), `timeout.ms` (30000), and `copy.timeout.ms` (600000), the deadline for a
-    whole segment."""
+    (by default the cluster's), `min.replicas` (2), `web.url` (the web addresses of the NameNodes, separated by
+    commas; by default port 9870 of `url`), `threads` (16), and `timeout.ms` (30000), the time without
+    progress after which a call ends."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         super().__init__(in_this_process, settings)
@@ -92,6 +102,19 @@ class HdfsFiles:
         self._principal = values["kerberos.principal"] or None
         self._keytab = values["kerberos.keytab"] or None
         self._replication = read_number(values, "replication", 1) if values["replication"] else None
+        minimum = read_number(values, "min.replicas", 1)
+        if self._replication is not None and self._replication < minimum:
+            raise ValueError(f"`replication` is below `min.replicas`, {minimum}: raise it, or lower `min.replicas`")
+        if minimum > 1 and self._principal is not None:
+            raise ValueError(
+                "`min.replicas` above 1 is counted by WebHDFS, which takes no Kerberos ticket from this process: set it"
+                " to 1, and dfs.namenode.replication.min to 2 on the NameNode"
+            )
+        urls = [url.strip() for url in values["web.url"].split(",") if url.strip()] or default_urls(values["url"])
+        if minimum > 1 and not urls:
+            raise ValueError("setting 'web.url' of the hdfs storage manager is missing: `url` is a nameservice")
+        timeout_s = read_number(values, "timeout.ms", 1) / 1000
+        self._replicas = None if minimum == 1 else ReplicaCount(urls, minimum, timeout_s / 2)
         # The library's own timeouts are minutes. An abandoned call must end soon after its deadline.
         self._config = {
             "dfs.client.socket-timeout": values["timeout.ms"],
@@ -121,13 +144,21 @@ class HdfsFiles:
             return None
         return None if status.isdir else status.length
 
-    def write(self, path: str, pieces: Iterator[bytes]) -> None:
-        options = WriteOptions(replication=self._replication, overwrite=True, create_parent=True)
+    def write(self, path: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
+        # An hsync reaches the block that is being written, and a block that is full is closed without one.
+        block_bytes = max(_MIN_BLOCK_BYTES, (size_bytes // _MIN_BLOCK_BYTES + 1) * _MIN_BLOCK_BYTES)
+        options = WriteOptions(
+            block_size=block_bytes, replication=self._replication, overwrite=True, create_parent=True
+        )
         # This avoids the library's wrapper, which closes a dropped file and so would complete a failed one.
         writer = self._client.inner.create(self._path(path), options)
         for piece in pieces:
             writer.write(piece)
+        if size_bytes:
+            writer.hsync()
         writer.close()
+        if self._replicas is not None:
+            self._replicas.require(self._path(path))
 
     def move(self, source: str, target: str, *, replace: bool) -> None:
         moved = self._path(source), self._path(target)
@@ -147,6 +178,7 @@ class HdfsFiles:
             for piece in reader.read_range_stream(start, length):
                 buffer[position : position + len(piece)] = piece
                 position += len(piece)
+                note_progress()
         if position != length or len(buffer) != length:
             raise RetriableRemoteStorageError(f"{self.name}/{path}: only {position} of {length} bytes arrived")
         return memoryview(buffer)

@@ -5,6 +5,7 @@
     tidegate_remote_storage_bytes_total       store, operation: bytes stored or read
     tidegate_remote_storage_seconds           store, operation: histogram, including failed calls
     tidegate_remote_storage_in_flight         store: calls in progress
+    tidegate_remote_storage_write_circuit_open  location: 1 while writes to it fail at once, after failures in a row
 
 A cancelled call counts in requests and seconds, but not in errors: its caller gave up, the store did not fail.
 """
@@ -16,9 +17,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.circuit_breaker import CircuitBreakers
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
     RemoteStorageManager,
@@ -44,6 +48,21 @@ class RemoteStorageMetrics:
             f"{prefix}_seconds", "Duration of a call", labels, registry=registry, buckets=_BUCKETS_S
         )
         self.in_flight = Gauge(f"{prefix}_in_flight", "Calls in progress", ("store",), registry=registry)
+
+
+class WriteCircuitMetrics(Collector):
+    """The circuit breakers for writes, one per location that was written to."""
+
+    def __init__(self, breakers: CircuitBreakers) -> None:
+        self._breakers = breakers
+
+    def collect(self) -> Iterator[Metric]:
+        is_open = GaugeMetricFamily(
+            "tidegate_remote_storage_write_circuit_open", "1 while writes fail at once.", labels=("location",)
+        )
+        for location, breaker in self._breakers.all().items():
+            is_open.add_metric((location or "home",), int(breaker.is_open))
+        yield is_open
 
 
 class InstrumentedRemoteStorageManager:

@@ -6,7 +6,10 @@
   that are older than a day.
 * If the file system allows it, the manager stores the log file by a hard link; otherwise the kernel copies it. The
   caller must no longer write to the file.
-* File operations run in a bounded pool of threads. A call that passes its deadline fails with a retriable error and is
+* File operations run in bounded pools of threads: one for copies, one for deletions, one for all others. So operations
+  that hang do not hold up the others.
+* A copy lives on while it makes progress. An fsync is a single step, also that of a whole segment by a hard link.
+* A call that passes its deadline fails with a retriable error and is
   abandoned. Its thread cannot be stopped, but it no longer makes an object appear.
 """
 
@@ -16,7 +19,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import shutil
 import threading
 import time
 import uuid
@@ -28,6 +30,7 @@ from typing import TypeVar
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.activity import note_progress, while_active, working_for
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
@@ -47,6 +50,7 @@ _TEMPORARY = ".tmp"
 _OBJECT = "object"
 _ABANDONED_AFTER_S = 86_400
 _LIST_PAGE = 1000
+_COPY_BYTES = 8 << 20
 _REFUSALS = {
     errno.EACCES,
     errno.EEXIST,
@@ -62,7 +66,7 @@ class LocalRemoteStorageManager:
     """The storage manager `local`.
 
     The required settings are `path` (an existing directory) and `cluster.id`. Optional are `threads` (8), `timeout.ms`
-    (30000), and `copy.timeout.ms` (600000), the deadline for a whole segment."""
+    (30000), and `copy.timeout.ms` (600000), the time without progress after which a copy ends."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         values = read_settings("local", settings, _DEFAULTS)
@@ -70,7 +74,11 @@ class LocalRemoteStorageManager:
         self._cluster_id = check_cluster_id(values["cluster.id"])
         self._timeout_s = read_number(values, "timeout.ms", 1) / 1000
         self._copy_timeout_s = read_number(values, "copy.timeout.ms", 1) / 1000
-        self._threads = ThreadPoolExecutor(read_number(values, "threads", 1), thread_name_prefix="local-storage")
+        threads = read_number(values, "threads", 1)
+        self._copies, self._deletions, self._threads = (
+            ThreadPoolExecutor(threads, thread_name_prefix=f"local-storage-{name}")
+            for name in ("copies", "deletions", "others")
+        )
 
     async def open(self) -> None:
         await self._run(self._open)
@@ -94,7 +102,7 @@ class LocalRemoteStorageManager:
             self._store(indexes, len(data.indexes), name, lambda to: _write(to, data.indexes), abandoned)
 
         try:
-            await self._run(copy, self._copy_timeout_s)
+            await self._run(copy, self._copies, self._copy_timeout_s)
         except BaseException:
             abandoned.set()
             raise
@@ -121,7 +129,7 @@ class LocalRemoteStorageManager:
                 self._unlink(leftover)
             return True
 
-        return await self._run(delete)
+        return await self._run(delete, self._deletions)
 
     async def probe(self) -> Sequence[StoreFeatures]:
         """Returns a constant: a hard link is atomic, and a file has no version."""
@@ -154,20 +162,23 @@ class LocalRemoteStorageManager:
                 yield stored
 
     async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._copies, self._deletions, self._threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _path(self, key: str) -> Path:
         if any(part in ("", ".", "..", _TEMPORARY) for part in key.split("/")):
             raise ValueError(f"not a key: {key!r}")
         return self._root / key
 
-    async def _run(self, work: Callable[[], T], timeout_s: float | None = None) -> T:
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+    async def _run(
+        self, work: Callable[[], T], threads: ThreadPoolExecutor | None = None, timeout_s: float | None = None
+    ) -> T:
+        timeout_s, threads = timeout_s or self._timeout_s, threads or self._threads
         try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            async with while_active(timeout_s) as activity:
+                return await asyncio.get_running_loop().run_in_executor(threads, working_for, activity, work)
         except TimeoutError as error:
-            raise RetriableRemoteStorageError(f"{self._root}: no answer in {timeout_s} s") from error
+            raise RetriableRemoteStorageError(f"{self._root}: no progress in {timeout_s} s") from error
         except OSError as error:
             raise self._mapped(error) from error
 
@@ -267,11 +278,25 @@ def _link_or_copy(source: Path, target: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:  # another device, or a file system without hard links
-        shutil.copyfile(source, target)
+        _copy(source, target)
     # The file may be days old, but the object is new. `orphans` judges objects by their age, so this sets it to now.
     os.utime(target)
     with target.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Writes each piece to the disk before it notes progress: the page cache would take a whole segment at once."""
+    with source.open("rb") as reader, target.open("xb") as writer:
+        while piece := reader.read(_COPY_BYTES):
+            try:
+                writer.write(piece)
+                writer.flush()
+                os.fsync(writer.fileno())
+            except OSError as error:
+                error.filename = str(target)  # the error of a write names no file
+                raise
+            note_progress()
 
 
 def _write(path: Path, data: bytes) -> None:

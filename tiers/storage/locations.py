@@ -8,13 +8,15 @@
 * *Home* is the store of `[storage]` itself. It holds the segments for which no location was chosen, those from before
   locations were configured, and the small objects.
 * An unfinished copy has no record. Its objects are deleted in every location.
+* Each location has a circuit breaker for writes. While it is open, copies, deletions and small objects fail at once.
 * The choice is a function of the segment's uuid, so a repeated copy goes to the same location.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -25,6 +27,8 @@ from tiers.errors import (
     SomeStoresInTroubleError,
 )
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.circuit_breaker import CircuitBreakers, loop_ms
+from tiers.storage.late_opening import LateOpening
 from tiers.storage.object_key import parse_segment_key
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
@@ -38,6 +42,7 @@ from tiers.storage.remote_storage_manager import (
 )
 
 HOME = ""
+logger = logging.getLogger(__name__)
 _MAGIC = b"TGL\x01"
 _HAS_INNER = 1
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -87,7 +92,12 @@ class LocatedRemoteStorageManager:
 
     Without locations it only passes calls to `home`, but still raises for a segment that is recorded elsewhere."""
 
-    def __init__(self, home: RemoteStorageManager, locations: Sequence[StorageLocation] = ()) -> None:
+    def __init__(
+        self,
+        home: RemoteStorageManager,
+        locations: Sequence[StorageLocation] = (),
+        clock_ms: Callable[[], int] = loop_ms,
+    ) -> None:
         """Raises `ValueError` for invalid names and for names that occur twice."""
         self._home = home
         self._locations = locations
@@ -96,6 +106,10 @@ class LocatedRemoteStorageManager:
             if check_location_name(location.name) in self._places:
                 raise ValueError(f"two locations are called {location.name!r}")
             self._places[location.name] = location.storage
+        self._late: dict[int, LateOpening] = {}
+        """The stores that were down when `open_or_later` was called, by their id."""
+        self._clock_ms = clock_ms
+        self.write_breakers = CircuitBreakers(clock_ms, counts_cancelled=False)
 
     async def open(self) -> None:
         for name, place in self._different_places():
@@ -104,37 +118,62 @@ class LocatedRemoteStorageManager:
             except RemoteStorageError as error:
                 raise _named(name, error) from error
 
+    async def open_or_later(self) -> None:
+        """Opens the stores. A store that is down is opened by the first call that needs it.
+
+        Raises `RemoteStorageError` only for a store that refuses, because an operator must change something."""
+        for name, place in self._different_places():
+            late = LateOpening(place, self._clock_ms)
+            try:
+                await late.opened()
+            except RemoteStorageError as error:
+                if not error.retriable:
+                    raise _named(name, error) from error
+                logger.warning(
+                    "a store is down: it is opened when it is needed",
+                    extra={"location": name or "home", "error": str(error)},
+                )
+                self._late[id(place)] = late
+
+    async def _ready(self, place: RemoteStorageManager) -> RemoteStorageManager:
+        """Returns the store, open. Raises its error while it is down."""
+        late = self._late.get(id(place))
+        return place if late is None else await late.opened()
+
     async def check(self) -> None:
         for name, place in self._different_places():
             try:
-                await place.check()
+                await (await self._ready(place)).check()
             except RemoteStorageError as error:
                 raise _named(name, error) from error
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         name = self._choose(metadata)
-        inner = await self._places[name].copy_log_segment_data(metadata, data)
+        with self.write_breakers.of(name):
+            inner = await (await self._ready(self._places[name])).copy_log_segment_data(metadata, data)
         return encode_location(name, inner) if self._locations else inner
 
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
-        place, metadata = self._place_of(metadata)
-        return await place.fetch_log_segment(metadata, start_position, end_position)
+        _, place, metadata = self._place_of(metadata)
+        return await (await self._ready(place)).fetch_log_segment(metadata, start_position, end_position)
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
-        place, metadata = self._place_of(metadata)
-        return await place.fetch_indexes(metadata)
+        _, place, metadata = self._place_of(metadata)
+        return await (await self._ready(place)).fetch_indexes(metadata)
 
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
         if metadata.custom_metadata is not None:
-            place, metadata = self._place_of(metadata)
-            return await place.delete_log_segment_data(metadata)
+            name, place, metadata = self._place_of(metadata)
+            with self.write_breakers.of(name):
+                return await (await self._ready(place)).delete_log_segment_data(metadata)
         deleted: list[bool] = []
         troubles: list[RemoteStorageError] = []
         for name, place in self._different_places():
             try:
-                deleted.append(await place.delete_log_segment_data(metadata))
+                with self.write_breakers.of(name):
+                    deleted.append(await (await self._ready(place)).delete_log_segment_data(metadata))
             except RemoteStorageError as error:
                 troubles.append(_named(name, error))
         if troubles and deleted and troubles[0].retriable:
@@ -145,7 +184,7 @@ class LocatedRemoteStorageManager:
 
     def place_of(self, metadata: RemoteLogSegmentMetadata) -> RemoteStorageManager:
         """Returns the store that is recorded for the segment."""
-        return self._place_of(metadata)[0]
+        return self._place_of(metadata)[1]
 
     async def probe(self) -> Sequence[StoreFeatures]:
         """Probes every store, also after one failed. Raises the first error."""
@@ -153,7 +192,7 @@ class LocatedRemoteStorageManager:
         troubles: list[RemoteStorageError] = []
         for name, place in self._different_places():
             try:
-                found += [replace(each, location=name) for each in await place.probe()]
+                found += [replace(each, location=name) for each in await (await self._ready(place)).probe()]
             except RemoteStorageError as error:
                 troubles.append(_named(name, error))
         if troubles:
@@ -161,33 +200,35 @@ class LocatedRemoteStorageManager:
         return found
 
     async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
-        return await self._home.put_object(key, data, if_match)
+        with self.write_breakers.of(HOME):
+            return await (await self._ready(self._home)).put_object(key, data, if_match)
 
     async def get_versioned(self, key: str) -> VersionedObject:
-        return await self._home.get_versioned(key)
+        return await (await self._ready(self._home)).get_versioned(key)
 
     async def get_object(self, key: str) -> bytes:
         """Reads an object. Looks for a segment's object in every location, because its key does not name one."""
         try:
-            return await self._home.get_object(key)
+            return await (await self._ready(self._home)).get_object(key)
         except RemoteResourceNotFoundError:
             if parse_segment_key(key) is None:
                 raise
             for name, place in self._different_places():
                 if name != HOME:
                     try:
-                        return await place.get_object(key)
+                        return await (await self._ready(place)).get_object(key)
                     except RemoteResourceNotFoundError:
                         continue
             raise
 
     async def delete_object(self, key: str) -> None:
-        await self._home.delete_object(key)
+        with self.write_breakers.of(HOME):
+            await (await self._ready(self._home)).delete_object(key)
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         """Yields the objects, location by location. The `custom_metadata` of each object names its location."""
         for name, place in self._different_places():
-            async for stored in place.list_objects(prefix):
+            async for stored in (await self._ready(place)).list_objects(prefix):
                 if self._locations:
                     yield replace(stored, custom_metadata=encode_location(name, stored.custom_metadata))
                 else:
@@ -196,12 +237,13 @@ class LocatedRemoteStorageManager:
     async def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
         """Yields the unfinished uploads of all locations whose stores support them."""
         for name, place in self._different_places():
-            if isinstance(place, UnfinishedUploads):
-                async for upload in place.list_uploads():
+            store = await self._ready(place)
+            if isinstance(store, UnfinishedUploads):
+                async for upload in store.list_uploads():
                     yield replace(upload, location=name)
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
-        place = self._places[upload.location]
+        place = await self._ready(self._places[upload.location])
         if isinstance(place, UnfinishedUploads):
             await place.abort_upload(upload)
 
@@ -227,7 +269,9 @@ class LocatedRemoteStorageManager:
                 return each.name
         return HOME
 
-    def _place_of(self, metadata: RemoteLogSegmentMetadata) -> tuple[RemoteStorageManager, RemoteLogSegmentMetadata]:
+    def _place_of(
+        self, metadata: RemoteLogSegmentMetadata
+    ) -> tuple[str, RemoteStorageManager, RemoteLogSegmentMetadata]:
         name, inner = decode_location(metadata.custom_metadata)
         place = self._places.get(name)
         if place is None:
@@ -236,7 +280,7 @@ class LocatedRemoteStorageManager:
                 f"segment {metadata.segment_id.id} is stored in location {name!r}, which is not configured: "
                 f"add [[storage.locations]] with that name (configured: {known})"
             )
-        return place, replace(metadata, custom_metadata=inner)
+        return name, place, replace(metadata, custom_metadata=inner)
 
 
 def _named(name: str, error: RemoteStorageError) -> RemoteStorageError:

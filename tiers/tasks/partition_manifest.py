@@ -1,8 +1,13 @@
 """`PartitionManifestTask`: keeps one partition's manifest, and checks the metadata against it.
 
-The owner rewrites the manifest after every change of its content, and before every trim. If the store fails, the task
-raises an alarm and the next round tries again. Until then the owner trims nothing. A restart costs one GET and no PUT.
-A trim costs one GET, since a former owner's late PUT may have replaced the manifest.
+The owner rewrites the manifest after every change of its content. If the store fails, the task raises an alarm and the
+next round tries again. Until then the owner trims only what the stored manifest accepts. A restart costs no PUT.
+
+A former owner's PUT may be late and replace the manifest. So the owner reads the stored one before each rewrite, before
+each trim, and once more T_vis after a takeover. A manifest says which metadata offset it reflects. If the stored one
+reflects a later offset than the owner has read, there is a newer owner, or metadata was lost: the owner does not
+overwrite it, and finds out. Where conditional writes are proved, a rewrite names the version that was read, so that no
+write in between is lost.
 
 The manifest is also a witness (docs/design.md, safety rule 5). The metadata lost records when the manifest accepts a
 segment that the metadata does not know, or names a position that the metadata topic does not reach any more. Then the
@@ -26,6 +31,7 @@ from tiers.errors import (
     MetadataLostError,
     OwnershipLostError,
     RemoteLogMetadataError,
+    RemoteLogMetadataNotReadyError,
     RemoteResourceNotFoundError,
     RemoteStorageError,
 )
@@ -36,116 +42,19 @@ from tiers.metadata.partition_manifest import (
     encode_partition_manifest,
     witness_of,
 )
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.storage.object_key import partition_manifest_key
-from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.copy_attempts import unfinished_segments
 from tiers.tasks.stop_check import AcceptedLog, AcceptedState, state_to_accept
+from tiers.tasks.stored_manifest import WAY_BACK, check_positions, manifest_of, overwrite_manifest, read_manifest
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
 _NOT_ACCEPTED = -2
 """No clamp has this offset."""
-_WAY_BACK = (
-    "`tidegate tier rebuild` restores the metadata from the store; `tidegate tier accept` goes on without it"
-    " (docs/operations.md, 'A partition stops')"
-)
-
-
-def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: TopicIdPartition) -> PartitionManifest:
-    segments = list(metadata.list_remote_log_segments(partition))
-    tier_config = dict(metadata.topic_tier_config(partition.topic_id))
-    return PartitionManifest(
-        cluster_id=cluster_id,
-        topic_id_partition=partition,
-        # A lower log start of a later leader epoch is recorded only if its leader denies the higher one.
-        log_start=max(
-            metadata.log_starts(partition), key=lambda start: (start.leader_epoch, start.offset), default=None
-        ),
-        local_log_start=metadata.local_log_start(partition),
-        position=metadata.position(partition),
-        gaps=tuple(metadata.gaps(partition)),
-        is_diverged=metadata.is_diverged(partition),
-        segments=tuple(
-            ManifestSegment(
-                id=each.segment_id.id,
-                start_offset=each.start_offset,
-                end_offset=each.end_offset,
-                size_bytes=each.segment_size_bytes,
-                leader_epochs=each.segment_leader_epochs,
-                custom_metadata=each.custom_metadata,
-                clamped_to=each.clamped_to,
-            )
-            for each in segments
-            if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        ),
-        dead=tuple(
-            sorted(
-                each.segment_id.id for each in segments if each.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-            )
-        ),
-        tier_config=tier_config,
-        settings_position=metadata.position(partition.of_settings) if tier_config else None,
-    )
-
-
-async def read_manifest(storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition) -> bytes | None:
-    """Returns the stored manifest, whether or not it can be decoded; None: the store has none."""
-    try:
-        return bytes(await storage.get_object(partition_manifest_key(cluster_id, partition)))
-    except RemoteResourceNotFoundError:
-        return None
-
-
-async def check_positions(services: TaskServices, manifest: PartitionManifest) -> None:
-    """Raises `MetadataLostError` when the metadata topic does not reach a position of the manifest any more.
-
-    A position in another metadata topic does not count: `rebuild` made the present topic."""
-    timeout_ms = services.settings.request_timeout_ms
-    for partition, position in manifest.positions():
-        if position.topic_id != services.metadata.position(partition).topic_id:
-            continue
-        if not await services.metadata.confirms(partition, position, timeout_ms):
-            raise MetadataLostError(
-                f"the metadata of {partition} reached offset {position.next_offset} when the manifest of"
-                f" {manifest.topic_id_partition} was written, and lost records since: {_WAY_BACK}"
-            )
-
-
-async def check_stored_positions(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Does the same for the stored manifest. Costs one GET. A missing or unreadable manifest is no witness.
-
-    For a caller that deletes by the topic's settings, and keeps no manifest itself."""
-    stored = await read_manifest(services.storage, services.cluster_id, partition)
-    try:
-        manifest = None if stored is None else decode_partition_manifest(stored)
-    except RemoteLogMetadataError:
-        return
-    if manifest is not None and manifest.topic_id_partition == partition:
-        await check_positions(services, manifest)
-
-
-async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Rewrites the manifest of a partition whose whole remote log is about to be deleted, so that it accepts no
-    segment.
-
-    Does nothing if no segment is left. Raises the store's errors and `OwnershipLostError`."""
-    manifest = manifest_of(services.metadata, services.cluster_id, partition)
-    if manifest.segments:
-        dead = (*(each.id for each in manifest.segments), *manifest.dead)
-        content = encode_partition_manifest(replace(manifest, segments=(), dead=dead))
-        services.require_ownership(partition)
-        await services.storage.put_object(partition_manifest_key(services.cluster_id, partition), content)
-
-
-async def delete_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Deletes the manifest of a deleted topic's partition, as the last object of it."""
-    await services.storage.delete_object(partition_manifest_key(services.cluster_id, partition))
 
 
 class PartitionManifestTask:
@@ -168,6 +77,8 @@ class PartitionManifestTask:
         self._local_log_start = 0
         """The start of the local log when the task checked the manifest."""
         self._is_written = False
+        self._read_again_at_ms: int | None = None
+        """When the task reads the manifest once more after the takeover; None: it did."""
         self._lock = asyncio.Lock()
         """Held by what reads or writes the object: the copy of one round and the trim of another run side by side."""
         self.error: RemoteStorageError | None = None
@@ -212,14 +123,14 @@ class PartitionManifestTask:
         except RemoteLogMetadataError as error:
             self._is_unreadable = True
             if self._services.metadata.remote_end_offset(self._partition) is None and not self.is_accepted:
-                raise MetadataLostError(f"{self._partition} has no metadata, and {error}: {_WAY_BACK}") from error
+                raise MetadataLostError(f"{self._partition} has no metadata, and {error}: {WAY_BACK}") from error
             logger.error(
                 "a partition manifest cannot be read: it does not count as a witness, and is replaced",
                 extra={"partition": str(self._partition), "error": str(error)},
             )
         if not (self._stored or self._is_unreadable or self._services.metadata.is_known(self._partition)):
             # The manifest is written before the first record. So metadata without a manifest means a lost manifest.
-            await self._put(manifest_of(self._services.metadata, self._services.cluster_id, self._partition))
+            await self._put()
         if self.is_accepted:
             await self._keep_leftovers(local_log_start)
         elif self._stored is not None:
@@ -228,6 +139,7 @@ class PartitionManifestTask:
         else:
             self._check_leftovers(local_log_start)
         self._local_log_start, self._is_checked = local_log_start, True
+        self._read_again_at_ms = self._services.clock_ms() + self._services.settings.remote_log.visible_after_ms
 
     async def check_gap(self) -> None:
         """Asks the manifest and the metadata topic before the owner records a gap. Costs one GET.
@@ -238,14 +150,14 @@ class PartitionManifestTask:
         if self._stored is None:
             raise MetadataLostError(
                 f"records of {self._partition} are in neither tier, and no manifest says whether they were copied:"
-                f" {_WAY_BACK}"
+                f" {WAY_BACK}"
             )
         await self._refuse_to_forget(self._stored)
         metadata, timeout_ms = self._services.metadata, self._services.settings.request_timeout_ms
         if not await metadata.confirms(self._partition, self._stored.position, timeout_ms):
             raise MetadataLostError(
                 f"records of {self._partition} are in neither tier, and the metadata topic is another one than when the"
-                f" manifest was written, or lost records since: {_WAY_BACK}"
+                f" manifest was written, or lost records since: {WAY_BACK}"
             )
 
     async def confirm(self) -> bool:
@@ -270,7 +182,7 @@ class PartitionManifestTask:
         async with self._lock:
             if not self._is_written_since_accepted:
                 # Its position, at least, differs from that of the manifest that the operator accepted.
-                await self._put(manifest_of(services.metadata, services.cluster_id, partition))
+                await self._put()
         await services.metadata.end_acceptance(partition)
         self._accepted = None
 
@@ -290,11 +202,14 @@ class PartitionManifestTask:
             return  # no segment was ever copied, so there is nothing to rebuild
         if self._stored is None and not self._do_tiers_meet():
             return  # a manifest that is made from the metadata alone is no witness for that metadata
-        if self._says_the_same(manifest):
-            self.error, self._is_written = None, True
-            return
+        is_read_again = self._read_again_at_ms is not None and services.clock_ms() >= self._read_again_at_ms
         try:
-            await self._put(manifest)
+            if not self._says_the_same(manifest):
+                await self._put()
+            elif is_read_again:
+                await self._restore()
+            if is_read_again:
+                self._read_again_at_ms = None
         except RemoteStorageError as error:
             self._alarm(error)
             self.error = error
@@ -334,35 +249,57 @@ class PartitionManifestTask:
         self._stored, self._stored_witness = stored, witness
         self._segments = {} if stored is None else {each.id: each.clamped_to for each in stored.segments}
 
-    async def _put(self, manifest: PartitionManifest) -> None:
-        services, content = self._services, encode_partition_manifest(manifest)
-        services.require_ownership(self._partition)
-        await services.storage.put_object(partition_manifest_key(services.cluster_id, self._partition), content)
-        self._keep(manifest, witness_of(content))
+    async def _put(self) -> None:
+        """Writes what the metadata says now. Raises the store's errors, and those of `_judge`."""
+        services, partition = self._services, self._partition
+
+        async def present(stored: bytes | None) -> PartitionManifest:
+            await self._judge(stored)
+            services.require_ownership(partition)
+            return manifest_of(services.metadata, services.cluster_id, partition)
+
+        written = await overwrite_manifest(services.storage, services.cluster_id, partition, present)
+        assert written is not None
+        self._keep(written, witness_of(encode_partition_manifest(written)))
         self._is_written_since_accepted = True
         services.checkpoint("manifest-written")
 
     async def _restore(self) -> None:
         """Writes this owner's manifest again if the store has another content in its place.
 
-        A former owner may be stopped in the middle of a PUT, which takes effect long after the present owner's PUTs.
-        Raises `MetadataLostError` if that content is a witness of segments that the metadata does not know."""
-        if self._stored is None:
+        A former owner may be stopped in the middle of a PUT, which takes effect long after the present owner's PUTs."""
+        if self._stored is None or witness_of(await self._fetch()) == self._stored_witness:
             return
-        found = await self._fetch()
-        if witness_of(found) == self._stored_witness:
-            return
-        try:
-            other = self._decoded(found)
-        except RemoteLogMetadataError:  # unreadable content is no witness
-            other = None
-        if other is not None:
-            await self._refuse_to_forget(other)
-        await self._put(self._stored)
+        await self._put()
         logger.warning(
             "the store had another partition manifest than its owner wrote: the owner writes it again",
             extra={"partition": str(self._partition)},
         )
+
+    async def _judge(self, stored: bytes | None) -> None:
+        """Decides whether this owner may replace `stored`, which may be another manifest than it found or wrote last.
+
+        Raises `MetadataLostError` if it is a witness of records that the metadata lost, and `OwnershipLostError` or
+        `RemoteLogMetadataNotReadyError` if it is that of a newer owner. Unreadable content is no witness."""
+        services, partition = self._services, self._partition
+        if witness_of(stored) == self._stored_witness:
+            return
+        try:
+            other = self._decoded(stored)
+        except RemoteLogMetadataError:
+            return
+        if other is None:
+            return
+        if other.is_later_than(services.metadata.position(partition)):
+            await services.metadata.ensure_fresh(partition, 0, services.settings.request_timeout_ms)
+            services.require_ownership(partition)
+            await check_positions(services, other)
+            if other.is_later_than(services.metadata.position(partition)):
+                raise RemoteLogMetadataNotReadyError(
+                    f"the manifest of {partition} reflects offset {other.position.next_offset} of the metadata, which"
+                    " this owner has not read: it does not replace the manifest"
+                )
+        await self._refuse_to_forget(other)
 
     async def _fetch(self) -> bytes | None:
         return await read_manifest(self._services.storage, self._services.cluster_id, self._partition)
@@ -424,7 +361,7 @@ class PartitionManifestTask:
             raise OwnershipLostError(f"{partition} is owned by another member, which has newer metadata")
         raise MetadataLostError(
             f"the store has {len(unknown)} accepted segments of {partition} that the metadata does not know: metadata"
-            f" was lost: {_WAY_BACK}"
+            f" was lost: {WAY_BACK}"
         )
 
     def _is_known_as_finished(self, segment: ManifestSegment) -> bool:
@@ -444,7 +381,7 @@ class PartitionManifestTask:
         for leftover in self._last_copies(local_log_start):
             raise MetadataLostError(
                 f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the"
-                f" metadata, its copy did not finish, but no manifest confirms that: {_WAY_BACK}"
+                f" metadata, its copy did not finish, but no manifest confirms that: {WAY_BACK}"
             )
 
     async def _keep_leftovers(self, local_log_start: int) -> None:

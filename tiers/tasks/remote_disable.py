@@ -19,8 +19,8 @@ from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.tasks.lineage import check_remote_lineage
-from tiers.tasks.partition_manifest import bury_manifest, check_stored_positions
 from tiers.tasks.segment_deletion import delete_all, end_copy_plans
+from tiers.tasks.stored_manifest import bury_manifest, check_stored_positions
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)

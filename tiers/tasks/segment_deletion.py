@@ -11,7 +11,7 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from tiers.bounded_gather import bounded_gather
-from tiers.errors import RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import CircuitOpenError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -95,6 +95,8 @@ async def try_to_delete(services: TaskServices, segment: RemoteLogSegmentMetadat
     Raises the errors of the metadata manager."""
     try:
         await delete_segment(services, segment)
+    except CircuitOpenError:
+        return False  # the store was not asked, so this is no failed attempt
     except RemoteStorageError as error:
         await services.failed_deletions.failed(segment, error, services.clock_ms(), services.wall_clock_ms())
         return False

@@ -30,8 +30,8 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.tasks.missing_topics import MissingTopics
-from tiers.tasks.partition_manifest import bury_manifest, delete_manifest
 from tiers.tasks.segment_deletion import delete_all
+from tiers.tasks.stored_manifest import bury_manifest, delete_manifest
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from uuid import UUID
 
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, open_storage, storage_cluster_id, tiered_cluster
@@ -17,7 +18,7 @@ from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.config.tier_config import TierConfig
 from tiers.errors import RemoteStorageError
-from tiers.metadata.partition_manifest import PartitionManifest, encode_partition_manifest
+from tiers.metadata.partition_manifest import PartitionManifest
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
@@ -26,10 +27,9 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
-from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.retries import with_retries
-from tiers.tasks.partition_manifest import manifest_of
+from tiers.tasks.stored_manifest import manifest_of, overwrite_manifest, readable_manifest
 from tiers.tasks.topic_deletion import ClusterTopicExistence
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.importing import WRITER, records_read, write_all
@@ -218,12 +218,18 @@ def manifests_of(
 
 
 async def write_manifests(storage: RemoteStorageManager, manifests: Sequence[PartitionManifest]) -> None:
-    """Raises `RemoteTierError`. The metadata is written before."""
+    """Raises `RemoteTierError`. The metadata is written before.
+
+    A manifest that reflects a later offset of the same metadata topic stays: an owner that runs already wrote it."""
+
+    async def decide(manifest: PartitionManifest, stored: bytes | None) -> PartitionManifest | None:
+        other = readable_manifest(stored)
+        return None if other is not None and other.is_later_than(manifest.position) else manifest
+
     for manifest in manifests:
         partition = manifest.topic_id_partition
-        key = partition_manifest_key(manifest.cluster_id, partition)
         try:
-            await storage.put_object(key, encode_partition_manifest(manifest))
+            await overwrite_manifest(storage, manifest.cluster_id, partition, partial(decide, manifest))
         except RemoteStorageError as error:
             raise RemoteTierError(
                 f"the metadata was written, but the manifest of {partition} was not: delete the new metadata topic,"

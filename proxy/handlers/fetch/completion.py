@@ -78,7 +78,7 @@ class FetchCompleter:
 
     async def complete(self, held: HeldFetch, response: FetchResponse) -> Sequence[Buffer]:
         payload = await self._complete(held, response)
-        held.grant.settle(sum(map(len, payload)))
+        held.grant.resize(sum(map(len, payload)))
         for key, read in held.reads.items():
             if not read.is_done:
                 connection = self._connections.get(held.exchange.connection_id)

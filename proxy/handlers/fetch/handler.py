@@ -186,7 +186,7 @@ class FetchHandler:
     def _reserve(self, exchange: Exchange, parsed: FetchRequest) -> Grant:
         """Reserves memory for the answer of both tiers: the requested bytes, up to a broker's limit and the budget."""
         asked_bytes = sum(max(0, asked.partition_max_bytes) for asked in parsed.partitions)
-        grant = self._hold_budget.reserve(min(parsed.max_bytes, self._tools.settings.fetch_max_bytes, asked_bytes))
+        grant = self._hold_budget.grant(min(parsed.max_bytes, self._tools.settings.fetch_max_bytes, asked_bytes))
         exchange.on_sent = grant.release
         return grant
 

@@ -1,5 +1,7 @@
-"""Every row that a reader may see, and no other; the expected ones are those of kafka-python and of the records that
-were written."""
+"""The columns have every visible row, and no other.
+
+The expected rows are kafka-python's and those that were written.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +218,7 @@ TWO_TRANSACTIONS = (
 
 
 @pytest.mark.parametrize("last_offset", [7, LAST])
-def test_an_aborted_transaction_ends_with_its_marker_and_is_its_producers_alone(last_offset: int) -> None:
+def test_an_aborted_transaction_ends_with_its_producers_marker(last_offset: int) -> None:
     aborted = [AbortedTransactionRange(7, 0, last_offset)]
     assert offsets(TWO_TRANSACTIONS, aborted=aborted) == [2, 3, 4, 8, 9]
     assert offsets(TWO_TRANSACTIONS, aborted=aborted, first=1, end=8) == [2, 3, 4, 8]
@@ -236,7 +238,7 @@ def test_a_producer_may_abort_twice() -> None:
     assert offsets(log, aborted=aborted) == [2, 3, 4, 8, 9, 15, 16]
 
 
-def test_what_is_not_transactional_is_no_part_of_a_transaction() -> None:
+def test_plain_batches_belong_to_no_transaction() -> None:
     log = build_batch(0, [record(0)], producer_id=7, producer_epoch=0)
     assert offsets(log, aborted=[AbortedTransactionRange(7, 0, LAST)]) == [0]
 
@@ -327,7 +329,7 @@ def test_many_small_records_make_few_arrow_batches() -> None:
     ],
 )
 @pytest.mark.parametrize("is_compiled", [True, False])
-def test_what_comes_before_a_corrupt_batch_is_given(
+def test_records_before_a_corrupt_batch_are_returned(
     damage: Callable[[bytes], bytes], good: int, offset: int, reason: str, is_compiled: bool
 ) -> None:
     log = damage(b"".join(batch_of(first, 10, value_bytes=40) for first in (0, 10, 20)))

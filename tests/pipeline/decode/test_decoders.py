@@ -1,4 +1,4 @@
-"""What a record may look like and what not, to the machine code and to Python alike."""
+"""The compiled decoder and the Python decoder accept the same records, and refuse the same records."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_another_number_of_records(decoder_of: Callable[[RecordColumns], Decoder
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-(1 << 63), (1 << 63) - 1))
-def test_timestamps_wrap_as_java_does_and_are_cut_to_what_microseconds_hold(base: int, delta: int) -> None:
+def test_timestamps_wrap_as_in_java_and_fit_into_microseconds(base: int, delta: int) -> None:
     zigzag = (delta << 1 ^ delta >> 63) & (1 << 64) - 1
     varint = bytearray()
     while zigzag >= 0x80:

@@ -1,4 +1,4 @@
-"""Where the kernels come from: the package, a place that outlives a zip, or nowhere."""
+"""The places of the compiled kernels: the package, a folder that outlives a zip file, or none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def python(code: str, folder: Path, path: Path = ROOT, **environment: str) -> st
     return done.stdout
 
 
-def test_without_numba_records_are_decoded_all_the_same(tmp_path: Path) -> None:
+def test_without_numba_records_are_decoded_too(tmp_path: Path) -> None:
     assert python(DECODE, tmp_path) == "False\n[{'offset': 10, 'value': b'10-x'}]\n"
 
 

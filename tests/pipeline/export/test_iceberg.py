@@ -1,4 +1,4 @@
-"""What an Iceberg table knows of an export, and what it refuses."""
+"""The properties by which an Iceberg table knows its exports, and the exports that it refuses."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_offsets_go_on_where_a_tile_has_no_records(catalog: Catalog, target: Exp
     assert ledger(catalog, target).load(TOPIC_ID).next_offsets == {0: 10}
 
 
-def test_of_two_that_begin_alike_one_commits(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+def test_one_of_two_equal_exports_commits(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
     one, other = ledger(catalog, target), ledger(catalog, target)
     one.load(TOPIC_ID)
     other.load(TOPIC_ID)
@@ -112,7 +112,7 @@ def test_a_commit_that_is_overtaken_does_not_count(catalog: Catalog, target: Exp
     assert one.load(TOPIC_ID).next_offsets == {0: 4}
 
 
-def test_what_others_commit_meanwhile_is_no_hindrance(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+def test_commits_of_others_do_not_block_an_export(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
     one = Overtaken(catalog, TABLE, target, "orders", KAFKA_COLUMNS.schema)
     payments = ledger(catalog, target, "payments")
     one.load(TOPIC_ID)
@@ -192,7 +192,7 @@ def test_table_and_files_are_in_s3_and_reached_as_the_target_is(
     assert catalog.load_table(TABLE).metadata_location.startswith(f"{where.url}/warehouse/db/orders/metadata/")
 
 
-def test_a_store_that_is_not_there_is_said_in_a_line_that_names_what_to_change(tmp_path: Path) -> None:
+def test_a_missing_store_is_reported_in_a_line_that_names_the_setting(tmp_path: Path) -> None:
     where = TargetSettings("s3://lake/x", {"endpoint.url": "http://127.0.0.1:1", "region": "us-east-1"})
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": where.url}
     one = ledger(open_catalog("lake", properties, where), FolderTarget(tmp_path / "lake"))
@@ -233,6 +233,6 @@ def test_typed_values_are_columns_of_the_table(catalog: Catalog, target: ExportT
     assert [row["dead_letter"] for row in rows] == typed.column("dead_letter").to_pylist()
 
 
-def test_a_catalog_that_cannot_be_had_is_said_in_a_line(tmp_path: Path) -> None:
+def test_an_unreachable_catalog_is_reported_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="the catalog nowhere: "):
         open_catalog("nowhere", {"type": "strange"}, TargetSettings("file:///x"))

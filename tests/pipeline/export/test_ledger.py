@@ -1,4 +1,4 @@
-"""What an export to plain files has promised: one plan after the other, each by one exporter."""
+"""The ledger of an export to plain files: one plan follows another, and each plan has one exporter."""
 
 from __future__ import annotations
 
@@ -40,37 +40,37 @@ def files(target: ExportTarget) -> list[Tile | None]:
     return [tile_of_name(name) for name in target.names(f"{TOPIC_ID}/")]
 
 
-def test_what_was_promised_and_is_not_there_is_pending(target: ExportTarget) -> None:
+def test_a_promised_file_that_is_missing_is_pending(target: ExportTarget) -> None:
     one = ledger(target)
     assert one.load(TOPIC_ID) == Exported()
-    assert one.reserve([FIRST, SECOND], [])
+    assert one.promise([FIRST, SECOND], [])
     written(target, SECOND)
     assert ledger(target).load(TOPIC_ID) == Exported({0: 20}, pending=(FIRST,))
 
     # A promise that is kept by and by needs no other plan.
     other = ledger(target)
     other.load(TOPIC_ID)
-    assert other.reserve([FIRST], [])
-    assert other.reserve([THIRD], [FIRST])
+    assert other.promise([FIRST], [])
+    assert other.promise([THIRD], [FIRST])
     assert ledger(target).load(TOPIC_ID) == Exported({0: 30}, pending=(FIRST, THIRD))
     assert len(target.names("_tidegate_export/orders/")) == 2
 
 
-def test_of_two_that_want_the_next_plan_one_gets_it(target: ExportTarget) -> None:
+def test_one_of_two_exporters_gets_the_next_plan(target: ExportTarget) -> None:
     one, other = ledger(target), ledger(target)
     one.load(TOPIC_ID)
     other.load(TOPIC_ID)
-    assert other.reserve([Tile(0, 0, 4)], [])
-    assert not one.reserve([FIRST], [])
+    assert other.promise([Tile(0, 0, 4)], [])
+    assert not one.promise([FIRST], [])
     assert one.load(TOPIC_ID) == Exported({0: 5}, pending=(Tile(0, 0, 4),))
 
 
 def test_a_promise_that_is_cut_is_promised_in_its_parts(target: ExportTarget) -> None:
     one = ledger(target)
     one.load(TOPIC_ID)
-    one.reserve([FIRST], [])
+    one.promise([FIRST], [])
     assert one.commit([TileResult(FIRST, stopped_at=4)]) == []
-    assert one.reserve([Tile(0, 0, 3)], [Tile(0, 4, 9)])
+    assert one.promise([Tile(0, 0, 3)], [Tile(0, 4, 9)])
     written(target, Tile(0, 0, 3))
     assert ledger(target).load(TOPIC_ID) == Exported({0: 10}, pending=(Tile(0, 4, 9),))
 
@@ -78,7 +78,7 @@ def test_a_promise_that_is_cut_is_promised_in_its_parts(target: ExportTarget) ->
 def test_nothing_beyond_a_hole_is_published(target: ExportTarget, tmp_path: Path) -> None:
     one, beside = ledger(target), Tile(1, 0, 9)
     one.load(TOPIC_ID)
-    one.reserve([FIRST, SECOND, THIRD, beside], [])
+    one.promise([FIRST, SECOND, THIRD, beside], [])
     results = [staged(target, tmp_path, tile) for tile in (beside, THIRD, FIRST)]
     results.append(TileResult(SECOND, stopped_at=14))
     assert [result.tile for result in one.commit(results)] == [FIRST, beside]
@@ -87,54 +87,52 @@ def test_nothing_beyond_a_hole_is_published(target: ExportTarget, tmp_path: Path
     assert ledger(target).load(TOPIC_ID).pending == (SECOND, THIRD)
 
 
-def test_what_another_one_cut_is_not_published_whole(target: ExportTarget, tmp_path: Path) -> None:
+def test_a_tile_that_another_exporter_cut_is_not_published_whole(target: ExportTarget, tmp_path: Path) -> None:
     slow, other = ledger(target), ledger(target)
     slow.load(TOPIC_ID)
-    slow.reserve([FIRST, SECOND, THIRD], [])
+    slow.promise([FIRST, SECOND, THIRD], [])
     results = [staged(target, tmp_path, tile) for tile in (FIRST, SECOND, THIRD)]
     other.load(TOPIC_ID)
-    assert other.reserve([FIRST, Tile(0, 10, 13)], [Tile(0, 14, 19), THIRD])
+    assert other.promise([FIRST, Tile(0, 10, 13)], [Tile(0, 14, 19), THIRD])
     assert [result.tile for result in slow.commit(results)] == [FIRST]
     assert [result.tile for result in other.commit([staged(target, tmp_path, Tile(0, 10, 13))])] == [Tile(0, 10, 13)]
     assert files(target) == [FIRST, Tile(0, 10, 13)]
 
 
-def test_what_another_one_has_published_whole_is_not_published_in_parts(target: ExportTarget, tmp_path: Path) -> None:
+def test_a_tile_that_was_published_whole_is_not_published_in_parts(target: ExportTarget, tmp_path: Path) -> None:
     one, other = ledger(target), ledger(target)
     one.load(TOPIC_ID)
-    one.reserve([FIRST, SECOND], [])
+    one.promise([FIRST, SECOND], [])
     other.load(TOPIC_ID)
     whole = staged(target, tmp_path, FIRST)
     part = staged(target, tmp_path, Tile(0, 0, 3))
     assert whole.staged is not None
     assert target.publish(whole.staged)
-    assert other.reserve([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
+    assert other.promise([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
     assert other.commit([part]) == []
     assert files(target) == [FIRST]
     assert ledger(target).load(TOPIC_ID).pending == (SECOND,)
 
 
-def test_what_is_cut_cannot_be_published_whole_by_one_that_looked_at_the_plan_before(
-    target: ExportTarget, tmp_path: Path
-) -> None:
+def test_an_old_plan_cannot_publish_records_that_were_cut_since(target: ExportTarget, tmp_path: Path) -> None:
     slow, other = ledger(target), ledger(target)
     slow.load(TOPIC_ID)
-    slow.reserve([FIRST, SECOND], [])
+    slow.promise([FIRST, SECOND], [])
     whole, kept = (staged(target, tmp_path, tile).staged for tile in (FIRST, SECOND))
     assert whole is not None
     assert kept is not None
     other.load(TOPIC_ID)
-    assert other.reserve([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
+    assert other.promise([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
     assert len(other.commit([staged(target, tmp_path, Tile(0, 0, 3))])) == 1
     assert not target.publish(whole)
     assert files(target) == [Tile(0, 0, 3)]
     assert target.publish(kept)
 
 
-def test_of_two_that_keep_one_promise_both_go_on(target: ExportTarget, tmp_path: Path) -> None:
+def test_two_exporters_of_one_promise_both_continue(target: ExportTarget, tmp_path: Path) -> None:
     one, other = ledger(target), ledger(target)
     one.load(TOPIC_ID)
-    one.reserve([FIRST, SECOND], [])
+    one.promise([FIRST, SECOND], [])
     other.load(TOPIC_ID)
     first = staged(target, tmp_path, FIRST)
     assert len(other.commit([staged(target, tmp_path, FIRST)])) == 1
@@ -143,10 +141,10 @@ def test_of_two_that_keep_one_promise_both_go_on(target: ExportTarget, tmp_path:
     assert target.staged(f"{TOPIC_ID}/") == []
 
 
-def test_what_a_dead_run_has_staged_goes_when_it_is_of_no_use(target: ExportTarget, tmp_path: Path) -> None:
+def test_useless_staged_files_of_a_dead_run_are_removed(target: ExportTarget, tmp_path: Path) -> None:
     one = ledger(target)
     one.load(TOPIC_ID)
-    one.reserve([FIRST, SECOND], [])
+    one.promise([FIRST, SECOND], [])
     left = [staged(target, tmp_path, tile) for tile in (FIRST, SECOND, THIRD)]
     written(target, FIRST)
     assert ledger(target).load(TOPIC_ID).pending == (SECOND,)
@@ -160,7 +158,7 @@ def test_what_a_dead_run_has_staged_goes_when_it_is_of_no_use(target: ExportTarg
 def test_another_topic_other_columns_and_files_without_a_plan_are_refused(target: ExportTarget, tmp_path: Path) -> None:
     one = ledger(target)
     one.load(TOPIC_ID)
-    one.reserve([FIRST], [])
+    one.promise([FIRST], [])
     [name] = target.names("_tidegate_export/")
     assert json.loads((tmp_path / name).read_text())["topicId"] == str(TOPIC_ID)
     with pytest.raises(JobError, match=f"another topic orders, with the id {TOPIC_ID}"):

@@ -1,4 +1,4 @@
-"""Files in row groups of a bounded size, which say what columns they were made of."""
+"""Parquet files have row groups of a bounded size, and name the source of their columns."""
 
 from __future__ import annotations
 

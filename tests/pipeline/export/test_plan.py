@@ -1,4 +1,4 @@
-"""Tiles cover what is to be exported, once, whatever is written, promised, lost or cannot be read."""
+"""The tiles of a plan cover every record of the export once, also after losses, gaps and unreadable segments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_file_is_named_by_what_is_in_it() -> None:
     assert tile_of_name(f"{TOPIC_ID}/3/10-99.parquet.part") is None
 
 
-def test_the_first_export_begins_at_the_log_start_and_the_next_where_it_ended() -> None:
+def test_the_first_export_begins_at_the_log_start_and_the_next_resumes() -> None:
     assert spans(plan(Exported())) == [(5, 27), (28, 51), (52, 75), (76, 99)]
     assert spans(plan(Exported({0: 100}))) == []
     assert spans(plan(Exported({0: 90}))) == [(90, 99)]
@@ -59,7 +59,7 @@ def test_files_that_are_there_are_taken_and_what_lies_between_is_cut_anew() -> N
     assert spans(plan(Exported({0: 30}, written=written))) == [(30, 39), (40, 59), (60, 69), (70, 80), (81, 99)]
 
 
-def test_what_was_promised_comes_first_as_it_was_and_alone() -> None:
+def test_a_promised_plan_comes_first_unchanged_and_alone() -> None:
     planned = plan(Exported({0: 90}, pending=(Tile(0, 20, 79),)))
     assert spans(planned) == [(20, 79)]
     assert [one.is_promised for one in planned.tiles] == [True]
@@ -76,7 +76,7 @@ def test_nothing_is_planned_from_a_stop_on_and_a_promise_is_cut_there() -> None:
     assert plan(Exported({0: 50}, pending=(Tile(0, 40, 49),)), stops={0: 40}).blocked == (Tile(0, 40, 49),)
 
 
-def test_what_is_lost_is_told() -> None:
+def test_lost_records_are_reported() -> None:
     planned = plan(Exported({0: 2}))
     assert [(gap.first_offset, gap.end_offset) for gap in planned.gaps] == [(2, 4)]
     assert spans(planned)[0][0] == 5

@@ -1,4 +1,4 @@
-"""Where an export goes: files appear whole, once, and under the name that they are given."""
+"""The target of an export: files appear whole, once, and under their final names."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pipeline.config import parse_pipeline_config
 from pipeline.export.target import TargetError, TargetSettings, open_target, target_settings
 from pipeline.spark.worker import worker
 from tests.support.servers.hdfs import HdfsCluster
+from tests.support.servers.racing_s3 import RacingS3
 from tests.support.servers.versitygw import VersityGateway
 
 MINIMAL = '[upstream]\nbootstrap.servers = "localhost:9092"\n'
@@ -41,7 +42,9 @@ def in_s3(s3: VersityGateway, topic_name: str) -> TargetSettings:
 
 @pytest.fixture
 def in_hdfs(hdfs: HdfsCluster, topic_name: str) -> TargetSettings:
-    return target_settings(f"{hdfs.url}/{topic_name}", parse_pipeline_config(MINIMAL), {"timeout.ms": "20000"})
+    return target_settings(
+        f"{hdfs.url}/{topic_name}", parse_pipeline_config(MINIMAL), {"timeout.ms": "20000", "min.replicas": "1"}
+    )
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -75,7 +78,7 @@ def test_a_file_appears_whole_and_is_never_replaced(place: str, request: pytest.
     assert target.names("c/") == ["c/0/1-2.parquet"]
 
 
-def test_of_a_folder_that_is_full_the_name_is_told_and_nothing_is_left(
+def test_a_full_folder_is_named_and_keeps_no_file(
     in_folder: TargetSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_full(*arguments: object) -> None:
@@ -90,7 +93,7 @@ def test_of_a_folder_that_is_full_the_name_is_told_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_staged_cannot_be_seen_and_is_published_once(
+def test_staged_files_are_invisible_and_published_once(
     place: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     target = open_target(request.getfixturevalue(place))
@@ -130,3 +133,24 @@ def test_a_target_is_named_by_its_url() -> None:
         target_settings("s3://bucket/x", config, {"bucket": "x"})
     secret = target_settings("s3://bucket/x", config, {"secret.access.key": "hush"})
     assert "hush" not in repr(secret)
+
+
+def test_an_export_to_a_server_that_lets_several_writers_win_is_refused(topic_name: str) -> None:
+    async def begin() -> RacingS3:
+        return await RacingS3(races=("complete",)).__aenter__()
+
+    server = worker().run(begin())
+    try:
+        settings = {key: value for key, value in server.settings().items() if key != "bucket"}
+        target = open_target(target_settings(f"s3://bucket/{topic_name}", parse_pipeline_config(MINIMAL), settings))
+        with pytest.raises(TargetError, match=r"of 12 concurrent writers won.*update the server.*or to HDFS"):
+            target.require_atomic_creation()
+    finally:
+        worker().run(server.__aexit__(None, None, None))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_export_to_a_place_that_creates_a_file_once_is_not_refused(
+    place: str, request: pytest.FixtureRequest
+) -> None:
+    open_target(request.getfixturevalue(place)).require_atomic_creation()

@@ -1,4 +1,7 @@
-"""Values by a schema: what fits is typed, what does not is a dead letter, whole and with its error; none is dropped."""
+"""Values by a schema: a value that fits is typed.
+
+Any other becomes a dead letter with its error. No value is dropped.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,7 @@ def test_json_values_become_columns() -> None:
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_what_is_not_of_the_schema_is_a_dead_letter(value: bytes, error: str) -> None:
+def test_a_value_outside_the_schema_is_a_dead_letter(value: bytes, error: str) -> None:
     values, letters = read(TypedValues("json", json.dumps(ORDER)), b'{"id": 1}', value, b'{"id": 3}')
     assert [one and one["id"] for one in values] == [1, None, 3]
     assert letters[0] is letters[2] is None

@@ -1,4 +1,4 @@
-"""What of an executor's result counts: what continues the tier, of the log as it is by now. The rest is deleted."""
+"""A commit counts a task's result only if it continues the tier and the present log. The rest is deleted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.segment_deletion import collect_leftovers, write_state
 
 
-async def test_what_continues_the_tier_counts(bench: Workbench) -> None:
+async def test_a_segment_that_continues_the_tier_counts(bench: Workbench) -> None:
     offload = Offload(bench)
     await offload.commit(await offload.copied(100, 150))
     await offload.commit(await offload.copied(300))
@@ -54,7 +54,7 @@ async def test_removed_records_are_a_gap_unless_their_deletion_is_recorded(bench
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="gap") == (not recorded)
 
 
-async def test_of_two_attempts_one_counts_and_the_other_is_deleted_by_the_name_that_the_plan_gave_it(
+async def test_the_second_of_two_attempts_is_deleted_by_its_name_in_the_plan(
     bench: Workbench,
 ) -> None:
     offload = Offload(bench)
@@ -68,7 +68,7 @@ async def test_of_two_attempts_one_counts_and_the_other_is_deleted_by_the_name_t
     assert bench.metadata.copy_plans(PARTITION) == []
 
 
-async def test_where_tasks_may_run_twice_at_a_time_whatever_attempt_did_not_answer_is_deleted(bench: Workbench) -> None:
+async def test_speculative_attempts_that_did_not_answer_are_deleted(bench: Workbench) -> None:
     offload = Offload(bench)
     offload.committer = replace(offload.committer, is_speculative=True)
     result = await offload.copied(100, attempts=2)
@@ -79,7 +79,7 @@ async def test_where_tasks_may_run_twice_at_a_time_whatever_attempt_did_not_answ
     assert len(await offload.objects()) == 2
 
 
-async def test_what_a_driver_left_that_died_the_next_owner_deletes_though_it_never_heard_of_it(
+async def test_the_next_owner_deletes_the_leftovers_of_a_dead_driver(
     bench: Workbench,
 ) -> None:
     offload = Offload(bench)
@@ -91,7 +91,7 @@ async def test_what_a_driver_left_that_died_the_next_owner_deletes_though_it_nev
     assert bench.metadata.copy_plans(PARTITION) == []
 
 
-async def test_what_a_task_stores_after_another_owner_deleted_it_as_a_leftover_is_deleted_by_its_name(
+async def test_a_late_object_of_a_deleted_leftover_is_deleted_by_its_name(
     bench: Workbench,
 ) -> None:
     offload = Offload(bench)
@@ -125,7 +125,7 @@ async def no_time(seconds: float) -> None:
     await asyncio.sleep(0)
 
 
-async def test_where_the_metadata_cannot_be_written_for_good_the_partition_is_over_and_nothing_is_deleted(
+async def test_unwritable_metadata_ends_the_partition_and_deletes_nothing(
     bench: Workbench,
 ) -> None:
     offload = Offload(bench)
@@ -141,9 +141,7 @@ async def test_where_the_metadata_cannot_be_written_for_good_the_partition_is_ov
     assert (bench.segments, await offload.objects()) == ([], [])
 
 
-async def test_what_was_committed_by_a_write_that_never_had_an_answer_stays(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_commit_without_an_answer_stays(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     offload = Offload(bench)
     offload.committer = replace(offload.committer, sleep=no_time)
     result = await offload.copied(100, 150)
@@ -185,7 +183,7 @@ async def test_a_plan_ends_though_its_end_is_not_written_at_once(
     assert len(bench.segments) == len(bench.finished) == 1
 
 
-async def test_what_a_run_leaves_that_was_ended_goes_though_the_ownership_is_lost_for_a_moment(
+async def test_an_ended_run_deletes_its_leftovers_after_a_lost_ownership(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offload = Offload(bench)
@@ -209,7 +207,7 @@ async def refused(segment: object) -> bool:
     raise RetriableRemoteStorageError("503")
 
 
-async def test_what_is_left_because_executors_are_lost_again_and_again_is_told(bench: Workbench) -> None:
+async def test_records_that_lost_executors_left_uncopied_are_reported(bench: Workbench) -> None:
     offload = Offload(bench)
     said = "the task was started 3 times before"
     for _ in range(3):
@@ -230,7 +228,7 @@ async def test_behind_a_tile_that_failed_none_counts(bench: Workbench) -> None:
     assert [one for one in bench.segments if (one.start_offset, one.end_offset) != (0, 99)] == []
 
 
-async def test_what_a_copier_copied_meanwhile_is_not_copied_twice(bench: Workbench) -> None:
+async def test_records_that_a_copier_copied_are_not_copied_twice(bench: Workbench) -> None:
     offload = Offload(bench)
     result = await offload.copied(100)
     bench.restart()
@@ -242,7 +240,7 @@ async def test_what_a_copier_copied_meanwhile_is_not_copied_twice(bench: Workben
     assert "does not continue" in offload.one.error
 
 
-async def test_a_commit_that_comes_to_light_when_the_ownership_is_back_is_not_deleted(
+async def test_a_commit_that_is_seen_after_a_lost_ownership_is_not_deleted(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offload = Offload(bench)
@@ -268,7 +266,7 @@ async def test_a_commit_that_comes_to_light_when_the_ownership_is_back_is_not_de
 
 
 @pytest.mark.parametrize("end_offset", [0, 50, 90])
-async def test_what_another_leader_does_not_have_does_not_count(bench: Workbench, end_offset: int) -> None:
+async def test_segments_that_a_new_leader_does_not_confirm_do_not_count(bench: Workbench, end_offset: int) -> None:
     offload = Offload(bench)
     result = await offload.copied(100)
     bench.log.elect_unclean(end_offset)

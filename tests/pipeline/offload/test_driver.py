@@ -1,4 +1,4 @@
-"""The driver's half: what one partition's broker does not answer ends that partition, and no other."""
+"""The driver of an offload: an error of one partition's broker ends that partition alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def driver_of(bench: Workbench, client: Client, options: OffloadOptions) -> Offl
 async def no_time(seconds: float) -> None: ...
 
 
-async def test_a_partition_whose_leader_is_not_known_for_a_moment_is_copied_all_the_same(bench: Workbench) -> None:
+async def test_a_partition_without_a_leader_for_a_moment_is_still_copied(bench: Workbench) -> None:
     client = Client()
     client.is_silent = True
     driver = driver_of(bench, client, OffloadOptions(max_age_ms=0))
@@ -54,7 +54,7 @@ async def test_a_partition_whose_leader_is_not_known_for_a_moment_is_copied_all_
     assert driver.report(1.0).troubles == []
 
 
-async def test_a_partition_that_loses_its_leader_is_not_announced_where_reads_are_limited(bench: Workbench) -> None:
+async def test_a_leaderless_partition_is_not_announced_while_reads_are_limited(bench: Workbench) -> None:
     client = Client()
     driver = driver_of(bench, client, OffloadOptions(max_bytes_per_second_per_broker=1000))
     await driver.survey()
@@ -66,7 +66,7 @@ async def test_a_partition_that_loses_its_leader_is_not_announced_where_reads_ar
 
 
 @pytest.mark.parametrize("failures", [2, 3])
-async def test_a_store_that_does_not_answer_before_a_wave_is_asked_again_as_often_as_after_one(
+async def test_a_store_is_asked_again_as_often_before_a_wave_as_after_it(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     driver = driver_of(bench, Client(), OffloadOptions(max_age_ms=0))

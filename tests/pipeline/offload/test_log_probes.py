@@ -1,4 +1,4 @@
-"""Where batches end is asked of the log itself; a damaged batch is found by any offset in it."""
+"""Probes ask the log for the ends of batches. Any offset of a damaged batch finds the damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles join whatever they are cut at; a plan covers what is eligible in order, and leaves a small young end alone."""
+"""An offload's tiles are adjacent. A plan covers the eligible records in order, and leaves a small young end alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An offload that goes on for good: its rounds, its pauses, and what ends it."""
+"""An offload with an interval: its rounds, its pauses, and its end."""
 
 from __future__ import annotations
 

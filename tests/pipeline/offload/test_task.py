@@ -1,4 +1,4 @@
-"""What a task hands on, and where it stops."""
+"""The results of an offload task, and the points at which it stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task goes on where it was when what it was planned to read has moved: no record is lost, none comes twice."""
+"""A task resumes where it was when the records of its plan moved to the other tier. It loses and repeats no record."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def blank_segments(folder: Path) -> None:
         file.write_bytes(bytes(file.stat().st_size))
 
 
-async def test_what_was_trimmed_meanwhile_is_read_from_the_store(log: MovingLog, options: dict[str, str]) -> None:
+async def test_records_trimmed_during_the_read_come_from_the_store(log: MovingLog, options: dict[str, str]) -> None:
     await segment(log, 0, 100)
     await segment(log, 100, 150)
     log.trim_at = {30: 140}
@@ -133,7 +133,7 @@ async def test_a_segment_that_was_replaced_is_read_from_the_one_in_its_place(
     assert read(options, planned) == list(range(100))
 
 
-async def test_what_is_nowhere_any_more_is_a_loss(log: MovingLog, options: dict[str, str]) -> None:
+async def test_records_of_no_tier_are_a_loss(log: MovingLog, options: dict[str, str]) -> None:
     old = await segment(log, 0, 100)
     planned: list[ReadRange] = [remote_range(old, 0, 99), LocalRange(ORDERS, 100, 119)]
     await remove(log, old)
@@ -143,7 +143,7 @@ async def test_what_is_nowhere_any_more_is_a_loss(log: MovingLog, options: dict[
     assert read({**options, "failOnDataLoss": "false"}, planned) == list(range(100, 120))
 
 
-async def test_what_is_damaged_is_named_with_its_partition(
+async def test_damaged_records_are_named_with_their_partition(
     log: MovingLog, options: dict[str, str], tmp_path: Path
 ) -> None:
     old = await segment(log, 0, 50)

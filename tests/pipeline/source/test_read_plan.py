@@ -1,4 +1,4 @@
-"""Ranges together are what was asked for, whatever lies where; packing and splitting lose and repeat nothing."""
+"""The ranges of a plan together are the requested offsets. Packing and splitting lose and repeat none."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_remote_tier_is_read_up_to_its_end_and_the_broker_from_there() -> No
     assert covered(tier, 0, 50, 10, 9) == []
 
 
-def test_what_is_nowhere_is_a_gap() -> None:
+def test_offsets_of_no_tier_are_a_gap() -> None:
     tier = segments_at((100, 199), (300, 399))
     assert covered(tier, 100, 250, 0, 450) == [
         ("MissingOffsets", 0, 99),

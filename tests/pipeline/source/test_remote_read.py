@@ -1,4 +1,4 @@
-"""What a range of a segment gives: whole chunks, read ahead in few GETs, every one held against its checksum."""
+"""A range of a segment is read as whole chunks, ahead and in few GETs. Every chunk is checked against its checksum."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_damage_comes_out_after_what_lies_before_it(tier: RemoteTier, get_
     assert offsets
 
 
-async def test_an_object_that_is_gone_is_said_to_be(tier: RemoteTier) -> None:
+async def test_a_missing_object_is_named(tier: RemoteTier) -> None:
     segment, _ = await segment_of(tier, 4)
     await tier.storage.inner.delete_log_segment_data(segment)
     with pytest.raises(RemoteResourceNotFoundError):

@@ -1,4 +1,4 @@
-"""A row for every segment, whatever its records' producers took for a time."""
+"""The relation of segments has a row for every segment, also with extreme timestamps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a log begins and ends for a reader, by what its leader and the metadata say."""
+"""The start and the end of a log for a reader, by its leader and the metadata."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_a_broker_that_leaves_a_partition_out_is_not_asked_for_ever(
     assert len(broker.received(ListOffsetsRequest)) == 3
 
 
-async def test_a_topic_that_one_broker_has_not_heard_of_yet_is_neither_missing_nor_lost(broker: ScriptedBroker) -> None:
+async def test_a_topic_that_one_broker_does_not_know_yet_is_not_missing(broker: ScriptedBroker) -> None:
     def lags(response: object) -> None:
         response.topics = []  # type: ignore[attr-defined]  # kafka-python's
 

@@ -1,7 +1,8 @@
-"""`RemoteLogMetadataManager` over plain dictionaries, for unit tests and as a model of the materialised state.
+"""`InMemoryRemoteLogMetadataManager`: a model of a metadata manager over dictionaries, without records and state.
 
-It computes every answer from the list of all segments, in the obvious way. Tests set `fresh`, `owned` and
-`fail_writes`. `metadata_log.py` is for tests of several processes, with real records and real state.
+It computes every answer from the list of all segments, in the obvious way, and shares only values with the product. So
+tests compare the product's managers and their state with it. Unit tests of one process use it too, and set `fresh`,
+`owned` and `fail_writes`. `metadata_topic.py` has the product's own manager, for tests of several processes.
 """
 
 from __future__ import annotations

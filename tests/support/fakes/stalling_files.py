@@ -1,7 +1,8 @@
 """A `BlockingFileSystem` over a folder that hangs on request, for the child process of a `ChildStorageManager`.
 
 A read of `frozen` holds the interpreter's lock forever. A read of `stuck` only waits. A read of `dies` ends the
-process. A write waits before each piece while a file `hold` exists.
+process. A write waits before each piece while a file `hold` exists, and a quarter of a second while a file
+`slow` exists.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
 
 def make(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
     return FileSystemRemoteStorageManager(
-        StallingFiles(Path(settings["path"])), "cluster-1", 4, int(settings["timeout.ms"]), 600_000
+        StallingFiles(Path(settings["path"])), "cluster-1", 4, int(settings["timeout.ms"])
     )
 
 
 def make_with_custom_metadata(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
-    return _WithCustomMetadata(StallingFiles(Path(settings["path"])), "cluster-1", 4, 60_000, 600_000)
+    return _WithCustomMetadata(StallingFiles(Path(settings["path"])), "cluster-1", 4, 60_000)
 
 
 class _WithCustomMetadata(FileSystemRemoteStorageManager):
@@ -54,12 +55,14 @@ class StallingFiles:
         file = self._folder / path
         return file.stat().st_size if file.is_file() else None
 
-    def write(self, path: str, pieces: Iterator[bytes]) -> None:
+    def write(self, path: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
         file = self._folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb", buffering=0) as opened:
             for piece in pieces:
                 opened.write(piece)
+                if (self._folder / "slow").exists():
+                    time.sleep(0.25)
                 while (self._folder / "hold").exists():
                     time.sleep(0.001)
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.io_calls import IoCalls, ProcessEnded
-from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
+from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetadataManager
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
@@ -105,7 +105,7 @@ class TierProcess:
         name: str,
         folder: Path,
         log: InMemoryLog,
-        metadata_log: MetadataLog,
+        metadata_log: FakeMetadataTopic,
         topics: OneTopic,
         clock: Clock,
         wrap_store: Callable[[RemoteStorageManager], RemoteStorageManager] = lambda store: store,
@@ -113,7 +113,7 @@ class TierProcess:
         """The store is `folder/remote`, which must exist. The process's own files in `folder` have its name."""
         self.name = name
         self.calls = IoCalls()
-        self.metadata = FollowingMetadataManager(metadata_log, name, folder / f"{name}-state", lambda: clock.now_ms)
+        self.metadata = FakeTopicMetadataManager(metadata_log, name, folder / f"{name}-state", lambda: clock.now_ms)
         local = LocalRemoteStorageManager({"path": str(folder / "remote"), "cluster.id": "cluster"})
         self.store = wrap_store(local)
         settings = RemoteLogManagerSettings(

@@ -1,4 +1,4 @@
-"""A partition whose metadata is a real log of records, folded for real, and whose objects are files; a driver over it.
+"""A partition with a real log of metadata records and objects in files, and a driver over it.
 
 After every record `on_record` is called, as a reader of the metadata sees it then.
 """
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from tests.support.fakes.in_memory_log import InMemoryLog
-from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
+from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetadataManager
 from tests.support.fakes.segments import metadata_of
 from tests.support.tiers.workbench import FakeFailedDeletionLog, FakeShareGroups
 from tiers.config.topic_policy import TopicPolicy
@@ -53,7 +53,7 @@ class InlineRunner:
         return [task(row) for row in plan]
 
 
-class WatchedLog(MetadataLog):
+class WatchedLog(FakeMetadataTopic):
     on_record: Callable[[], None] = staticmethod(lambda: None)
 
     def append(self, records: Sequence[KeyAndValue]) -> None:
@@ -76,7 +76,7 @@ class JobBench:
     def __post_init__(self) -> None:
         self.config: PipelineConfig = parse_pipeline_config(self.toml(self.more_config))
         self.log = WatchedLog(lambda: self.wall_ms, owner="driver")
-        self.metadata = FollowingMetadataManager(self.log, "driver", self.folder / "state", lambda: self.now_ms)
+        self.metadata = FakeTopicMetadataManager(self.log, "driver", self.folder / "state", lambda: self.now_ms)
         self.storage = LocatedRemoteStorageManager(
             LocalRemoteStorageManager({"path": str(self.root), "cluster.id": CLUSTER_ID})
         )

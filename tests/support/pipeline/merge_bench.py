@@ -1,4 +1,4 @@
-"""A store with segments to be merged, and what a test does with it."""
+"""A store with segments to merge, and the steps of a test with it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from pipeline.maintenance.merge import Merge, merge_groups
 from pipeline.maintenance.merge_plan import MergeLimits, plan_merges
 from pipeline.source.remote_read import read_remote_range
-from tests.support.expected_log import ExpectedLog
 from tests.support.pipeline.job_bench import InlineRunner, JobBench
 from tests.support.tiers.transactional_log import copied
+from tests.support.written_log import WrittenLog
 from tiers.model.segment_state import RemoteLogSegmentState
 
 LIMITS = MergeLimits(below_bytes=10_000, target_bytes=100_000)
@@ -21,7 +21,7 @@ DATA = [(1, "data"), (1, "plain"), (1, "elected"), (2, "data"), (1, "abort"), (1
 
 
 @asynccontextmanager
-async def bench_of(root: Path, log: ExpectedLog, ends: list[int], config: str = "") -> AsyncIterator[JobBench]:
+async def bench_of(root: Path, log: WrittenLog, ends: list[int], config: str = "") -> AsyncIterator[JobBench]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "copied").mkdir()

@@ -1,4 +1,4 @@
-"""A cluster's topics to offload: a metadata topic and a store of their own, and a look at what came of it.
+"""Topics of a cluster to offload, with a metadata topic and a store of their own, and checks of the result.
 
 Tasks run in this process unless a test brings Spark: what a driver and its executors do is the same.
 """

@@ -1,4 +1,4 @@
-"""What spark-submit runs on a cluster that has of ours nothing but a zip: an offload, a DataFrame, another offload.
+"""The program that spark-submit runs where only a zip has Tidegate: an offload, a DataFrame, another offload.
 
     spark-submit --py-files tidegate.zip submitted_offload.py TOPIC CONFIG FOLDER CONFIG FOLDER
 

@@ -120,7 +120,7 @@ async def copier(options: CopierOptions) -> AsyncIterator[asyncio.subprocess.Pro
             raise AssertionError(errors.decode())
 
 
-async def settle(tiers: Tiers, options: CopierOptions) -> None:
+async def until_settled(tiers: Tiers, options: CopierOptions) -> None:
     async with copier(options) as process, asyncio.timeout(LIMIT_S):
         while not await tiers.is_settled():
             assert process.returncode is None

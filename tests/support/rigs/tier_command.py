@@ -32,9 +32,9 @@ async def run(config: Path, *arguments: str) -> Answer:
     with (
         redirect_stdout(out),
         redirect_stderr(err),
-        patch("proxy.commands.tools.set_up_logging"),
+        patch("proxy.commands.tier.tools.set_up_logging"),
         patch("tiers.access.open_tier.TIMEOUT_MS", int(1000 * TIMEOUT_S)),
-        patch("proxy.commands.bounds.TIMEOUT_MS", int(1000 * TIMEOUT_S)),
+        patch("proxy.commands.tier.bounds.TIMEOUT_MS", int(1000 * TIMEOUT_S)),
     ):
         code = await asyncio.to_thread(cli.run, ["tier", *arguments, "--config", str(config)])
     return code, out.getvalue(), err.getvalue()

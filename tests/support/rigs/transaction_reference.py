@@ -11,7 +11,7 @@ from uuid import UUID
 from protocol.apis.fetch.response import FetchResponse
 from protocol.records.record_batch import RecordBatch, verify_batches
 from protocol.records.record_reader import read_records
-from tests.support.expected_log import FILTERS, is_abort
+from tests.support.read_committed import FILTERS, is_abort
 from tests.support.rigs.late_tier import fetched
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of

@@ -22,7 +22,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
+from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetadataManager
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.settings import RemoteLogConfig
@@ -78,10 +78,12 @@ class CopierOptions:
     def store(self) -> LocalRemoteStorageManager:
         return LocalRemoteStorageManager({"path": str(self.remote_folder), "cluster.id": "cluster"})
 
-    def following(self, name: str) -> FollowingMetadataManager:
+    def following(self, name: str) -> FakeTopicMetadataManager:
         """Returns a process of this name that follows the journal. Only the copier may write it."""
-        log = MetadataLog(lambda: time.time_ns() // 1_000_000, owner=COPIER, journal=Path(self.folder) / "journal")
-        return FollowingMetadataManager(log, name, Path(self.folder) / name, lambda: time.monotonic_ns() // 1_000_000)
+        log = FakeMetadataTopic(
+            lambda: time.time_ns() // 1_000_000, owner=COPIER, journal=Path(self.folder) / "journal"
+        )
+        return FakeTopicMetadataManager(log, name, Path(self.folder) / name, lambda: time.monotonic_ns() // 1_000_000)
 
     def metadata(self, client: BrokerClient) -> RemoteLogMetadataManager:
         if not self.metadata_topic:

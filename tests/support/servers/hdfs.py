@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -129,7 +130,52 @@ class HdfsCluster:
 
     def settings(self, path: str) -> dict[str, str]:
         """Returns the settings of `HdfsRemoteStorageManager` for this cluster. `$HADOOP_USER_NAME` must be set too."""
-        return {"url": self.url, "path": path}
+        return {"url": self.url, "path": path, "min.replicas": "1"}
+
+    @property
+    def web_url(self) -> str:
+        return f"http://127.0.0.1:{self._http_port}"
+
+    def synced(self) -> int:
+        """Returns how many times the DataNode called fsync so far."""
+        query = f"http://127.0.0.1:{self._data_node_http_port}/jmx?qry=Hadoop:service=DataNode,name=DataNodeActivity*"
+        with urllib.request.urlopen(query, timeout=5) as answer:
+            return sum(int(bean["FsyncCount"]) for bean in json.load(answer)["beans"])
+
+    def blocks(self, path: str) -> int:
+        """Returns the number of blocks of a file."""
+        query = f"{self.web_url}/webhdfs/v1{path}?op=GET_BLOCK_LOCATIONS&user.name={SUPERUSER}"
+        with urllib.request.urlopen(query, timeout=5) as answer:
+            return len(json.load(answer)["LocatedBlocks"]["locatedBlocks"])
+
+    @contextlib.contextmanager
+    def second_data_node(self) -> Iterator[None]:
+        """Runs another DataNode, which the NameNode knows when the context begins."""
+        name = "second"
+        ports = free_ports(3)
+        addresses = zip(("address", "ipc.address", "http.address"), ports, strict=True)
+        options = [f"-Ddfs.datanode.{key}=127.0.0.1:{port}" for key, port in addresses]
+        options.append(f"-Ddfs.datanode.data.dir={self.folder / 'second'}")
+        command = [*self._command(DATA_NODE), *options]
+        with self._output(name).open("ab") as output:
+            process = subprocess.Popen(command, cwd=self.folder, env=self._environment(), stdout=output, stderr=output)
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while self._live_data_nodes() < 2:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise ServerUnavailable(
+                        f"the second DataNode did not start: {self._output(name).read_text()[-500:]}"
+                    )
+                time.sleep(0.1)
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+    def _live_data_nodes(self) -> int:
+        query = f"{self.web_url}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
+        with urllib.request.urlopen(query, timeout=5) as answer:
+            return int(json.load(answer)["beans"][0]["NumLiveDataNodes"])
 
     def _is_ready(self) -> bool:
         query = f"http://127.0.0.1:{self._http_port}/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"

@@ -23,7 +23,7 @@ from tests.support.simulation.cluster import SimBroker, SimPartition
 from tests.support.simulation.fetches import AskedFetch, AskedPartition, fetch
 from tests.support.simulation.loop import VirtualLoop
 from tests.support.simulation.network import Network
-from tests.support.simulation.oracle import Asked, Oracle
+from tests.support.simulation.oracle import Oracle
 from tests.support.simulation.process import SimMachine, SimProcess
 from tiers.broker.client import monotonic_ms
 
@@ -159,17 +159,22 @@ class SimClient:
             await asyncio.sleep(self.rng.uniform(0.2, 1.2))
             if self.is_checking:
                 return
-            if self.rng.random() < 0.08:
-                expected = self.oracle.expected[self.partition]
-                self.position, self._last_epoch = self.rng.randint(0, max(0, expected.end)), -1
+            if self.rng.random() < 0.15:
+                self.position, self._last_epoch = self._other_position(), -1
             self.is_idle.clear()
             await self.step()
             self.is_idle.set()
 
+    def _other_position(self) -> int:
+        """Returns any offset, or one that the brokers trimmed just now or will trim soon."""
+        end = max(0, self.oracle.expected[self.partition].end)
+        if self.rng.random() < 0.5:
+            return self.rng.randint(0, end)
+        return max(0, min(end, self.partition.log.start + self.rng.randint(-20, 5)))
+
     async def step(self, max_bytes: int | None = None) -> None:
         """Sends one Fetch, and lets the oracle judge the answer."""
-        expected = self.oracle.expected[self.partition]
-        asked, before = Asked(expected), self.position
+        asked, before = self.oracle.asked(self.partition), self.position
         found = await self.fetch(self.position, max_bytes or self.rng.choice((200, 700, 4_000)))
         if found is None:
             self.last_code = -1

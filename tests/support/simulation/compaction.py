@@ -1,71 +1,86 @@
-"""`Compaction` cleans the logs of a compacted topic, as Kafka's log cleaner does, batch by batch.
+"""The log cleaner of a broker, for a log of transactions (docs/semantics.md 7).
 
-A pass removes every batch whose records all have a later record with the same key. It removes a tombstone when an
-earlier pass has seen it, `delete.retention.ms` before (KIP-534). It leaves the last batch, open transactions and
-markers alone. The records of aborted transactions count for nothing, and stay.
+It keeps the last committed record of each key, and no record of an aborted transaction. The first run that meets a
+tombstone or a marker gives it a horizon; a run after the horizon removes it, a marker only if no record of its producer
+is left before it. Offsets never change: a batch keeps its first and its last offset, and an empty batch goes.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import struct
 
-from protocol.records.record_batch import verify_batches
-from protocol.records.record_reader import read_records
-from tests.support.simulation.cluster import SimPartition
-from tests.support.simulation.loop import VirtualLoop
-from tests.support.simulation.replica_log import Batch, ReplicaLog
+import google_crc32c
+
+from protocol.records.record_batch import iterate_batches
+from protocol.records.record_reader import Record, read_records
+from tests.support.fakes.record_batches import build_batch
+from tests.support.simulation.replica_log import ABORT, Batch, ReplicaLog
 
 DELETE_RETENTION_MS = 12_000
 """How long the metadata topic keeps tombstones. Some faults last longer than half of it."""
+_BASE_SEQUENCE_AT = 53
 
 
-class _Keys(NamedTuple):
-    keys: frozenset[bytes]
-    are_tombstones: bool
+def compact(log: ReplicaLog, end: int, now_ms: int, delete_retention_ms: int) -> None:
+    """Cleans the batches below `end`, which is at most the last stable offset."""
+    cleaned = [one for one in log.batches if one.next_offset <= end]
+    aborted = {
+        one.base_offset
+        for one in cleaned
+        if any(
+            one.producer_id == each.producer_id and each.first_offset <= one.base_offset < each.marker_offset
+            for each in log.aborted
+        )
+    }
+    records = {one.base_offset: _records(one) for one in cleaned if not one.ends and one.base_offset not in aborted}
+    last = {each.key: each.offset for found in records.values() for each in found}
+    kept: list[Batch] = []
+    for batch in cleaned:
+        if batch.ends:
+            if not _is_over(log, batch.base_offset, now_ms, delete_retention_ms) or any(
+                one.producer_id == batch.producer_id for one in kept
+            ):
+                kept.append(batch)
+            elif batch.ends == ABORT:
+                log.aborted = [one for one in log.aborted if one.marker_offset != batch.base_offset]
+            continue
+        found = records.get(batch.base_offset, [])
+        left = [
+            one
+            for one in found
+            if last[one.key] == one.offset
+            and (one.value is not None or not _is_over(log, one.offset, now_ms, delete_retention_ms))
+        ]
+        if left == found and found:
+            kept.append(batch)
+        elif left:
+            kept.append(batch._replace(data=_rewritten(batch, left)))
+    log.batches = [*kept, *log.batches[len(cleaned) :]]
 
 
-class Compaction:
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-        self._keys: dict[bytes, _Keys] = {}
-        self._seen_at_ms: dict[bytes, int] = {}
-        """When a pass saw a tombstone first, by its batch."""
-        self.tombstones_removed = 0
-
-    def clean(self, partition: SimPartition) -> None:
-        if partition.leader < 0:
-            return
-        log, kept_ms = partition.log, int(partition.topic.configs["delete.retention.ms"])
-        cleaned = [one for one in log.batches if one.next_offset <= log.last_stable_offset][:-1]
-        later: set[bytes] = set()
-        gone: set[bytes] = set()
-        for batch in reversed(cleaned):
-            if batch.ends or _is_aborted(log, batch):
-                continue
-            keys, are_tombstones = self._keys_of(batch)
-            if keys <= later:
-                gone.add(batch.data)
-            elif are_tombstones:
-                seen_at_ms = self._seen_at_ms.setdefault(batch.data, self._loop.now_ms)
-                if self._loop.now_ms - seen_at_ms >= kept_ms:
-                    gone.add(batch.data)
-                    self.tombstones_removed += 1
-            later |= keys
-        if gone:
-            for replica in partition.replicas.values():
-                replica.batches = [one for one in replica.batches if one.data not in gone]
-
-    def _keys_of(self, batch: Batch) -> _Keys:
-        known = self._keys.get(batch.data)
-        if known is None:
-            records = [one for view in verify_batches(batch.data) for one in read_records(batch.data, view)]
-            keys = frozenset(bytes(one.key or b"") for one in records)
-            known = self._keys[batch.data] = _Keys(keys, all(one.value is None for one in records))
-        return known
+def _is_over(log: ReplicaLog, offset: int, now_ms: int, delete_retention_ms: int) -> bool:
+    return log.delete_horizons_ms.setdefault(offset, now_ms + delete_retention_ms) <= now_ms
 
 
-def _is_aborted(log: ReplicaLog, batch: Batch) -> bool:
-    return any(
-        one.producer_id == batch.producer_id and one.first_offset <= batch.base_offset < one.marker_offset
-        for one in log.aborted
+def _records(batch: Batch) -> list[Record]:
+    (view,) = iterate_batches(batch.data)
+    return list(read_records(batch.data, view))
+
+
+def _rewritten(batch: Batch, records: list[Record]) -> bytes:
+    (view,) = iterate_batches(batch.data)
+    data = bytearray(
+        build_batch(
+            batch.base_offset,
+            records,
+            last_offset=batch.next_offset - 1,
+            leader_epoch=batch.leader_epoch,
+            log_append_time_ms=batch.timestamp_ms,
+            producer_id=view.producer_id,
+            producer_epoch=view.producer_epoch,
+            transactional=view.is_transactional,
+        )
     )
+    struct.pack_into(">i", data, _BASE_SEQUENCE_AT, view.base_sequence)
+    struct.pack_into(">I", data, 17, google_crc32c.value(bytes(data[21:])))
+    return bytes(data)

@@ -33,8 +33,10 @@ class ExpectedPartition:
     """The highest next offset that was committed and not cut since."""
     deleted_to: int = 0
     """Up to where users asked to delete records."""
-    confirmed_deleted_to: int = 0
-    """Up to where a user's deletion was answered without an error."""
+    confirmed_deletions: list[tuple[float, int]] = field(default_factory=list)
+    """When users' deletions were answered without an error, and up to where."""
+    deletions_open: int = 0
+    """How many deletions of users were not answered without an error. They may yet happen, also to another history."""
     removed: list[tuple[int, int]] = field(default_factory=list)
     """Runs of offsets, the ends exclusive, that a broker removed before they were copied."""
     histories: int = 1
@@ -65,6 +67,8 @@ class ExpectedPartition:
             self.cut_ranges.append((ends_at, self.end))
             self.histories += 1
             self.last_cut_s = at_s
+            if not self.deletions_open:  # what was deleted in one history deletes nothing in another
+                self.deleted_to = min(self.deleted_to, ends_at)
         self.batches = below if leader_end >= leader_start else []
         self.end = max([leader_start, *(one.next_offset for one in self.batches)])
         if not leader_batches and leader_end < ends_at:
@@ -75,6 +79,10 @@ class ExpectedPartition:
                 self.batches.append(batch)
                 self.ever.setdefault(batch.base_offset, set()).add(batch.data)
                 self.end = batch.next_offset
+
+    def confirmed_deleted_to(self, before_s: float) -> int:
+        """Returns up to where deletions that were answered before then have deleted."""
+        return max((offset for at_s, offset in self.confirmed_deletions if at_s < before_s), default=0)
 
     def size_from(self, offset: int) -> int:
         place = bisect_left(self.batches, offset + 1, key=lambda one: one.next_offset)

@@ -48,6 +48,27 @@ def _crash(sim: Simulation, fault: Fault) -> Callable[[], None]:
     return lambda: machine.start(keep_state=fault.size < 0.6)
 
 
+def _power_cut(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    machine = _machine(sim, fault)
+    machine.crash()
+    machine.damage_state(fault.size)
+    return machine.start
+
+
+def _old_copy(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    """Copies the state of a machine now. At the end, the machine crashes and goes on with the copy."""
+    machine = _machine(sim, fault)
+    copied = machine.copy_state()
+
+    def end() -> None:
+        if machine.process is not None and copied is not None:
+            machine.crash()
+            machine.restore_state(copied)
+            machine.start()
+
+    return end
+
+
 def _restart(sim: Simulation, fault: Fault) -> Callable[[], None]:
     machine = _machine(sim, fault)
     machine.stop()
@@ -127,6 +148,14 @@ def _elect(sim: Simulation, fault: Fault) -> None:
 
 def _link_cut(sim: Simulation, fault: Fault) -> Callable[[], None]:
     link = _machine(sim, fault).name, 1 + int(fault.size * 2.999)
+    sim.network.cuts.add(link)
+    return lambda: sim.network.cuts.discard(link)
+
+
+def _metadata_cut(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    """Cuts a process off from the leader of a metadata partition. It may reach the leaders of other partitions."""
+    node = sim.metadata_leader(int(fault.size * 10))
+    link = _machine(sim, fault).name, node
     sim.network.cuts.add(link)
     return lambda: sim.network.cuts.discard(link)
 
@@ -229,6 +258,12 @@ def _unclean(sim: Simulation, fault: Fault) -> None:
     sim.unclean_election(fault.which, fault.size)
 
 
+def _out_of_date(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    """A user deletes all records. A replica that knows neither the last records nor the deletion becomes the leader."""
+    sim.delete_records(fault.which, 1.0)
+    return lambda: sim.unclean_election(fault.which, fault.size, is_out_of_date=True)
+
+
 def _emptied(sim: Simulation, fault: Fault) -> None:
     sim.emptied_election(fault.which)
 
@@ -245,6 +280,10 @@ def _metadata_head(sim: Simulation, fault: Fault) -> None:
     sim.metadata_loses_head(fault.which, fault.size)
 
 
+def _compaction(sim: Simulation, fault: Fault) -> None:
+    sim.compact_metadata(fault.which, fault.size)
+
+
 def _retention(sim: Simulation, fault: Fault) -> None:
     sim.change_retention(fault.size)
 
@@ -256,6 +295,8 @@ def _upgrade(sim: Simulation, fault: Fault) -> None:
 KINDS: Mapping[str, tuple[float, Apply]] = {
     "crash": (10, _crash),
     "restart": (4, _restart),
+    "power-cut": (2, _power_cut),
+    "old-copy": (2, _old_copy),
     "pause": (9, _pause),
     "clock": (4, _clock),
     "disk-full": (3, _disk),
@@ -266,6 +307,7 @@ KINDS: Mapping[str, tuple[float, Apply]] = {
     "broker-slow": (4, _broker_slow),
     "elect": (6, _elect),
     "link-cut": (5, _link_cut),
+    "metadata-cut": (5, _metadata_cut),
     "isolate": (4, _isolate),
     "slow-link": (5, _slow_link),
     "lost-answers": (5, _lost_answers),
@@ -280,10 +322,12 @@ KINDS: Mapping[str, tuple[float, Apply]] = {
     "broker-removes": (3, _broker_removes),
     "hanging-transaction": (3, _hang),
     "unclean-election": (4, _unclean),
+    "out-of-date-replica": (2, _out_of_date),
     "emptied-replica": (0.8, _emptied),
     "log-start-goes-back": (1.5, _start_back),
     "metadata-tail-lost": (1.2, _metadata_tail),
     "metadata-head-lost": (0.3, _metadata_head),
+    "compaction": (4, _compaction),
     "retention": (2, _retention),
     "rolling-upgrade": (2, _upgrade),
 }

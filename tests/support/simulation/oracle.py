@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
-from tests.support.expected_log import FILTERS
+from tests.support.read_committed import FILTERS
 from tests.support.simulation.cluster import CLUSTER_ID, SimBroker, SimCluster, SimPartition
 from tests.support.simulation.expectation import ExpectedPartition, Retention
 from tests.support.simulation.loop import VirtualLoop
@@ -230,6 +230,8 @@ class Oracle:
             if stored is not None and batch.data not in stored.data:
                 continue
             begins_at = max(batch.base_offset, first, expected.deleted_to)
+            if self.truth.lost_records and partition.log.start <= begins_at:
+                continue  # the metadata does not know any more that the copy was finished, and it was not trimmed yet
             if begins_at > last or any(_holds(one, begins_at, min(batch.next_offset - 1, last)) for one in others):
                 continue
             self.fail(
@@ -268,6 +270,11 @@ class Oracle:
         return next((one for one in self.expected if one.topic.topic_id == topic_id and one.index == index), None)
 
     # What clients see
+
+    def asked(self, partition: SimPartition) -> Asked:
+        expected = self.expected[partition]
+        known_since_s = self.loop.time() - self._visible_after_ms / 2000
+        return Asked(expected.histories, expected.end, expected.confirmed_deleted_to(known_since_s))
 
     def answered(self, partition: SimPartition, offset: int, asked: Asked, answer: Any, reader: str) -> int:
         """Checks the answer to a Fetch at `offset`. Returns the next offset to ask for."""
@@ -344,13 +351,13 @@ class Oracle:
                 self.fail(f"{reader}: {partition} shows a committed reader {visible} instead of {wanted}")
 
 
-class Asked:
+class Asked(NamedTuple):
     """What was true when a reader asked."""
 
-    def __init__(self, expected: ExpectedPartition) -> None:
-        self.histories = expected.histories
-        self.high_watermark = expected.end
-        self.deleted_to = expected.confirmed_deleted_to
+    histories: int
+    high_watermark: int
+    deleted_to: int
+    """Up to where every proxy must know of a deletion: its metadata may be T_vis / 2 old."""
 
 
 def _holds(segment: TrueSegment, first: int, last: int) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from tiers.errors import OwnershipLostError, RemoteResourceNotFoundError
+from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteResourceNotFoundError
 from tiers.fitness import Fitness
 from tiers.log import broker_log
 from tiers.metadata.log_history import LogStartConfirmation
@@ -29,6 +29,7 @@ from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.collected_batches import CollectedBatches
 from tiers.reader.remote_log_reader import RemoteLogReader
+from tiers.storage.circuit_breaker import CircuitBreaker
 from tiers.tasks import clamp_task, expiration_task, lineage, segment_deletion, trim_task
 from tiers.tasks.copy import copy_task, segment_copy
 from tiers.tasks.expiration_task import RLMExpirationTask
@@ -279,6 +280,16 @@ def _clamps_too_low(stack: ExitStack) -> None:
     _replace(stack, clamp_task, "clamp_end", end)
 
 
+def _never_probes_a_store(stack: ExitStack) -> None:
+    """The circuit breaker for writes stays open for ever."""
+
+    def enter(breaker: CircuitBreaker) -> None:
+        if breaker.is_open:
+            raise CircuitOpenError("the circuit breaker is open")
+
+    _replace(stack, CircuitBreaker, "__enter__", enter)
+
+
 PLANTED: Mapping[str, PlantedBug] = {
     "trims-at-once": PlantedBug("rule 1", "trims before T_vis has passed", _trims_at_once),
     "always-fresh": PlantedBug("rule 1", "answers from metadata of any age", _always_fresh),
@@ -312,6 +323,7 @@ PLANTED: Mapping[str, PlantedBug] = {
     ),
     "replays-aborted": PlantedBug("rule 1", "replays the records of aborted transactions", _replays_aborted),
     "forgets-aborts": PlantedBug("promise 3", "hides no aborted transaction", _forgets_aborts),
+    "never-probes-a-store": PlantedBug("promise 5", "leaves a store alone for ever that failed", _never_probes_a_store),
     "copies-open": PlantedBug("rule 4", "copies beyond the last stable offset", _copies_open_transactions),
 }  # fmt: skip
 

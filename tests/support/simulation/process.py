@@ -11,6 +11,7 @@ import errno
 import os
 import random
 import shutil
+import struct
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,10 +33,26 @@ from tests.support.simulation.network import Network
 from tests.support.simulation.store import SimStore
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.metadata.state.layout import STATE_FILE
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 
 _RESTART_S = 2.0
+_PAGE_BYTES = 4_096
+_PAGE = struct.Struct("=Q")
+_TRANSACTION = struct.Struct("=Q")
+_TRANSACTION_AT = 16 + 8 + 16 + 48 + 48 + 8
+"""Where a meta page has the number of its transaction: behind the page's header, and the fields before it."""
 Settings = Mapping[str, Any]
+
+
+def forget_last_commit(path: Path) -> None:
+    """Overwrites the newer one of LMDB's two meta pages, as if it had not reached the disk."""
+    with path.open("r+b") as file:
+        pages = [file.read(_PAGE_BYTES) for _ in range(2)]
+        newer = max((0, 1), key=lambda number: _TRANSACTION.unpack_from(pages[number], _TRANSACTION_AT)[0])
+        file.seek(newer * _PAGE_BYTES)
+        # The older meta, with the number of its own page.
+        file.write(_PAGE.pack(newer) + pages[1 - newer][_PAGE.size :])
 
 
 class SimProcess:
@@ -133,6 +150,7 @@ class SimMachine:
         self.ended_with: list[str] = []
         self.dead: list[SimProcess] = []
         self._root = root
+        self._copies = 0
         self._is_wanted = False
 
     def start(self, *, keep_state: bool = True) -> None:
@@ -191,6 +209,35 @@ class SimMachine:
         self._is_wanted = False
         if self.process is not None:
             self.process.stop.set()
+
+    @property
+    def _folder(self) -> Path:
+        """The folder of the last process."""
+        return self._root / f"{self.name}-{self.lives - 1}"
+
+    def damage_state(self, size: float) -> None:
+        """Leaves the state as a disk may have it after a power failure: without the last commit, torn, or empty."""
+        path = self._folder / "metadata" / STATE_FILE
+        if not path.exists():
+            return
+        if size < 0.6:
+            forget_last_commit(path)
+        else:
+            os.truncate(path, int(path.stat().st_size * (size - 0.6) / 0.4) if size < 0.9 else 0)
+
+    def copy_state(self) -> Path | None:
+        """Returns a copy of the folder as it is now."""
+        if self.process is None:
+            return None
+        self._copies += 1
+        copied = self._root / f"{self.name}-copy-{self._copies}"
+        shutil.copytree(self._folder, copied)
+        return copied
+
+    def restore_state(self, copied: Path) -> None:
+        """Puts a copy in the place of the folder of the last process."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        copied.rename(self._folder)
 
     def pause(self) -> None:
         if self.process is not None:

@@ -89,6 +89,8 @@ class ReplicaLog:
     """The last epoch of each transactional producer. A trim does not forget it."""
     trimmed: list[Batch] = field(default_factory=list)
     """The last removed batches: an unclean stop of the broker may bring them back."""
+    delete_horizons_ms: dict[int, int] = field(default_factory=dict)
+    """By offset: until when the cleaner keeps a tombstone or a marker."""
 
     def append(self, batch: Batch) -> None:
         assert batch.base_offset >= self.end, (batch, self.end)
@@ -173,6 +175,20 @@ class ReplicaLog:
         if below:
             self.epochs[: len(below)] = [(below[-1][0], offset)]
         return removed
+
+    def bring_back(self, count: int) -> None:
+        """Takes up to `count` of the batches back that were removed last, as a log has them that was not flushed."""
+        back = [one for one in self.trimmed if one.next_offset <= self.start][-count:]
+        while back and self.batches and back[-1].next_offset != self.batches[0].base_offset:
+            back.pop()
+        if not back or not self.batches or self.start != self.batches[0].base_offset:
+            return
+        self.batches, self.start = [*back, *self.batches], back[0].base_offset
+        known, self.epochs = self.epochs, []
+        for batch in back:
+            if batch.leader_epoch > self.latest_epoch:
+                self.assign_epoch(batch.leader_epoch, batch.base_offset)
+        self.epochs += [one for one in known if one[0] > self.latest_epoch]
 
     def read(self, offset: int, bound: int, max_bytes: int, min_one: bool) -> tuple[bytes, int]:
         """Returns the batches from the one of `offset` on below `bound`, and the offset behind them."""

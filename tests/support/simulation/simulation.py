@@ -22,7 +22,7 @@ from proxy.config import TidegateConfig
 from tests.support.simulation.apis import SimApis
 from tests.support.simulation.clients import SimClient
 from tests.support.simulation.cluster import HOST, PORT, SimCluster, SimPartition
-from tests.support.simulation.compaction import Compaction
+from tests.support.simulation.compaction import compact
 from tests.support.simulation.environment import WALL_START_MS, simulated_environment, unheard_garbage
 from tests.support.simulation.expectation import Retention
 from tests.support.simulation.faults import KINDS, LAST_S, Fault
@@ -87,7 +87,6 @@ class Simulation:
         self.producers: list[Producer] = []
         self.clients: list[SimClient] = []
         self.faults_applied = 0
-        self.compaction = Compaction(loop)
         self._undo: list[Any] = []
         self._background: asyncio.TaskGroup | None = None
         self.events: list[str] = []
@@ -199,11 +198,9 @@ class Simulation:
             await asyncio.sleep(1.0)
             seconds += 1
             self.groups.expire()
-            metadata_topic = self.cluster.topics.get(METADATA_TOPIC)
-            if metadata_topic is not None:
-                for partition in metadata_topic.partitions:
-                    self.compaction.clean(partition)
             if seconds % 5 == 0:
+                for number in range(len(self._metadata_partitions())):
+                    self.compact_metadata(number, 0.0)
                 self.transactions.expire()
                 self._apply_retention()
             if self.oracle.violation is not None:
@@ -264,18 +261,20 @@ class Simulation:
         expected = self.oracle.expected[partition]
         if self.loop.time() - expected.last_cut_s < 20 or partition.leader < 0:
             return
-        offset = int(expected.end * size * 0.8)
+        offset = int(expected.end * min(1.0, size * 1.2))
         asked_in = expected.histories
 
         async def delete() -> None:
             expected.deleted_to = max(expected.deleted_to, offset)
+            expected.deletions_open += 1
             for _ in range(20):
                 if expected.histories != asked_in:
                     return
                 code = await client.delete_records(offset)
                 self.note(f"DeleteRecords to {offset} of {partition}: {code}")
                 if code == 0:
-                    expected.confirmed_deleted_to = max(expected.confirmed_deleted_to, offset)
+                    expected.confirmed_deletions.append((self.loop.time(), offset))
+                    expected.deletions_open -= 1
                     return
                 await asyncio.sleep(1.0)
 
@@ -298,13 +297,18 @@ class Simulation:
         live = [one.node_id for one in self.cluster.live_brokers() if one.node_id != partition.leader]
         return live[0] if live and partition.leader >= 0 else None
 
-    def unclean_election(self, which: int, size: float) -> None:
-        """A replica that lacks the last batches becomes the leader."""
+    def unclean_election(self, which: int, size: float, *, is_out_of_date: bool = False) -> None:
+        """A replica that lacks the last batches becomes the leader.
+
+        One that is out of date has records that were trimmed since."""
         partition = self._partition(which)
         node = self._replica_to_elect(partition)
         if node is None:
             return
         log = partition.replicas[node]
+        if is_out_of_date:
+            self.oracle.expected[partition].may_reappear = True
+            log.bring_back(12)
         ends = [one.next_offset for one in log.batches[-8:] if not _open_at(log.batches, one.next_offset)]
         ends = [end for end in ends if end > log.start]
         if ends:
@@ -327,17 +331,20 @@ class Simulation:
             return
         self.oracle.expected[partition].may_reappear = True
         for log in partition.replicas.values():
-            back = [one for one in log.trimmed if one.next_offset <= log.start][-6:]
-            while back and log.batches and back[-1].next_offset != log.batches[0].base_offset:
-                back.pop()
-            if back and log.batches and log.start == log.batches[0].base_offset:
-                log.batches = [*back, *log.batches]
-                log.start = back[0].base_offset
+            log.bring_back(6)
         self.cluster.elect(partition)
 
     def _metadata_partition(self, which: int) -> SimPartition | None:
+        partitions = self._metadata_partitions()
+        return partitions[which % len(partitions)] if partitions else None
+
+    def _metadata_partitions(self) -> Sequence[SimPartition]:
         topic = self.cluster.topics.get(METADATA_TOPIC)
-        return None if topic is None else topic.partitions[which % len(topic.partitions)]
+        return () if topic is None else topic.partitions
+
+    def metadata_leader(self, which: int) -> int:
+        partition = self._metadata_partition(which)
+        return 1 if partition is None else partition.last_leader
 
     def metadata_loses_tail(self, which: int, size: float) -> None:
         partition = self._metadata_partition(which)
@@ -358,6 +365,18 @@ class Simulation:
         end = partition.log.batches[int((len(partition.log.batches) - 1) * size * 0.5)].next_offset
         for log in partition.replicas.values():
             log.trim_to(min(end, log.end))
+
+    def compact_metadata(self, which: int, size: float) -> None:
+        """The brokers' log cleaners run. They leave the last batches, which are in the active segment."""
+        partition = self._metadata_partition(which)
+        if partition is None:
+            return
+        for node, log in partition.replicas.items():
+            if not self.cluster.brokers[node].is_up:
+                continue
+            active = log.batches[-1 - int(size * 12) :]
+            end = min([log.last_stable_offset, *(one.base_offset for one in active)])
+            compact(log, end, self.wall_ms(), int(partition.topic.configs["delete.retention.ms"]))
 
     def upgrade(self, pause_s: float) -> None:
         """Restarts one machine after the other with a later release, whose owners write a new type of record."""

@@ -6,10 +6,10 @@ from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 
-from tests.support.expected_log import ExpectedLog
 from tests.support.fakes.in_memory_log import InMemoryLog
-from tests.support.fakes.metadata_log import MetadataLog
+from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tests.support.written_log import WrittenLog
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -27,9 +27,9 @@ class Life:
         (folder / "remote").mkdir(parents=True)
         self.folder = folder
         self.clock = Clock()
-        self.model = ExpectedLog()
+        self.model = WrittenLog()
         self.log = InMemoryLog()
-        self.metadata_log = MetadataLog(lambda: self.clock.wall_ms, owner="a")
+        self.metadata_log = FakeMetadataTopic(lambda: self.clock.wall_ms, owner="a")
         self.topics = OneTopic(POLICY)
         self.process = self._process()
         for number in range(9):

@@ -1,4 +1,4 @@
-"""`RecordedProgress`: a `Progress` that keeps what it is told."""
+"""`RecordedProgress`: a `Progress` that keeps every report."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.support.expected_log import ExpectedLog
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.io_calls import Event, ProcessEnded
-from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
+from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetadataManager
 from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tests.support.written_log import WrittenLog
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, Retention, TotalRetention
 from tiers.errors import LogDivergedError, RemoteLogError
@@ -66,9 +66,9 @@ class Tier(RuleBasedStateMachine):
         self.root = Path(self.folder.name)
         (self.root / "remote").mkdir()
         self.clock = Clock()
-        self.model = ExpectedLog()
+        self.model = WrittenLog()
         self.log = InMemoryLog()
-        self.metadata_log = MetadataLog(lambda: self.clock.wall_ms, owner="a")
+        self.metadata_log = FakeMetadataTopic(lambda: self.clock.wall_ms, owner="a")
         self.topics = OneTopic(FIRST_POLICY)
         self.policies = [FIRST_POLICY]
         """The topic's settings since the last check. A frozen round keeps the settings of its beginning."""
@@ -257,7 +257,7 @@ class Tier(RuleBasedStateMachine):
         if is_read:
             self.change_settings(self.settings)
 
-    def owner_metadata(self) -> FollowingMetadataManager:
+    def owner_metadata(self) -> FakeTopicMetadataManager:
         self.owner.metadata.follow()
         return self.owner.metadata
 

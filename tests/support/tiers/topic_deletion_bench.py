@@ -1,4 +1,4 @@
-"""What tests of deleted and missing topics share: brokers that know topics or not, and segments of a topic."""
+"""The shared parts of the tests of deleted and missing topics: brokers that may know a topic, and its segments."""
 
 from __future__ import annotations
 

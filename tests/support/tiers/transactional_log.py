@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from tests.support.expected_log import ExpectedLog
 from tests.support.fakes.segments import metadata_of
+from tests.support.written_log import WrittenLog
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 
@@ -19,9 +19,9 @@ ACTS = st.lists(
 )
 
 
-def log_of(acts: Sequence[tuple[int, str]]) -> ExpectedLog:
+def log_of(acts: Sequence[tuple[int, str]]) -> WrittenLog:
     """Returns a log with two records in every batch. The log leaves out the end of a transaction that has not begun."""
-    log = ExpectedLog()
+    log = WrittenLog()
     for producer, act in acts:
         timestamp_ms = 1_600_000_000_000 + log.end_offset
         if act == "elected":
@@ -34,7 +34,7 @@ def log_of(acts: Sequence[tuple[int, str]]) -> ExpectedLog:
 
 
 def copied(
-    folder: Path, log: ExpectedLog, ends: Sequence[int], base: int = 0, chunk_bytes: int = 200
+    folder: Path, log: WrittenLog, ends: Sequence[int], base: int = 0, chunk_bytes: int = 200
 ) -> list[BuiltSegment]:
     """Segments that end after the batches of these numbers; the first one begins with batch `base`."""
     segments: list[BuiltSegment] = []

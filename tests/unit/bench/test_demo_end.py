@@ -1,4 +1,4 @@
-"""`make demo ARGS=--keep` says where its configuration is, and a command that works with it."""
+"""`make demo ARGS=--keep` prints the path of its configuration, and a command that works with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's verdict is worth as much as its verifier: it must see what a broken tier would do."""
+"""The verifier of the demo finds the errors that a broken tier would make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bench that is terminated stops its servers: what its blocks clean up is cleaned up."""
+"""A bench that is terminated stops its servers and cleans up."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ run(main)
 """
 
 
-def test_who_is_terminated_cleans_up_and_shows_no_traceback() -> None:
+def test_a_terminated_bench_cleans_up_without_a_traceback() -> None:
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "stopped\n", "")

@@ -38,7 +38,7 @@ def test_metadata_v1_request() -> None:
     assert frame[:13] == build_request_header(3, 1, 42, "abc")
 
 
-def test_metadata_v9_request_has_a_tagged_section_after_a_client_id_that_is_not_compact() -> None:
+def test_metadata_v9_has_a_tagged_section_after_a_classic_client_id() -> None:
     frame = bytes.fromhex(
         "0003 0009 0000002a"
         "0003 616263"

@@ -1,4 +1,4 @@
-"""Places among the connections: taken up to either limit, given back once."""
+"""Places for connections: taken up to either limit, and released once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_one_address_leaves_the_others_their_places() -> None:
     taken(admissions, "b")
 
 
-def test_a_place_is_given_back_once() -> None:
+def test_a_place_is_released_once() -> None:
     admissions = Admissions(2, 0)
     first = taken(admissions, "a")
     taken(admissions, "a")

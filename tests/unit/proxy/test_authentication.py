@@ -1,4 +1,4 @@
-"""Authentication passes through, whatever the mechanism; what it changes for the requests that follow."""
+"""Authentication passes through with every mechanism, and changes the treatment of later requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody's silence costs more than one read buffer."""
+"""A silent peer costs at most one read buffer."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ async def test_memory_is_released_when_the_client_has_the_answer_or_is_gone(is_r
             await sent.wait()
 
 
-async def test_by_tls_an_answer_holds_its_memory_too_until_the_client_has_taken_it(
+async def test_with_tls_an_answer_keeps_its_memory_until_the_client_took_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A transport of TLS counts nothing of what it has handed on to the socket's own transport."""
@@ -249,7 +249,7 @@ async def test_by_tls_what_was_answered_leaves_before_the_end(tmp_path: Path) ->
         await client.ended()
 
 
-async def test_what_is_held_for_an_answer_that_is_never_made_is_given_back() -> None:
+async def test_memory_of_an_answer_that_is_never_made_is_released() -> None:
     sent, gate = asyncio.Event(), asyncio.Event()
 
     async def never(exchange: Exchange, held: memoryview) -> tuple[bytes]:

@@ -1,4 +1,4 @@
-"""What brokers say of a topic's configuration, as the rule of what is tiered needs it."""
+"""A topic's configuration at the brokers, as the rule of tiered topics needs it."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ async def test_the_values_are_those_that_hold() -> None:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
-async def test_of_a_topic_that_the_proxy_may_not_see_there_are_none(code: int) -> None:
+async def test_a_topic_without_describe_has_no_configuration(code: int) -> None:
     assert await policy_of(result(code)) is None
 
 
 @pytest.mark.parametrize("results", [[], [result(ErrorCode.REQUEST_TIMED_OUT)]])
-async def test_without_an_answer_nobody_knows(results: list[Any]) -> None:
+async def test_without_an_answer_the_configuration_is_unknown(results: list[Any]) -> None:
     with pytest.raises(BrokerError):
         await policy_of(*results)

@@ -1,4 +1,4 @@
-"""Whose chunks lie where, and what nobody will read any more."""
+"""The folders of the chunk files of each process, and the removal of unused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gets wrong is one line and an exit code, never a traceback."""
+"""A mistake of a user gives one line and an exit code, and no traceback."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from proxy import cli
-from proxy.commands import topics
 from proxy.commands.check import Report
+from proxy.commands.tier import topics
 
 NOBODY = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n'
 

@@ -1,4 +1,4 @@
-"""One file, its mistakes said in one line each, its secrets never."""
+"""The settings file: each mistake is one line, and no message shows a secret."""
 
 from __future__ import annotations
 

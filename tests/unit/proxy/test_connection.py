@@ -45,7 +45,7 @@ async def test_frames_in_any_split_arrive_whole() -> None:
             assert await client.receive() == response(n, b"y" * n)
 
 
-async def test_an_answer_that_waits_holds_back_later_responses_but_not_later_requests() -> None:
+async def test_a_waiting_answer_delays_later_responses_but_no_request() -> None:
     gate = asyncio.Event()
 
     async def late(exchange: Exchange, held: memoryview) -> tuple[bytes, bytes]:
@@ -329,7 +329,7 @@ async def test_a_handler_that_fails_closes_its_connection_alone(caplog: pytest.L
         (b"\x00\x00\x00\x041234", "a request of 4 bytes"),
     ],
 )
-async def test_bytes_that_are_no_kafka_close_with_one_line_and_never_reach_a_broker(
+async def test_bytes_that_are_not_kafka_are_logged_once_and_reach_no_broker(
     sent: bytes, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:

@@ -1,4 +1,4 @@
-"""How many connections there may be, and for how long one may say nothing."""
+"""The limits of the number of connections, and of their silence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever bytes come from either side: the connection may end, no handler fails, and the others go on."""
+"""Random bytes from either side may end their connection. No handler fails, and other connections continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verified bounds are asked of the leader, once for all who ask; seen ones only fill in."""
+"""The leader is asked once for verified bounds of all callers. Bounds seen in answers only fill in."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster() -> SlowCluster:
     return SlowCluster(logs={P0: LocalLog([batch_of(10, 20)], 10)})
 
 
-async def test_many_who_ask_at_once_share_one_question(cluster: SlowCluster) -> None:
+async def test_concurrent_callers_share_one_request(cluster: SlowCluster) -> None:
     now = [100]
     cache = LocalLogBoundsCache(cluster, lambda: now[0])
     answers = await asyncio.gather(*(cache.ask(P0, 100, 1000) for _ in range(5)))

@@ -1,4 +1,4 @@
-"""What the proxy lacks of a topic that the first answer did not name."""
+"""The missing rights of the proxy on a topic that the first answer did not name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`workers = N` as a user starts it, before no cluster at all; and how several expositions become one."""
+"""`workers = N` as a user starts it, without a cluster; and the merge of several metric pages into one."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_another_proxy_that_lives_ends_the_start(died: Callable[[int, int], floa
         died(100, 100)
 
 
-def test_who_keeps_the_port_and_no_state_ends_the_start_soon(died: Callable[[int, int], float]) -> None:
+def test_a_used_port_or_a_missing_state_ends_the_start_soon(died: Callable[[int, int], float]) -> None:
     with pytest.raises(OSError, match="in use"):
         died(0, 10)
 

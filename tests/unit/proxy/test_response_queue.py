@@ -1,4 +1,4 @@
-"""A slot whose connection ends at once: nothing of its answer is left behind."""
+"""A slot whose connection ends leaves nothing of its answer behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No client is ever told where a broker itself listens, in whatever corner of an answer the broker names itself."""
+"""No client learns the address of a broker, whichever field of an answer has it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_large_fetch_answer_hides_the_address_rather_than_tell_it(cast: 
     assert endpoints(answers[-1]) == []
 
 
-async def test_metadata_with_a_node_that_nobody_knew(cast: Scenario) -> None:
+async def test_metadata_with_an_unknown_node(cast: Scenario) -> None:
     cast.broker.script(ApiKey.METADATA, metadata.with_node(NEW_NODE, *BROKERS_OWN))
     async with cast.client() as client:
         answer = await client.ask(metadata_request(), 12)
@@ -90,7 +90,7 @@ async def test_metadata_whose_leader_is_in_no_list(cast: Scenario) -> None:
     assert [(one.node_id, one.host, one.port) for one in answer.brokers] == [(1, ADVERTISED_HOST, BASE_PORT + 1)]
 
 
-async def test_metadata_without_a_broker_is_told_as_it_is_and_the_proxy_lives_on(cast: Scenario) -> None:
+async def test_metadata_without_a_broker_is_relayed_and_the_proxy_continues(cast: Scenario) -> None:
     cast.broker.script(ApiKey.METADATA, metadata.without_brokers)
     async with cast.client() as client:
         assert (await client.ask(metadata_request(), 12)).brokers == []

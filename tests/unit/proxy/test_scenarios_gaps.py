@@ -1,4 +1,4 @@
-"""A consumer at a gap between the remote tier and the broker's log: who sends what on its connection, and when."""
+"""A consumer at a gap between the remote tier and the broker's log: the messages on its connections, in order."""
 
 from __future__ import annotations
 
@@ -78,9 +78,7 @@ async def test_a_consumer_reads_from_one_end_to_the_other(cast: Scenario, versio
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_position_reaches_the_end_of_a_log_that_lost_all_that_was_not_copied(
-    cast: Scenario, version: int
-) -> None:
+async def test_a_position_reaches_the_end_of_a_log_that_lost_uncopied_records(cast: Scenario, version: int) -> None:
     cast.broker.logs[TOPIC, 0] = LocalLog([], BEHIND)
     async with cast.client() as client:
         answer = (await client.fetch(version, REMOTE_END, max_wait_ms=60_000))[0]
@@ -91,7 +89,7 @@ async def test_a_position_reaches_the_end_of_a_log_that_lost_all_that_was_not_co
         assert (answer.error_code, bytes(answer.records), answer.high_watermark) == (0, b"", BEHIND)
 
 
-async def test_what_the_client_sends_meanwhile_is_answered_after_it(cast: Scenario) -> None:
+async def test_later_requests_of_the_client_are_answered_after_it(cast: Scenario) -> None:
     stall = Stall()
     cast.broker.script(ApiKey.FETCH)
     cast.broker.script(ApiKey.FETCH, deliver=stall.deliver)

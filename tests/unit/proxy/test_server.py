@@ -1,4 +1,4 @@
-"""Draining: what is under way is answered, a waiting Fetch at once and empty, then the connections close."""
+"""Draining: requests in progress are answered, a waiting Fetch at once and empty. Then the connections close."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_an_idle_connection_closes_at_once() -> None:
         assert proxy.metrics.closed == {"drained": 1}
 
 
-async def test_what_is_under_way_is_answered_and_nothing_new_is_taken() -> None:
+async def test_requests_in_progress_are_answered_and_no_new_one_is_read() -> None:
     async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
         await client.send(request(OPAQUE, 4, 1))
         upstream = await broker.accepted()
@@ -58,7 +58,7 @@ async def test_a_request_that_has_left_in_part_is_completed() -> None:
             assert await drained
 
 
-async def test_a_waiting_fetch_is_answered_empty_whoever_it_waits_for() -> None:
+async def test_a_waiting_fetch_is_answered_empty() -> None:
     started = asyncio.Event()
 
     async def never(exchange: Exchange, held: memoryview) -> Buffers:
@@ -101,7 +101,7 @@ async def test_a_connection_that_outlives_the_drain_is_cut() -> None:
     assert proxy.metrics.closed == {"stopped": 1}
 
 
-async def test_a_drained_server_accepts_nobody() -> None:
+async def test_a_drained_server_accepts_no_connection() -> None:
     async with FakeBroker() as broker, proxy_before(broker) as proxy:
         assert await proxy.server.drain()
         await asyncio.sleep(0)

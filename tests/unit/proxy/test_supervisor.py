@@ -1,4 +1,4 @@
-"""Children are real processes, small ones: each notes in a file what happens to it."""
+"""The supervisor over small real processes, which note their events in a file."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def exists(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("death", ["sys.exit(3)", "sys.exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
-async def test_what_dies_is_started_again(journal: Journal, death: str) -> None:
+async def test_a_dead_child_is_started_again(journal: Journal, death: str) -> None:
     script = f"note('lives')\nif open(path).read().count('lives') < 3:\n    {death}\ntime.sleep(60)\n"
     async with running([child(journal, "a", script)]) as supervisor:
         await journal.noted("a lives", 3)
@@ -183,7 +183,7 @@ async def test_nothing_is_started_again_while_everything_ends(journal: Journal) 
     assert journal.lines() == ["a lives"]
 
 
-async def test_a_child_is_told_by_its_input_and_goes_on(journal: Journal) -> None:
+async def test_a_child_reads_its_input_and_continues(journal: Journal) -> None:
     script = "note(sys.stdin.buffer.read(5).decode())\n" + STAYS
     async with running([child(journal, "a", script, b"hello")]):
         await journal.noted("a hello")

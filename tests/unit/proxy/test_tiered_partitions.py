@@ -1,4 +1,4 @@
-"""Where the log of both tiers starts, holes included, and which epoch wrote what."""
+"""The start of the log of both tiers, with gaps, and the leader epoch of each offset."""
 
 from __future__ import annotations
 

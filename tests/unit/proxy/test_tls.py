@@ -1,4 +1,4 @@
-"""TLS on either side: bytes cut through, certificates change under way, and every mistake is one line."""
+"""TLS on either side: bytes pass, certificates change while connections are open, and every mistake is one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several certificates on one port, by the host that the client names; and the name that a broker is asked for."""
+"""Several certificates on one port, chosen by the client's host name; and the host name that a broker must prove."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_the_certificate_is_that_of_the_host_that_the_client_names(authori
             assert await asyncio.to_thread(shown, proxy.port, name, authority) == host, name
 
 
-async def test_who_must_show_a_certificate_must_do_so_under_every_name(authority: Authority) -> None:
+async def test_client_certificates_are_required_under_every_host_name(authority: Authority) -> None:
     tls = of_names(authority, three_names(authority), more={"client.ca": authority.ca, "client.auth": "required"})
     known = authority.identity("client")
     async with FakeBroker() as broker, proxy_before(broker, tls=tls) as proxy:

@@ -1,4 +1,4 @@
-"""The TLS listener, and what strangers may cost: handshakes that never end, are none, or come by the thousand.
+"""The TLS listener bounds the cost of strangers: endless, broken and very many handshakes.
 
 `test_tls.py` tests what its clients see.
 """
@@ -73,7 +73,7 @@ async def is_served(proxy: Proxy, broker: FakeBroker, authority: Authority) -> b
         return await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
 
 
-async def test_what_is_no_handshake_gives_its_place_back(authority: Authority) -> None:
+async def test_a_failed_handshake_releases_its_place(authority: Authority) -> None:
     hello = client_hello(authority)
     limits = LimitsConfig(max_connections=1)
     async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:

@@ -1,4 +1,4 @@
-"""Brokers that join get a listener before anybody hears of them, brokers that move are followed."""
+"""Brokers that join get a listener before any client learns of them. The topology follows brokers that move."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_a_broker_that_moves_keeps_its_port() -> None:
     assert list(rig.listeners) == [9101]
 
 
-async def test_a_broker_in_a_passing_answer_is_listened_for_at_once_and_looked_up() -> None:
+async def test_a_broker_in_a_relayed_answer_gets_a_listener_at_once() -> None:
     rig = Rig()
     rig.client.brokers = {1: ("a", 9)}
     async with asyncio.TaskGroup() as tasks:
@@ -176,7 +176,7 @@ async def test_the_name_of_a_topic_is_asked_for_once() -> None:
         await rig.topology.resolve_topic_name(UUID(int=8), 999, 1_000)
 
 
-async def test_who_was_never_let_in_gives_up_and_who_once_was_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_is_final_only_before_the_first_success(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.client.trouble = "down"
     assert not await rig.topology.meet_cluster()

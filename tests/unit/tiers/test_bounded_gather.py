@@ -1,4 +1,4 @@
-"""Many items, few at a time: results are in their order, and an item is taken when its turn has come."""
+"""Few of many items run at a time. Results keep their order, and an item is taken when its turn comes."""
 
 from __future__ import annotations
 

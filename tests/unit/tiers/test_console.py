@@ -1,4 +1,4 @@
-"""What an operator is shown is whole, however narrow the terminal is, and never a traceback."""
+"""The console shows whole lines on any terminal, and never a traceback."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_numbers_are_folded_and_not_cut(monkeypatch: pytest.MonkeyPatch, capsys:
         (ZeroDivisionError("of our own making"), "internal error: ZeroDivisionError: of our own making", FAILED),
     ],
 )
-def test_whatever_ended_a_command_is_a_sentence_and_an_exit_code(error: Exception, said: str, code: int) -> None:
+def test_any_end_of_a_command_is_a_sentence_and_an_exit_code(error: Exception, said: str, code: int) -> None:
     assert explained(error) == (said, code)
     assert explained(error, 1) == (said, 1 if code == FAILED else MISUSED)
 

@@ -1,4 +1,4 @@
-"""Settings that cannot be right are the user's to mend, before anything is asked of a cluster or a store."""
+"""Wrong settings are reported before any request to a cluster or a store."""
 
 from __future__ import annotations
 

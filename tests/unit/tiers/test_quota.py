@@ -10,7 +10,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("wait"), st.integers(0, 3000)),
         st.tuples(st.just("reserve"), st.integers(0, 5000)),
-        st.tuples(st.just("settle"), st.integers(0, 100)),
+        st.tuples(st.just("charge"), st.integers(0, 100)),
     ),
     max_size=60,
 )
@@ -49,7 +49,7 @@ def test_no_window_holds_more_than_the_limit_and_one_reservation(
         elif open_reservations:
             reservation, entry = open_reservations.pop(0)
             entry[1] = entry[1] * number // 100
-            reservation.settle(entry[1])
+            reservation.charge(entry[1])
     allowed = limit * window.length_ms / 1000
     for start_ms, _ in moved:
         within = [size for at_ms, size in moved if start_ms <= at_ms <= start_ms + window.length_ms]
@@ -57,9 +57,7 @@ def test_no_window_holds_more_than_the_limit_and_one_reservation(
 
 
 @given(steps=STEPS, limit=st.integers(1, 3000))
-def test_what_is_throttled_may_go_on_after_the_time_that_was_said_and_not_before(
-    steps: list[tuple[str, int]], limit: int
-) -> None:
+def test_a_throttled_read_may_continue_after_the_stated_time(steps: list[tuple[str, int]], limit: int) -> None:
     clock = Clock()
     quota = RateQuota(limit, QuotaWindow(3, 100), clock)
     for step, number in steps:
@@ -80,7 +78,7 @@ def test_many_tasks_at_once_overshoot_by_one_reservation_at_most() -> None:
     assert sum(one is not None for one in granted) == 2
 
 
-def test_what_was_not_used_is_given_back() -> None:
+def test_unused_quota_is_released() -> None:
     quota = RateQuota(1000, QuotaWindow(1, 1000), Clock())
     reservation = quota.reserve(1000)
     assert reservation is not None
@@ -101,12 +99,12 @@ def test_what_is_settled_late_does_not_count_into_a_later_window() -> None:
     late = quota.reserve(1000)
     assert late is not None
     clock.now_ms += 5000
-    late.settle(0)
+    late.charge(0)
     assert quota.reserve(1000) is not None
     assert quota.reserve(1) is None
 
 
-def test_of_several_quotas_all_or_none_is_reserved() -> None:
+def test_all_quotas_are_reserved_or_none() -> None:
     clock = Clock()
     wide, narrow = (RateQuota(limit, QuotaWindow(1, 1000), clock) for limit in (1000, 10))
     assert reserve_all([wide, narrow], 500) is not None

@@ -1,4 +1,4 @@
-"""What was found whole is left out at the same depth and at lesser ones; a torn line costs no other."""
+"""Resumed verification skips segments that were whole at the same depth or deeper. A torn line costs only itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overlaps are the offsets that two segments hold, whatever lies around them; what was cut off holds none."""
+"""Overlaps are the offsets that two segments have. Offsets above a clamp are none."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.indexes.kafka_segment_index import KafkaSegmentIndex
 from tiers.segment.indexes.leader_epoch_checkpoint import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
 from tiers.segment.indexes.remote_log_index import ChunkCipher, RemoteLogIndex, check_whole_segment
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
@@ -104,20 +103,6 @@ class IndexesObject:
         indexes = self.indexes
         return RemoteLogIndex.decode(
             indexes.remote_log_index, indexes.aborted_transactions, indexes.leader_epochs, cipher
-        )
-
-    def kafka_segment_index(self, chunk_bytes: int = 1 << 20) -> KafkaSegmentIndex:
-        """Returns an index made of Kafka's files. The segment must not be encrypted."""
-        metadata, indexes = self.metadata, self.indexes
-        return KafkaSegmentIndex(
-            metadata.start_offset,
-            metadata.end_offset,
-            metadata.segment_size_bytes,
-            indexes.offset_index,
-            indexes.time_index,
-            indexes.aborted_transactions,
-            indexes.leader_epochs,
-            chunk_bytes,
         )
 
 

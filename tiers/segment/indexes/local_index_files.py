@@ -181,6 +181,21 @@ class LocalIndexFiles:
         )
         return index, size_bytes + len(entries) * _ENTRY_BYTES
 
+    def check(self) -> None:
+        """Reads the whole set. Raises `CorruptSegmentError` when a part of it is damaged.
+
+        A torn append at the end is no damage. The caller must be the process that writes the folder."""
+        raw = self.path(OFFSET_INDEX).read_bytes()
+        known = [_OFFSET_ENTRY.unpack_from(raw, at) for at in range(0, len(raw) - ENTRY_BYTES + 1, ENTRY_BYTES)]
+        entries, _ = decode_entries(self.path(LOG_INDEX).read_bytes())
+        if [entry.last_offset - self.base_offset for entry in entries[: len(known)]] != [last for last, _ in known]:
+            raise CorruptSegmentError(f"{self.path(LOG_INDEX)}: its entries are not those of the offset index")
+        for entry in entries[: len(known)]:
+            uuid, place = _place(entry)
+            sections, _ = self._sections(place)
+            if bytes(sections.get(Section.METADATA, b"")) != uuid.bytes:
+                raise CorruptSegmentError(f"{self.path(SEGMENTS)}: the entry at {place} is not that of segment {uuid}")
+
     def _entries(self, segment: RemoteLogSegmentMetadata) -> list[RemoteLogIndexEntry]:
         """Returns the entries from the first that ends in the segment to the one that ends the segment.
 

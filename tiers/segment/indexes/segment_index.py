@@ -1,11 +1,8 @@
 """`SegmentIndex` finds the chunks of one segment that a reader must fetch for an offset or a timestamp.
 
-There are two implementations with one contract test. `RemoteLogIndex` is the default: it uses the founding format
-(docs/founding.md, "Remote log index"), with one entry per chunk. Its RDI has the position of the stored bytes, so it
-also works for encrypted segments. `KafkaSegmentIndex` uses Kafka's own .index and .timeindex files.
-
-`RemoteLogIndex` is exact. In `KafkaSegmentIndex`, a chunk's `last_offset` and `max_timestamp_ms` are upper bounds. So
-a reader that does not find its record in the chunk continues with the next chunk. It never has to go back.
+`RemoteLogIndex` implements it, from the `.indexes` object of the segment or from local files. It uses the founding
+format (docs/founding.md, "Remote log index"), with one entry per chunk. The RDI of an entry has the position of the
+stored bytes, so the index also works for encrypted segments.
 """
 
 from __future__ import annotations

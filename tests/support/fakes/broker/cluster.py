@@ -74,7 +74,7 @@ class LocalLog:
 
 @dataclass
 class FakeCluster:
-    """A cluster of one broker. Implements `Topology` and `LogSource` as well."""
+    """A cluster of one broker. Implements `ClusterTopology` and `LogSource` as well."""
 
     topics: dict[str, UUID] = field(default_factory=dict)
     logs: dict[TopicIdPartition, LocalLog] = field(default_factory=dict)

@@ -69,7 +69,7 @@ def test_a_broker_that_does_not_know_the_version_answers_as_version_0() -> None:
     assert intersect_api_versions(response, 4) == bytes.fromhex("0000002a 0023 00000001 0012 0000 0004")
 
 
-def test_what_brokers_say_to_each_other_is_hidden() -> None:
+def test_the_apis_between_brokers_are_hidden() -> None:
     vote, read_share_group_state, add_raft_voter = "0034 0000 0002", "0054 0000 0000", "0050 0000 0001"
     response = bytes.fromhex(f"0000002a 0000 00000003 {vote} {read_share_group_state} {add_raft_voter}")
     assert intersect_api_versions(response, 0) == bytes.fromhex(f"0000002a 0000 00000001 {add_raft_voter}")

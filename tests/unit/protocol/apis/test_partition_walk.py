@@ -1,4 +1,4 @@
-"""ListOffsets, OffsetForLeaderEpoch, DeleteRecords: read as the schema says, and patched without touching the rest."""
+"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords are read by the schema, and only the field is patched."""
 
 from __future__ import annotations
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from proxy import cli
-from proxy.commands import accept
-from proxy.commands.bounds import PartitionBounds
+from proxy.commands.tier import accept
+from proxy.commands.tier.bounds import PartitionBounds
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tests.support.proxy.parsed_config import parse_config
 from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, TotalRetention, recorded_total
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import witness_of
-from tiers.tasks.partition_manifest import read_manifest
 from tiers.tasks.stop_check import AcceptedState
+from tiers.tasks.stored_manifest import read_manifest
 
 CONFIG = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
 BOUNDS = PartitionBounds(PARTITION.topic, PARTITION.partition)

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy import cli
-from proxy.commands import bounds as command
-from proxy.commands.bounds import PartitionBounds
+from proxy.commands.tier import bounds as command
+from proxy.commands.tier.bounds import PartitionBounds
 
 HOLDS = PartitionBounds("orders", 0, 5, 0, 59, 60, 40, 100, 100)
 BROKEN = PartitionBounds("orders", 1, 0, 0, 120, 121, 40, 100, 100, violated=("Ly>Ry",))
@@ -44,7 +44,7 @@ def test_a_table_of_both_tiers(monkeypatch: pytest.MonkeyPatch, config: Path) ->
 
 
 @pytest.mark.parametrize(("bad", "said"), [(BROKEN, "BROKEN: Ly>Ry"), (UNKNOWN, "it was deleted")])
-def test_what_does_not_hold_is_named_and_is_exit_code_1(
+def test_a_violated_bound_is_named_and_is_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, config: Path, bad: PartitionBounds, said: str
 ) -> None:
     code, out = run(monkeypatch, config, [HOLDS, bad])

@@ -1,4 +1,4 @@
-"""What `import` makes of a file, once it is replayed."""
+"""The replay of a file that `import` read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from proxy.commands import metadata
-from proxy.commands.metadata import partition_to_export, records_of_file
+from proxy.commands.tier import metadata
+from proxy.commands.tier.metadata import partition_to_export, records_of_file
 from tests.support.proxy.command_bench import CommandBench
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.segment_metadata import segment
@@ -58,7 +58,7 @@ def test_every_state_is_what_it_was(tmp_path: Path) -> None:
         state.close()
 
 
-async def test_of_a_topic_that_was_made_again_the_one_that_is_there_is_exported(bench: CommandBench) -> None:
+async def test_the_existing_one_of_two_topics_of_a_name_is_exported(bench: CommandBench) -> None:
     before = replace(PARTITION, topic_id=UUID(int=6))
     for partition in (before, PARTITION):
         await bench.rlmm.add_remote_log_segment_metadata(segment(partition, 0, 9))

@@ -1,4 +1,4 @@
-"""`tidegate tier missing-topics`: what it prints, and that nothing is written unless the operator says so twice."""
+"""`tidegate tier missing-topics`: its output, and that it writes nothing until the operator confirms twice."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy import cli
-from proxy.commands import missing_topics as command
-from proxy.commands.missing_topics import MissingTopic, missing_of
+from proxy.commands.tier import missing_topics as command
+from proxy.commands.tier.missing_topics import MissingTopic, missing_of
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.tiers.segment_metadata import copied, segment
 from tiers.model.ids import TopicIdPartition
@@ -82,7 +82,7 @@ def test_several_topics_are_named_at_once(operator: Operator) -> None:
     assert (code, operator.deleted) == (0, [UUID(ORDERS), UUID(PAYMENTS)])
 
 
-def test_what_is_not_missing_is_refused(operator: Operator) -> None:
+def test_a_topic_that_is_not_missing_is_refused(operator: Operator) -> None:
     code, out = operator.run("forget", "orders", AGAIN, "--yes")
     assert (code, operator.deleted) == (1, [])
     assert out == f"{AGAIN} is not missing: a broker knows it, or the remote tier has nothing of it\n"

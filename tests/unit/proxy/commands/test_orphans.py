@@ -1,4 +1,4 @@
-"""What is an orphan, and what is never deleted although it looks like one."""
+"""The orphans of a store, and the objects that look like orphans and are never deleted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from proxy.commands import orphans as command
+from proxy.commands.tier import orphans as command
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.access.open_tier import RemoteTierError
@@ -65,9 +65,7 @@ async def test_objects_without_a_record_are_deleted_when_they_are_old_and_shown(
     assert what(await found(bench)) == []
 
 
-async def test_what_a_store_tells_no_time_of_counts_as_new(
-    bench: CommandBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_object_without_a_time_counts_as_new(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
     await bench.tiered(0)
     await bench.stored(10)
     listed = bench.storage.list_objects
@@ -81,13 +79,13 @@ async def test_what_a_store_tells_no_time_of_counts_as_new(
     assert what(await found(bench, grace_ms=0)) == [(ORPHAN, True)] * 2
 
 
-async def test_a_copy_under_way_is_none(bench: CommandBench) -> None:
+async def test_a_copy_in_progress_is_no_orphan(bench: CommandBench) -> None:
     await bench.tiered(0)
     await bench.rlmm.add_remote_log_segment_metadata(await bench.stored(10))
     assert what(await found(bench)) == []
 
 
-async def test_what_has_a_record_by_then_is_not_deleted(bench: CommandBench) -> None:
+async def test_an_object_that_got_a_record_is_not_deleted(bench: CommandBench) -> None:
     await bench.tiered(0)
     late = await bench.stored(10)
     report = await found(bench)

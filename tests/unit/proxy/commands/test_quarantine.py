@@ -1,4 +1,4 @@
-"""`tidegate tier quarantine`: what it prints, and that nothing is written unless the operator says so twice."""
+"""`tidegate tier quarantine`: its output, and that it writes nothing until the operator confirms twice."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy import cli
-from proxy.commands import quarantine as command
-from proxy.commands.quarantine import QuarantinedSegment, cut_segments
+from proxy.commands.tier import quarantine as command
+from proxy.commands.tier.quarantine import QuarantinedSegment, cut_segments
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.tiers.segment_metadata import copied, segment
 from tiers.model.ids import TopicIdPartition
@@ -68,7 +68,7 @@ def test_without_yes_nothing_is_written(operator: Operator) -> None:
 
 
 @pytest.mark.parametrize("refused", [PART, UNKNOWN])
-def test_what_can_be_read_or_is_not_there_is_refused(operator: Operator, refused: str) -> None:
+def test_readable_and_unknown_segments_are_refused(operator: Operator, refused: str) -> None:
     code, out = operator.run("delete", "--segment", WHOLE, "--segment", refused, "--yes")
     assert (code, operator.asked) == (1, [])
     assert out == f"these segments are not in quarantine, or a part of them is still readable: {refused}\n"

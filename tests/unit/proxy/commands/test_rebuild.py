@@ -1,4 +1,4 @@
-"""What the command adds to a plan: topics that the cluster does not have."""
+"""The command adds one check to a plan: topics that the cluster does not have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.partition_manifest import manifest_of, read_manifest
+from tiers.tasks.stored_manifest import manifest_of, read_manifest
 from tiers.upkeep.rebuild import (
     Rebuild,
     RebuildOptions,
@@ -34,9 +34,7 @@ async def planned(bench: CommandBench) -> Rebuild:
 
 
 @pytest.mark.parametrize("are_meant", [True, False])
-async def test_a_topic_that_the_cluster_does_not_have_is_refused_unless_it_is_meant(
-    bench: CommandBench, are_meant: bool
-) -> None:
+async def test_a_topic_that_is_not_in_the_cluster_needs_an_option(bench: CommandBench, are_meant: bool) -> None:
     await bench.tiered(0)
     await bench.put_manifest()
     done = await planned(bench)
@@ -143,6 +141,21 @@ async def test_the_manifests_name_the_new_topic_then(bench: CommandBench, monkey
     assert (found.position, [each.start_offset for each in found.segments]) == (NEW_POSITION, [0, 10])
 
 
+async def test_the_manifest_of_an_owner_that_runs_already_stays(
+    bench: CommandBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.tiered(0)
+    await bench.put_manifest()
+    plans = (await planned(bench)).plans
+    monkeypatch.setattr(bench.rlmm, "position", lambda partition: NEW_POSITION._replace(next_offset=20))
+    (of_the_owner,) = manifests_of(plans, bench.rlmm, CLUSTER_ID)
+    of_the_owner = replace(of_the_owner, dead=(UUID(int=5),))
+    await write_manifests(bench.storage, [of_the_owner])
+    monkeypatch.setattr(bench.rlmm, "position", lambda partition: NEW_POSITION)
+    await write_manifests(bench.storage, manifests_of(plans, bench.rlmm, CLUSTER_ID))
+    assert await stored(bench) == of_the_owner
+
+
 async def test_where_no_manifest_was_none_is_written(bench: CommandBench) -> None:
     """The rebuilt metadata is no witness of itself."""
     await bench.tiered(0)
@@ -159,7 +172,7 @@ async def test_a_manifest_that_cannot_be_written_is_no_success(
     await bench.put_manifest()
     manifests = manifests_of((await planned(bench)).plans, bench.rlmm, CLUSTER_ID)
 
-    async def put_object(key: str, data: bytes) -> None:
+    async def put_object(key: str, data: bytes, if_match: object = None) -> None:
         raise RetriableRemoteStorageError("503")
 
     monkeypatch.setattr(bench.storage, "put_object", put_object)

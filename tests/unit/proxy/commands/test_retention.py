@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy import cli
-from proxy.commands import retention as command
-from proxy.commands.retention import PartitionExpiry, RetentionChange, apply_total
 from proxy.commands.retention_check import conflicts, retention_problems, risks_of
+from proxy.commands.tier import retention as command
+from proxy.commands.tier.retention import PartitionExpiry, RetentionChange, apply_total
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.segment_metadata import copied, segment

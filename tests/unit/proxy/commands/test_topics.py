@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import uuid4
 
-from proxy.commands.topics import TieredTopic, tiered_topics
+from proxy.commands.tier.topics import TieredTopic, tiered_topics
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CommandBench
 from tiers.model.ids import RemoteLogSegmentId

@@ -1,14 +1,14 @@
-"""What adds up, and where offsets are missing."""
+"""The sums of `usage`, and the missing offsets of `verify`."""
 
 from __future__ import annotations
 
 import pytest
 import typer
 
-from proxy.commands.rewrap import rewrap_all
-from proxy.commands.segments import listed_segments
-from proxy.commands.tools import parse_target
-from proxy.commands.verify import verify_tier
+from proxy.commands.tier.rewrap import rewrap_all
+from proxy.commands.tier.segments import listed_segments
+from proxy.commands.tier.tools import parse_target
+from proxy.commands.tier.verify import verify_tier
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CommandBench
@@ -36,7 +36,7 @@ async def test_usage_is_what_the_files_take(bench: CommandBench, current: str | 
     assert (topic.total_bytes, topic.partition) == (2 * stored, None)
 
 
-async def test_a_segment_that_does_not_tell_its_size_is_said_and_the_others_count(bench: CommandBench) -> None:
+async def test_a_segment_without_a_size_is_named_and_the_others_count(bench: CommandBench) -> None:
     segments = [await bench.tiered(start) for start in (0, 10, 20)]
     [before] = await known_usage(bench.tier(), [PARTITION], 2)
     damaged, missing = (
@@ -66,7 +66,7 @@ async def test_offsets_that_no_segment_has_are_a_finding(bench: CommandBench) ->
     assert (await verify_tier(bench.tier(), None, 2, None)).findings == []
 
 
-async def test_what_was_whole_is_not_read_again(bench: CommandBench) -> None:
+async def test_verified_segments_are_not_read_again(bench: CommandBench) -> None:
     notes = bench.folder / "notes"
     await bench.tiered(0)
     assert (await verify_tier(bench.tier(), None, 2, notes)).segments == 1
@@ -103,7 +103,7 @@ async def test_a_key_is_wrapped_again_and_the_old_one_not_needed(bench: CommandB
     assert keys == {str(plain.segment_id.id): "none", str(sealed.segment_id.id): "k2"}
 
 
-async def test_a_key_that_is_missing_is_said_and_the_others_are_done(bench: CommandBench) -> None:
+async def test_a_missing_key_is_named_and_the_other_segments_are_done(bench: CommandBench) -> None:
     bench.ring = KeyRing({"lost": b"0" * 32}, "lost")
     await bench.tiered(0)
     bench.ring = KeyRing(KEYS, "k1")

@@ -163,7 +163,7 @@ async def test_minus_one_deletes_up_to_what_the_broker_says(bench: Bench, versio
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_what_the_broker_refused_changes_nothing(bench: Bench, version: int) -> None:
+async def test_a_refusal_of_the_broker_changes_nothing(bench: Bench, version: int) -> None:
     code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     assert await bench.delete(version, 12, -1, error_code=code) == (code, -1)
     assert bench.tier.rlmm.log_start_offset(P0) == 0
@@ -214,7 +214,7 @@ async def test_a_log_start_of_another_history_does_not_stand_in_for_a_deletion(b
     assert bench.cluster.epochs_asked == [(P0, 1), (P0, 0)]
 
 
-async def test_what_the_leader_confirms_is_not_recorded_again(bench: Bench) -> None:
+async def test_a_confirmed_log_start_is_not_recorded_again(bench: Bench) -> None:
     await bench.tier.rlmm.put_log_start(P0, user_log_start(12, leader_epoch=1))
     assert await bench.delete(2, 12, 30) == (0, 12)
     assert await bench.delete(2, 7, 30) == (0, 12)
@@ -243,7 +243,7 @@ async def test_a_topic_that_is_not_tiered_is_the_brokers(bench: Bench) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("offset", [20, 700, -1])
-async def test_nothing_is_deleted_of_a_log_that_does_not_continue_what_was_copied(
+async def test_nothing_is_deleted_of_a_log_that_does_not_continue_the_copy(
     bench: Bench, version: int, offset: int
 ) -> None:
     """The broker was emptied: its log begins anew, with records of a later leader epoch at the copied offsets."""
@@ -283,7 +283,7 @@ async def test_without_an_answer_about_the_history_nothing_is_deleted(bench: Ben
     assert bench.forwarded_offset == -2
 
 
-async def test_of_a_partition_that_the_owner_has_not_seen_nothing_is_deleted(bench: Bench) -> None:
+async def test_nothing_is_deleted_of_a_partition_that_the_owner_has_not_seen(bench: Bench) -> None:
     """Its metadata may be lost: what is deleted of it could not be recorded."""
     topic_id = bench.cluster.topics["plain"]
     bench.handler = bench.handler_with(configured_topics(bench.tier, bench.cluster, TopicConfig(pattern="plain")))

@@ -1,4 +1,4 @@
-"""DeleteTopics: what the broker deleted of the tiered topics is recorded, and no client waits long for that."""
+"""DeleteTopics: the proxy records the tiered topics that the broker deleted, and no client waits long for that."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ async def test_the_topics_of_the_remote_log_are_kept_away_still(bench: Deletion,
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("error", [RemoteLogMetadataError("no quorum"), ValueError("a defect")])
-async def test_a_record_that_fails_is_told_to_the_operator_alone(
+async def test_a_failed_record_is_logged_and_not_answered(
     bench: Deletion, version: int, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.metadata.fail_writes = error
@@ -159,7 +159,7 @@ async def test_a_record_that_fails_is_told_to_the_operator_alone(
     assert all("the record of the deletion may be missing" in each.getMessage() for each in warned)
 
 
-async def test_what_cannot_be_known_to_be_tiered_is_told_too(
+async def test_a_topic_that_may_be_tiered_is_recorded_too(
     bench: Deletion, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def not_open(topic_id: UUID) -> bool:
@@ -170,7 +170,7 @@ async def test_what_cannot_be_known_to_be_tiered_is_told_too(
     assert "the record of the deletion may be missing" in caplog.text
 
 
-async def test_no_client_waits_long_and_the_record_is_written_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_client_waits_long_and_the_record_is_still_written(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = asyncio.Event()
     async with asyncio.timeout(60):
         async with asyncio.TaskGroup() as group:

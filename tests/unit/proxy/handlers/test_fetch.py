@@ -114,9 +114,7 @@ async def test_a_session_with_a_remote_partition_is_dropped_and_closed_upstream(
 
 
 @pytest.mark.parametrize("version", [7, 12, 13, 18])
-async def test_an_unseen_offset_of_an_incremental_request_is_asked_for_by_a_full_one(
-    bench: Bench, version: int
-) -> None:
+async def test_an_unseen_offset_of_an_incremental_request_needs_a_full_one(bench: Bench, version: int) -> None:
     """The broker's session implies a partition that this request does not name."""
     frame = fetch_frame(version, [], session_id=77, session_epoch=4)
     exchange = FakeExchange(bench.cluster, frame)
@@ -151,7 +149,7 @@ async def test_a_predicted_read_begins_before_the_broker_answers(bench: Bench) -
     assert bench.cluster.bounds_asked == asked
 
 
-async def test_predicted_bytes_are_released_only_when_the_broker_refused_the_offset(bench: Bench) -> None:
+async def test_predicted_bytes_are_released_only_after_the_brokers_refusal(bench: Bench) -> None:
     await bench.fetch(13, ask(13, 0))
     bench.cluster.logs[P0].error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     response = await bench.fetch(13, ask(13, 0))
@@ -272,7 +270,7 @@ async def test_zstd_is_refused_to_clients_that_cannot_read_it(tmp_path: Path) ->
         assert codes(await bench.fetch(10, ask(10, 0, partition=1))) == [0]
 
 
-async def test_a_diverging_last_fetched_epoch_is_told_as_the_broker_tells_it(bench: Bench) -> None:
+async def test_a_diverging_last_fetched_epoch_is_answered_as_by_the_broker(bench: Bench) -> None:
     await bench.tier.add(P1, [batch_of(0, 10, leader_epoch=1)], 0)
     await bench.tier.add(P1, [batch_of(10, 10, leader_epoch=4)], 10)
     bench.cluster.logs[P1] = LocalLog([batch_of(20, BATCH)], 20)
@@ -289,9 +287,7 @@ async def test_a_diverging_last_fetched_epoch_is_told_as_the_broker_tells_it(ben
 
 
 @pytest.mark.parametrize("last_fetched_epoch", [-1, 5])
-async def test_bounds_that_were_asked_before_a_trim_do_not_say_what_its_refusal_meant(
-    bench: Bench, last_fetched_epoch: int
-) -> None:
+async def test_bounds_from_before_a_trim_do_not_explain_a_refusal(bench: Bench, last_fetched_epoch: int) -> None:
     """A consumer is told OFFSET_OUT_OF_RANGE by what another request found out while its own was on the way."""
     log = bench.cluster.logs[P0]
     log.log_start_offset, trimmed = 60, log.log_start_offset

@@ -1,4 +1,4 @@
-"""Fetches inside a recorded gap go on behind it: what the broker is asked, and what the client is told."""
+"""A Fetch inside a recorded gap continues at its end: the request to the broker, and the answer to the client."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ async def test_only_known_remote_records_are_read_without_the_metadata_topic(tmp
 
 
 @pytest.mark.parametrize("is_remote", [True, False])
-async def test_what_nobody_recorded_behind_a_gap_is_not_passed_over(tmp_path: Path, is_remote: bool) -> None:
+async def test_unrecorded_offsets_behind_a_gap_are_not_skipped(tmp_path: Path, is_remote: bool) -> None:
     async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))) as bench:
         await fill(bench)
         gap, offset = (LogGap(20, 49), 30) if is_remote else (LogGap(60, 79), 70)
@@ -229,7 +229,7 @@ async def test_what_nobody_recorded_behind_a_gap_is_not_passed_over(tmp_path: Pa
         assert bench.handler.in_neither_tier_count == 2
 
 
-async def test_what_was_trimmed_meanwhile_is_not_passed_over(bench: Bench) -> None:
+async def test_records_trimmed_meanwhile_are_not_skipped(bench: Bench) -> None:
     """What is known of the leader is old: what its log began with then is remote by now."""
     assert records(await bench.fetch(13, ask(13, 65, partition=1, leader_epoch=5), max_wait_ms=60_000))
     await bench.tier.add(P1, LOCAL[:1], 80)
@@ -369,7 +369,7 @@ async def test_a_broker_that_does_not_answer_again_keeps_nothing_of_others_back(
         (ErrorCode.OFFSET_OUT_OF_RANGE, UNAVAILABLE),
     ],
 )
-async def test_what_the_broker_refuses_behind_the_gap_is_told_but_for_a_reset(
+async def test_the_brokers_errors_behind_the_gap_are_relayed_except_a_reset(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, code: int, told: int
 ) -> None:
     poll = FakeExchange._poll
@@ -384,7 +384,7 @@ async def test_what_the_broker_refuses_behind_the_gap_is_told_but_for_a_reset(
     assert codes(response) == [told, 0]
 
 
-async def test_a_leader_that_cannot_be_asked_makes_nobody_pass_over_anything(
+async def test_without_the_leaders_answer_no_consumer_skips_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def silent(partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:

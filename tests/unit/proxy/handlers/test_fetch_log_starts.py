@@ -1,4 +1,4 @@
-"""A recorded log start is one of a history: what the leader says of it decides what a Fetch is told."""
+"""A recorded log start belongs to one history: a Fetch depends on whether the leader confirms it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_the_next_lower_one_that_the_leader_confirms_counts(bench: Bench, 
     assert bench.cluster.epochs_asked == [(P0, 3), (P0, 5)]
 
 
-async def test_what_one_leader_denies_another_may_confirm(bench: Bench) -> None:
+async def test_another_leader_may_confirm_a_denied_log_start(bench: Bench) -> None:
     await bench.tier.rlmm.put_log_start(P0, OLD)
     assert records(await bench.fetch(13, ask(13, 25, leader_epoch=5)))
     log = bench.cluster.logs[P0]

@@ -1,4 +1,4 @@
-"""Merged answers: order, budgets and min-one-message, whatever was asked and whatever came."""
+"""Merged answers keep the order, the byte limits and the first batch of every request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer must never be made to do: skip, jump or starve, whatever the broker, the store or it itself does."""
+"""No fault of the broker, the store or the client makes a consumer skip, jump or starve."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ async def answered(bench: Bench, version: int, asks: list[Ask], broker_sees: lis
 
 @pytest.mark.parametrize("version", [5, 12, 13])
 @pytest.mark.parametrize("first", [150, 190, 40])
-async def test_of_a_partition_named_twice_the_last_offset_counts_as_at_the_broker(
-    bench: Bench, version: int, first: int
-) -> None:
+async def test_the_last_offset_of_a_partition_named_twice_counts(bench: Bench, version: int, first: int) -> None:
     asks = [ask(version, first), ask(version, 25)]
     for _ in range(2):  # unforeseen, then predicted
         response = await answered(bench, version, asks, asks[1:])
@@ -98,7 +96,7 @@ async def test_a_leader_that_was_deposed_does_not_say_what_lies_beyond_the_end(
 
 
 @pytest.mark.parametrize(("follower_start", "follower_end", "offset"), [(100, 150, 180), (130, 200, 120)])
-async def test_a_follower_whose_bounds_are_not_the_leaders_makes_no_consumer_jump(
+async def test_a_follower_with_other_bounds_makes_no_consumer_jump(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follower_start: int, follower_end: int, offset: int
 ) -> None:
     """It may have less, at either end: an error sends its consumer back to the leader (KIP-392)."""
@@ -139,7 +137,7 @@ async def test_what_a_client_does_not_read_stays_held(tmp_path: Path) -> None:
         assert bench.handler.held_bytes == 0
 
 
-async def test_without_memory_one_batch_is_served_all_the_same(tmp_path: Path) -> None:
+async def test_without_memory_one_batch_is_still_served(tmp_path: Path) -> None:
     async with bench_of(
         tmp_path,
         FetchSettings(
@@ -200,7 +198,7 @@ async def test_a_partition_in_neither_tier_takes_no_budget_and_raises_the_alarm(
     assert bench.handler.in_neither_tier_count == 1
 
 
-async def test_a_streamed_answer_never_tells_a_client_to_jump_over_what_no_tier_has(tmp_path: Path) -> None:
+async def test_a_streamed_answer_never_makes_a_client_skip_missing_records(tmp_path: Path) -> None:
     async with bench_of(tmp_path, FetchSettings(hold_bytes=200)) as bench:
         await bench.tier.add(P1, [batch_of(0, 3)], 0)
         bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
@@ -225,7 +223,7 @@ async def test_old_watermarks_never_end_below_what_the_tier_has(tmp_path: Path, 
         assert entry.high_watermark >= entry.last_stable_offset >= 120
 
 
-async def test_of_many_remote_partitions_only_those_with_a_budget_cost_anything(bench: Bench) -> None:
+async def test_only_remote_partitions_with_a_budget_are_read(bench: Bench) -> None:
     """The others are empty this time: a consumer asks for them first when these have brought something."""
     await bench.tier.add(P1, bench.batches[:10], 0)
     bench.cluster.logs[P1] = LocalLog(bench.batches, 100)

@@ -1,4 +1,4 @@
-"""How long an answer waits for whom: a slow remote partition beside busy, quiet and doubtful local ones."""
+"""The waiting time of an answer with a slow remote partition beside busy, quiet and doubtful local partitions."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def found(answer: ListOffsetsResponsePartition) -> tuple[int, int, int, int]:
     return answer.error_code, answer.timestamp, answer.offset, answer.leader_epoch
 
 
-async def test_a_name_that_has_another_id_by_now_is_not_answered_for_by_the_old_tier(bench: Bench) -> None:
+async def test_the_tier_of_a_deleted_topic_does_not_answer_for_a_new_one(bench: Bench) -> None:
     known_id = bench.cluster.topic_id
     bench.cluster.topics["orders"] = UUID(int=99)
     bench.cluster.topic_id = lambda name, max_age_ms=None: TOPIC_ID  # type: ignore[method-assign]  # what is remembered
@@ -170,7 +170,7 @@ async def test_earliest_is_the_tiers_log_start_with_its_own_epoch(bench: Bench, 
     assert found(await bench.ask(version, EARLIEST, offset=4)) == (0, -1, 4, 5 if version >= 4 else -1)
 
 
-async def test_what_was_deleted_stays_deleted_when_the_brokers_log_start_goes_back(bench: Bench) -> None:
+async def test_deleted_records_stay_deleted_when_the_log_start_goes_back(bench: Bench) -> None:
     await bench.tier.rlmm.put_log_start(P0, user_log_start(5))
     assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 5, -1)
 
@@ -211,9 +211,7 @@ async def test_a_log_start_that_hides_nothing_costs_no_question(bench: Bench) ->
 
 
 @pytest.mark.parametrize(("trim", "code"), [(OffsetAndEpoch(8, 5), UNAVAILABLE), (OffsetAndEpoch(9, 4), 0)])
-async def test_where_metadata_was_lost_nobody_is_told_where_the_log_begins(
-    bench: Bench, trim: OffsetAndEpoch, code: int
-) -> None:
+async def test_after_lost_metadata_the_log_start_is_not_answered(bench: Bench, trim: OffsetAndEpoch, code: int) -> None:
     """A trim, and not a segment: those were lost, if the leader confirms the trim."""
     empty = TopicIdPartition(bench.cluster.topics.setdefault("empty", UUID(int=7)), 0)
     bench.cluster.logs[empty] = LocalLog([build_batch(8, [record(8)])], 8)
@@ -341,7 +339,7 @@ async def test_a_topic_unknown_to_proxy_and_broker_is_judged_by_its_name(
         assert (await bench.ask(6, EARLIEST, offset=-1, error_code=no_topic, topic=topic)).error_code == no_topic
 
 
-async def test_metadata_that_knows_no_segment_tells_the_next_local_offset_at_zero_alone(tmp_path: Path) -> None:
+async def test_without_segments_the_next_local_offset_is_known_at_zero_alone(tmp_path: Path) -> None:
     settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
     configs = FakeConfigs({"compacted": {**TIERABLE, "cleanup.policy": "compact"}})
     rules = (TopicConfig(pattern="unknown*"), TopicConfig(pattern="comp*"))

@@ -135,7 +135,7 @@ async def test_inside_the_remote_tier_what_wrote_lost_records_ends_with_the_gap(
 
 
 @pytest.mark.parametrize("version", [3, 4])
-async def test_followers_are_left_to_the_broker_and_debug_consumers_are_consumers(bench: Bench, version: int) -> None:
+async def test_the_broker_answers_followers_and_debug_consumers_are_consumers(bench: Bench, version: int) -> None:
     assert bench.send(version, 1, replica_id=2) is None
     assert bench.send(version, 1, replica_id=-2) is not None
 

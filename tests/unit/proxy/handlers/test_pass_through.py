@@ -66,7 +66,7 @@ async def test_api_versions_are_cut_to_what_is_decoded() -> None:
         assert seen == {ApiKey.PRODUCE: (0, 13), ApiKey.FETCH: (4, 18), ApiKey.HEARTBEAT: (0, 4)}
 
 
-async def test_an_api_versions_version_from_the_future_is_answered_as_a_broker_does() -> None:
+async def test_a_future_version_of_api_versions_is_answered_as_by_a_broker() -> None:
     async with (
         FakeBroker() as broker,
         proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,

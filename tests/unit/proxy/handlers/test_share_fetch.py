@@ -1,4 +1,4 @@
-"""ShareFetch through the proxy, from a broker that leads one of the partitions and names who leads the other."""
+"""ShareFetch through the proxy, from a broker that leads one partition and names the leader of the other."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_small_answer_names_the_proxy_for_the_leader(version: int) -> No
 
 
 @pytest.mark.parametrize("version", [1, 2])
-async def test_a_large_answer_is_let_out_as_it_arrives_and_names_nobody(version: int) -> None:
+async def test_a_large_answer_is_streamed_without_endpoints(version: int) -> None:
     records = b"r" * (20 * HOLD_BYTES)
     whole = payload(version, share_fetch_answer(records))
     middle = len(whole) - 2 * HOLD_BYTES

@@ -1,4 +1,4 @@
-"""Tier settings on their way: what goes to the broker, what is recorded, what the client is told; every version."""
+"""Tier settings through the proxy in every version: the broker's request, the record, and the client's answer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_tier_settings_are_taken_out_and_recorded(bench: Bench, version: i
 
 
 @pytest.mark.parametrize("code", [29, 3, 41])
-async def test_what_the_broker_refuses_is_not_recorded(bench: Bench, code: int) -> None:
+async def test_settings_that_the_broker_refuses_are_not_recorded(bench: Bench, code: int) -> None:
     seen, response = await alter(bench, incremental({"orders": [(ENABLE, 0, "true")]}), codes={"orders": code})
     assert sent(seen) == {"orders": []}
     assert codes_of(response) == {"orders": code}
@@ -104,7 +104,7 @@ async def test_a_refused_topic_leaves_the_others_alone(
     assert bench.own(RULED) == {LOCAL_MS: "5"}
 
 
-async def test_who_may_not_alter_a_topic_learns_nothing_of_its_settings(bench: Bench) -> None:
+async def test_a_client_without_alter_learns_no_settings(bench: Bench) -> None:
     _, response = await alter(bench, incremental({"orders": [(LOCAL_MS, 0, "many")]}), codes={"orders": 29})
     assert codes_of(response) == {"orders": 29}
     assert response.responses[0].error_message is None
@@ -269,9 +269,7 @@ async def test_settings_are_shown_as_they_hold(bench: Bench, version: int, keys:
     ]
 
 
-async def test_who_looks_at_settings_waits_longer_than_a_consumer(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_for_settings_waits_longer_than_a_fetch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     async def late(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
         if timeout_ms < 4 * bench.settings.metadata_timeout_ms:
             raise RemoteLogMetadataError("not read in time")

@@ -1,4 +1,4 @@
-"""A topic's total retention through the proxy: who may shorten it, and who sees it."""
+"""A topic's total retention through the proxy: the users who may shorten it, and those who see it."""
 
 from __future__ import annotations
 

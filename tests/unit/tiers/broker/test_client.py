@@ -85,7 +85,7 @@ async def test_leader_is_found_by_topic_id() -> None:
     assert recreated.value.code == ErrorCode.UNKNOWN_TOPIC_ID
 
 
-async def test_what_was_made_after_the_last_metadata_is_found() -> None:
+async def test_a_topic_that_is_newer_than_the_metadata_is_found() -> None:
     partition, added = TopicIdPartition(TOPIC_ID, 0), TopicIdPartition(TOPIC_ID, 2)
     async with ScriptedBroker() as broker:
         client = client_of(broker)
@@ -145,7 +145,7 @@ async def test_an_old_broker_is_asked_again_in_the_version_it_knows() -> None:
     assert [request.version for request in broker.received(ApiVersionsRequest)] == [2]
 
 
-async def test_versions_that_cannot_be_read_are_an_error_of_the_broker_as_any_other() -> None:
+async def test_unreadable_versions_are_an_error_of_the_broker() -> None:
     async with ScriptedBroker() as broker:
         broker.script(ApiKey.API_VERSIONS, deliver=delivery.truncated(10))
         client = client_of(broker)
@@ -165,7 +165,7 @@ async def test_a_version_that_the_broker_lacks_is_an_error_for_good() -> None:
     assert (error.value.code, error.value.retriable) == (ErrorCode.UNSUPPORTED_VERSION, False)
 
 
-async def test_a_lost_connection_fails_what_is_under_way_and_the_next_request_opens_another() -> None:
+async def test_a_lost_connection_fails_its_requests_and_is_opened_again() -> None:
     async with ScriptedBroker() as broker:
         client = client_of(broker)
         await client.open()
@@ -189,7 +189,7 @@ async def test_a_lost_connection_fails_what_is_under_way_and_the_next_request_op
     assert broker.connections == 2
 
 
-async def test_an_abandoned_request_keeps_its_place_and_its_late_answer_is_dropped() -> None:
+async def test_the_late_answer_to_an_abandoned_request_is_dropped_in_order() -> None:
     async with ScriptedBroker() as broker:
         client = client_of(broker)
         await client.open()
@@ -263,7 +263,7 @@ async def test_bytes_that_are_no_response_end_the_connection() -> None:
     assert "out of order" in str(error)
 
 
-async def test_a_broker_that_lags_behind_takes_no_partition_back_to_an_older_leader() -> None:
+async def test_a_lagging_broker_takes_no_partition_back_to_an_older_leader() -> None:
     def led_by(node_id: int, epoch: int, topic_id: UUID = TOPIC_ID) -> TopicMetadata:
         return TopicMetadata("orders", topic_id, {0: PartitionMetadata(0, node_id, epoch, (1, 2), (1, 2))})
 

@@ -1,4 +1,4 @@
-"""Our side of SASL against a broker that the test plays: what is said, what is refused, and no secret in an error."""
+"""The client side of SASL against a scripted broker: its messages, its refusals, and no secret in an error."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def failure(server: Server, credentials: SaslCredentials) -> str:
     return str(raised.value)
 
 
-async def test_plain_tells_who_it_is_and_learns_how_long() -> None:
+async def test_plain_sends_its_user_and_learns_the_session_lifetime() -> None:
     server = Server(b"", lifetime_ms=60_000)
     credentials = SaslCredentials("PLAIN", "ann", SECRET)
     assert await authenticate(credentials, server.ask, (0, 2)) == 60_000
@@ -101,7 +101,7 @@ async def test_scram_escapes_the_name_and_trusts_no_weak_or_false_server() -> No
         assert "does not know the password" in await failure(Server(false), credentials)
 
 
-async def test_what_the_broker_says_of_a_failure_is_passed_on() -> None:
+async def test_the_brokers_reason_of_a_failure_is_passed_on() -> None:
     with pytest.raises(BrokerError, match="no such user") as raised:
         await authenticate(SaslCredentials("PLAIN", "ann", SECRET), Server("no such user").ask, (0, 2))
     assert raised.value.code == ErrorCode.SASL_AUTHENTICATION_FAILED

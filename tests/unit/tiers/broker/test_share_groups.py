@@ -1,4 +1,4 @@
-"""What holds back a trim, and what leaves it unknown: brokers that say what a healthy one does not."""
+"""Share groups hold back a trim, or leave its limit unknown when brokers answer inconsistently."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_a_coordinator_that_came_back_a_moment_ago_is_asked(cluster: Clust
     assert await cluster.lowest_start() == 40
 
 
-async def test_a_group_that_moves_to_who_was_asked_before_leaves_it_unknown(cluster: Cluster) -> None:
+async def test_a_group_that_moves_to_an_asked_broker_leaves_it_unknown(cluster: Cluster) -> None:
     first, second = cluster.brokers
     second.share_groups = [ShareGroup("a", starts={(OURS, 3): 40})]
     listed = first.answers[ApiKey.LIST_GROUPS]
@@ -167,7 +167,7 @@ async def test_a_broker_that_does_not_know_share_groups_has_none(cluster: Cluste
     assert await cluster.lowest_start() is None
 
 
-async def test_who_asks_at_once_shares_an_answer_that_is_younger_than_each_question(cluster: Cluster) -> None:
+async def test_concurrent_questions_share_an_answer_that_is_younger_than_each(cluster: Cluster) -> None:
     first = cluster.brokers[0]
     first.share_groups = [ShareGroup("a", starts={(OURS, 3): 40})]
     is_asked, goes_on = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""What `BrokerLogSource` makes of leaders that move, refuse, throttle or send what they should not."""
+"""`BrokerLogSource` with leaders that move, refuse, throttle or send malformed answers."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_a_read_is_what_the_leader_of_the_named_epoch_holds(cluster: Clust
     assert asked.topics[0].partitions[0].current_leader_epoch == 3
 
 
-async def test_batches_that_reach_the_last_stable_offset_or_are_cut_short_are_left_out(cluster: Cluster) -> None:
+async def test_batches_at_the_last_stable_offset_and_torn_ones_are_left_out(cluster: Cluster) -> None:
     cluster.first.lso = 25
     assert (await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)).records == batch_of(10, 10)
     cluster.first.lso = 30
@@ -190,7 +190,7 @@ async def test_a_leader_whose_broker_is_gone_is_found_again(cluster: Cluster) ->
     assert (await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)).leader_epoch == 4
 
 
-async def test_an_error_that_lasts_is_given_back_at_the_deadline(cluster: Cluster) -> None:
+async def test_a_lasting_error_is_raised_at_the_deadline(cluster: Cluster) -> None:
     cluster.first.errors = [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 10_000
     with pytest.raises(BrokerError) as error:
         await cluster.source.read(PARTITION, 10, 1000, 200)
@@ -222,7 +222,7 @@ async def test_an_epochs_end_is_the_leaders_answer(cluster: Cluster) -> None:
     assert (asked.leader_epoch, asked.current_leader_epoch) == (3, 3)
 
 
-async def test_a_trim_is_checked_by_topic_id_and_leader_epoch_on_the_same_connection(cluster: Cluster) -> None:
+async def test_a_trim_checks_topic_id_and_epoch_on_the_same_connection(cluster: Cluster) -> None:
     assert await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, still_ours) == 20
     asked = [type(request) for request in cluster.first.broker.requests[-2:]]
     assert asked == [FetchRequest, DeleteRecordsRequest]
@@ -261,7 +261,7 @@ async def test_a_trim_above_the_last_stable_offset_trims_nothing(cluster: Cluste
     assert cluster.first.trimmed_to == []
 
 
-async def test_what_was_trimmed_already_is_answered_with_the_log_start(cluster: Cluster) -> None:
+async def test_a_trim_below_the_log_start_returns_the_log_start(cluster: Cluster) -> None:
     assert await cluster.source.delete_records(PARTITION, 5, 3, TIMEOUT_MS, still_ours) == 10
     assert cluster.first.trimmed_to == []
 
@@ -286,7 +286,7 @@ async def test_a_log_without_leader_epochs_has_bounds_too(cluster: Cluster) -> N
     assert await cluster.source.bounds(PARTITION, TIMEOUT_MS) == LocalLogBounds(10, 30, 30, 3)
 
 
-async def test_bounds_that_are_asked_at_once_go_in_one_request_and_later_ones_in_another(cluster: Cluster) -> None:
+async def test_concurrent_questions_for_bounds_share_one_request(cluster: Cluster) -> None:
     await cluster.source.bounds(PARTITION, TIMEOUT_MS)
     asked = [cluster.source.bounds(PARTITION, TIMEOUT_MS) for _ in range(3)]
     assert await asyncio.gather(*asked) == [LocalLogBounds(10, 30, 30, 3)] * 3
@@ -295,7 +295,7 @@ async def test_bounds_that_are_asked_at_once_go_in_one_request_and_later_ones_in
     assert (await cluster.source.bounds(PARTITION, TIMEOUT_MS)).log_start_offset == 20
 
 
-async def test_who_asks_beside_a_question_that_is_given_up_asks_again(cluster: Cluster) -> None:
+async def test_a_caller_beside_a_cancelled_question_asks_again(cluster: Cluster) -> None:
     await cluster.source.bounds(PARTITION, TIMEOUT_MS)
     first = asyncio.create_task(cluster.source.bounds(PARTITION, TIMEOUT_MS))
     second = asyncio.create_task(cluster.source.bounds(PARTITION, TIMEOUT_MS))

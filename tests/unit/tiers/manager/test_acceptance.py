@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fakes.in_memory_log import InMemoryLog
-from tests.support.fakes.metadata_log import MetadataLog
+from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tiers.errors import MetadataLostError
@@ -30,7 +30,7 @@ class Site:
         (folder / "remote").mkdir()
         self.folder = folder
         self.clock, self.log, self.topics = Clock(), InMemoryLog(), OneTopic(TRIMMED)
-        self.metadata_log = MetadataLog(lambda: self.clock.wall_ms, owner="a")
+        self.metadata_log = FakeMetadataTopic(lambda: self.clock.wall_ms, owner="a")
         self.process = self._process()
 
     def _process(self) -> TierProcess:
@@ -107,9 +107,7 @@ async def test_an_acceptance_keeps_the_objects_of_a_copy_whose_end_was_lost(tmp_
 
 
 @pytest.mark.parametrize("is_copied", [True, False])
-async def test_an_acceptance_has_its_effect_in_one_round_also_where_nothing_is_copied(
-    site: Site, is_copied: bool
-) -> None:
+async def test_an_acceptance_takes_effect_in_one_round_also_without_copying(site: Site, is_copied: bool) -> None:
     with pytest.raises(MetadataLostError):
         await site.process.manager.round()
     site.topics.policy = replace(TRIMMED, copy_disable=not is_copied)

@@ -1,4 +1,4 @@
-"""Unclean elections: the tier is cut where the logs part, and stops where a broker was emptied or restored."""
+"""Unclean elections: the tier is cut where the histories part, and stops where a broker was emptied or restored."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ async def test_a_trim_is_remembered_over_a_restart_and_by_the_next_owner(bench: 
     assert bench.metadata.clamps == []
 
 
-async def test_what_an_unclean_election_cut_above_the_last_trim_is_still_only_a_clamp(bench: Workbench) -> None:
+async def test_a_cut_above_the_last_trim_is_only_a_clamp(bench: Workbench) -> None:
     await copied(bench, 20)
     bench.now_ms += 60_000
     start = await bench.trim(with_retention(local_retention_bytes=300))
@@ -179,7 +179,7 @@ async def test_what_an_unclean_election_cut_above_the_last_trim_is_still_only_a_
     assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [start + 9]
 
 
-async def test_what_lies_below_the_log_start_diverges_from_nothing(bench: Workbench) -> None:
+async def test_records_below_the_log_start_do_not_diverge(bench: Workbench) -> None:
     await copied(bench, 10)
     produce(bench, 10)
     await bench.record_log_start(150)
@@ -207,7 +207,7 @@ async def test_a_log_start_of_records_that_the_leader_never_had_deletes_nothing(
     assert bench.metadata.remote_end_offset(PARTITION) == 219
 
 
-async def test_who_lost_the_partition_does_not_clamp(bench: Workbench) -> None:
+async def test_a_former_owner_does_not_clamp(bench: Workbench) -> None:
     await copied(bench, 10)
     bench.log.elect_unclean(50)
     bench.metadata.owned = False

@@ -1,4 +1,4 @@
-"""A store in trouble gets one attempt per partition, not one per round, and copying goes on by itself."""
+"""A failing store gets one attempt per partition, not one per round, and copying resumes by itself."""
 
 from __future__ import annotations
 
@@ -80,9 +80,7 @@ ONE_DOWN = SomeStoresInTroubleError("location 'east': connection refused")
 DENIED = RemoteStorageError("403 AccessDenied")
 
 
-async def test_a_store_that_is_down_gets_one_attempt_and_copying_goes_on_by_itself(
-    bench: Workbench, outage: Outage
-) -> None:
+async def test_copying_resumes_by_itself_after_the_store_was_down(bench: Workbench, outage: Outage) -> None:
     outage.error = DOWN
     assert await outage.rounds(15 * MINUTE_MS) == 1
     assert bench.steps == ["segment-built", "copy-started-written", "delete-started-written"]

@@ -1,4 +1,4 @@
-"""A key ring in the copier and in the reader: the store holds nothing readable, clients get the same bytes."""
+"""A key ring in the copier and in the reader: the store has no plaintext, and clients get the same bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def read(bench: Workbench, offset: int, ring: KeyRing) -> bytes:
         return b"".join(found.records)
 
 
-async def test_the_store_holds_nothing_readable_and_a_reader_gets_the_brokers_bytes(bench: Workbench) -> None:
+async def test_the_store_has_no_plaintext_and_a_reader_gets_the_brokers_bytes(bench: Workbench) -> None:
     encrypt_with(bench, RING)
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
     await bench.copy_all()
@@ -82,7 +82,7 @@ async def test_a_reader_without_the_key_says_which(bench: Workbench) -> None:
         await read(bench, 0, KeyRing({"k2": b"2" * 32}))
 
 
-async def test_what_the_store_changed_is_never_served(bench: Workbench) -> None:
+async def test_bytes_that_the_store_changed_are_never_served(bench: Workbench) -> None:
     encrypt_with(bench, RING)
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(4)])
     await bench.copy_all()

@@ -1,4 +1,4 @@
-"""The copy quota (KIP-956): one for all copying of a process, taken before anything is read."""
+"""The copy quota (KIP-956): one for all copying of a process, taken before any record is read."""
 
 from __future__ import annotations
 

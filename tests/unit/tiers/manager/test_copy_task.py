@@ -110,7 +110,7 @@ async def test_an_open_segment_is_copied_before_the_broker_removes_more(bench: W
     assert bench.metadata.gaps(PARTITION) == []
 
 
-async def test_every_copy_is_announced_before_its_objects_and_finished_after_the_read_back(bench: Workbench) -> None:
+async def test_a_copy_is_announced_before_its_objects_and_finished_last(bench: Workbench) -> None:
     bench.log.append(*batches(0, 4))
     await bench.copy()
     assert bench.steps == COPY_STEPS
@@ -168,7 +168,7 @@ async def test_a_copy_that_reads_back_differently_is_never_finished(
     assert bench.finished == []
 
 
-async def test_indexes_that_read_back_whole_but_are_not_those_that_were_made_are_refused(
+async def test_read_back_indexes_that_differ_from_the_built_ones_are_refused(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch = bench.store.fetch_indexes
@@ -240,9 +240,7 @@ async def test_a_full_disk_costs_a_segment_its_beginning_again_and_nothing_else(
 
 
 @pytest.mark.parametrize("answer", [EpochEndOffset(0, 0), EpochEndOffset(0, 29), EpochEndOffset(-1, -1)])
-async def test_a_log_that_does_not_continue_the_copy_stops_it_and_deletes_nothing(
-    bench: Workbench, answer: EpochEndOffset
-) -> None:
+async def test_a_log_that_does_not_continue_the_copy_stops_it(bench: Workbench, answer: EpochEndOffset) -> None:
     bench.log.append(*batches(0, 4))
     await bench.copy_all()
     objects = await bench.objects()

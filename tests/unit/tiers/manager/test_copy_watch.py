@@ -1,4 +1,4 @@
-"""A copy that makes no progress is reported, whatever holds it; lag is measured also where nothing is copied."""
+"""A copy without progress is reported with its cause. The lag is measured also for a partition that is not copied."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def stalled_seconds(running: Running, partition: str) -> float:
     return running.bench.metric("remote_copy_stalled_seconds", topic="orders", partition=partition)
 
 
-async def test_a_store_that_never_answers_is_named_with_partition_since_when_and_goes_on(
+async def test_a_copy_to_a_silent_store_is_reported_with_its_partition_and_age(
     running: Running, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on, begun = asyncio.Event(), 0
@@ -130,7 +130,7 @@ def said_of_failures(caplog: pytest.LogCaptureFixture) -> set[str]:
     return {vars(line)["partition"] for line in caplog.records if line.getMessage() == "a stage of a partition failed"}
 
 
-async def test_who_waits_for_a_copier_that_another_holds_is_reported_too(
+async def test_a_partition_that_waits_for_a_copier_is_reported_too(
     running: Running, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = asyncio.Event()
@@ -163,7 +163,7 @@ async def test_a_quota_that_leaves_nothing_is_reported(running: Running, clock: 
     assert running.bench.finished == []
 
 
-async def test_nothing_is_said_of_partitions_without_work(
+async def test_partitions_without_work_are_not_reported(
     running: Running, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, watch = 0, running.manager._watch_progress

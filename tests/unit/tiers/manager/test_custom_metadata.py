@@ -1,4 +1,4 @@
-"""What a store wants to be kept with a segment, and what happens when it is too much (KIP-917)."""
+"""The custom metadata of a store, and the limit of its size (KIP-917)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_custom_metadata_above_the_limit_ends_the_copy_and_its_objects(
     assert await bench.objects() == []
 
 
-async def test_the_store_alone_is_told_what_is_too_long_to_be_recorded_and_its_failure_changes_nothing(
+async def test_too_long_custom_metadata_goes_to_the_store_alone_for_deletion(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may need it to find the objects (KIP-917)."""

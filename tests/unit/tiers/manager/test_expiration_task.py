@@ -33,7 +33,7 @@ async def test_nothing_expires_without_a_limit(copied: Workbench) -> None:
     assert len(copied.finished) == 3
 
 
-async def test_segments_expire_by_their_newest_record_and_the_log_start_moves_first(copied: Workbench) -> None:
+async def test_the_log_start_moves_before_segments_expire_by_their_newest_record(copied: Workbench) -> None:
     assert await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS)) == 1
     assert copied.finished == [(30, 59), (60, 89)]
     assert copied.metadata.log_start_offset(PARTITION) == 30
@@ -109,14 +109,14 @@ async def test_records_without_a_timestamp_age_from_their_copy(bench: Workbench)
     assert await bench.expire(one_hour) == 1
 
 
-async def test_a_broker_whose_log_start_went_back_is_told_again(copied: Workbench) -> None:
+async def test_a_trim_is_repeated_after_the_log_start_went_back(copied: Workbench) -> None:
     copied.log.log_start_offset = 0
     await copied.record_log_start(45)
     await copied.expire(POLICY)
     assert copied.log.trims == [45]
 
 
-async def test_where_the_remote_tier_begins_deletes_nothing_that_a_broker_has_before_it(copied: Workbench) -> None:
+async def test_the_remote_start_deletes_no_earlier_record_of_the_broker(copied: Workbench) -> None:
     del copied.metadata.segments[copied.segments[0].segment_id]
     assert copied.metadata.log_start_offset(PARTITION) == 30
     await copied.expire(POLICY)
@@ -155,7 +155,7 @@ async def test_an_expiry_that_ended_after_any_step_is_taken_up_again(copied: Wor
     assert copied.metadata.log_start_offset(PARTITION) == 90
 
 
-async def test_what_another_owner_cuts_meanwhile_is_not_deleted(
+async def test_segments_that_another_owner_cut_are_not_deleted(
     copied: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = copied.store.delete_log_segment_data

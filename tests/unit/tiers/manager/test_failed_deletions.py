@@ -1,4 +1,4 @@
-"""A store that does not delete: every segment has its own backoff, is published in the end, and taken back at last."""
+"""A store that refuses deletions: each segment has its own backoff, is published, and withdrawn when deleted."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_the_pause_doubles_for_each_segment_up_to_an_hour(bench: Workbench
     assert set(pauses[7:]) == {3600}
 
 
-async def test_after_some_attempts_it_is_published_and_taken_back_when_it_succeeds(
+async def test_a_failed_deletion_is_published_and_withdrawn_when_it_succeeds(
     bench: Workbench, store: Undeletable
 ) -> None:
     store.refused = {30}
@@ -110,7 +110,7 @@ async def test_after_some_attempts_it_is_published_and_taken_back_when_it_succee
     assert bench.metric("remote_failed_deletions") == 0
 
 
-async def test_what_another_process_published_is_taken_back_too(bench: Workbench, store: Undeletable) -> None:
+async def test_publications_of_another_process_are_withdrawn_too(bench: Workbench, store: Undeletable) -> None:
     store.refused = set()
     first = bench.segments[0]
     await write_state(bench.services, first, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
@@ -122,9 +122,7 @@ async def test_what_another_process_published_is_taken_back_too(bench: Workbench
     assert first.segment_id not in [one.segment_id for one in bench.segments]
 
 
-async def test_a_record_that_cannot_be_taken_back_keeps_the_segment_but_not_the_round(
-    bench: Workbench, store: Undeletable
-) -> None:
+async def test_a_failed_withdrawal_keeps_the_segment_but_not_the_round(bench: Workbench, store: Undeletable) -> None:
     store.refused = set()
     await write_state(bench.services, bench.segments[0], RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     bench.failed_deletion_log.failure = RemoteLogMetadataError("not writable")

@@ -1,4 +1,4 @@
-"""What copies have left goes several at a time, as long as the store deletes, and gently when it does not."""
+"""Leftovers of copies are deleted several at a time while the store deletes, and one at a time while it fails."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_store_that_goes_down_meanwhile_is_left_alone(
 
 
 @pytest.mark.parametrize("error", [RemoteLogMetadataError("timed out"), OwnershipLostError("fenced")])
-async def test_what_is_under_way_comes_to_its_end_before_an_error_comes_out(
+async def test_deletions_in_progress_end_before_an_error_is_raised(
     error: RemoteLogMetadataError, bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is the first one: who writes after it is told less."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from protocol.records.record_batch import iterate_batches
-from proxy.commands.accept import ReplacedRecords, replaced_records
+from proxy.commands.tier.accept import ReplacedRecords, replaced_records
 from tests.support.fakes.in_memory_log import InMemoryLog
-from tests.support.fakes.metadata_log import MetadataLog
+from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
 from tiers.errors import (
@@ -43,7 +43,7 @@ class Tier:
         (folder / "remote").mkdir()
         self.clock = Clock()
         self.log = InMemoryLog()
-        self.metadata_log = MetadataLog(lambda: self.clock.wall_ms, owner="a")
+        self.metadata_log = FakeMetadataTopic(lambda: self.clock.wall_ms, owner="a")
         self.topics = OneTopic(KEEPS_LITTLE)
         self.trims: list[int] = []
         self.process = self.started()
@@ -314,7 +314,7 @@ async def test_an_acceptance_covers_no_leader_that_comes_after_its_check(
 async def test_the_manifest_names_a_divergence_after_a_failure_of_the_store(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def put_object(key: str, data: bytes) -> None:
+    async def put_object(key: str, data: bytes, if_match: object = None) -> None:
         raise RetriableRemoteStorageError("503")
 
     with monkeypatch.context() as failing:
@@ -326,7 +326,7 @@ async def test_the_manifest_names_a_divergence_after_a_failure_of_the_store(
     assert decode_partition_manifest(stored).is_diverged
 
 
-async def test_what_both_histories_share_stays(tier: Tier) -> None:
+async def test_records_of_both_histories_stay(tier: Tier) -> None:
     """A broker was restored from an older copy: its log ends below what was trimmed."""
     trimmed = tier.process.metadata.local_log_start(PARTITION)
     assert trimmed is not None
@@ -362,7 +362,7 @@ async def test_a_log_start_of_a_history_that_was_given_up_never_counts_again(tie
     assert await tier.read(0) == tier.log.records
 
 
-async def test_what_the_leader_surely_has(tier: Tier) -> None:
+async def test_the_end_that_the_leader_surely_shares(tier: Tier) -> None:
     async def common(local_log_start: int) -> int:
         found = await surviving_end(tier.log, tier.process.metadata, PARTITION, local_log_start, 1000)
         return found.offset

@@ -115,7 +115,7 @@ async def test_retention_passes_the_gap_and_the_gap_ends(bench: Workbench) -> No
     assert alarms(bench) == 1
 
 
-async def test_a_deletion_that_is_recorded_a_while_after_the_broker_did_it_is_no_gap(bench: Workbench) -> None:
+async def test_a_deletion_that_is_recorded_late_is_no_gap(bench: Workbench) -> None:
     await with_removed_records(bench)
     for _ in range(2):
         assert await copy_start(bench) is None

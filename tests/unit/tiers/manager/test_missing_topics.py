@@ -1,4 +1,4 @@
-"""Topics that no broker knows any more: absence proves no deletion, however many of them are absent."""
+"""Topics that no broker knows: absence proves no deletion, however many of them are absent."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_topic_that_comes_back_begins_the_days_anew(missing: Workbench) 
     assert await rounds_for(missing, task, HOUR_MS, HOUR_MS) == 1
 
 
-async def test_a_proved_deletion_waits_for_minutes_alone_also_when_it_is_proved_late(missing: Workbench) -> None:
+async def test_a_proved_deletion_waits_only_minutes_also_with_a_late_proof(missing: Workbench) -> None:
     delay_ms, _ = delays(missing)
     task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
     await until_recorded(missing, task)
@@ -161,7 +161,7 @@ async def test_topics_that_vanish_together_want_an_operator(
     assert (bench.metadata.missing, bench.metadata.deleted_topics) == ({}, set())
 
 
-async def test_topics_that_vanish_one_after_the_other_do_not_wait_for_an_operator(two_missing: Workbench) -> None:
+async def test_topics_that_vanish_one_by_one_need_no_operator(two_missing: Workbench) -> None:
     bench, (_, unproved_ms) = two_missing, delays(two_missing)
     existence = Existence(OTHER.topic_id)
     task = TopicDeletionTask(bench.services, existence)
@@ -190,7 +190,7 @@ async def test_a_deletion_that_a_proxy_relayed_counts_for_no_other(two_missing: 
     assert await rounds_for(bench, task, unproved_ms, HOUR_MS) == 2
 
 
-async def test_nothing_is_deleted_or_recorded_where_no_broker_knows_the_metadata_topic(missing: Workbench) -> None:
+async def test_nothing_is_deleted_while_no_broker_knows_the_metadata_topic(missing: Workbench) -> None:
     """Its id changed: the metadata is of other brokers, or of another time."""
     await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
     task = TopicDeletionTask(missing.services, Existence(TOPIC_ID, IN_MEMORY_TOPIC_ID))
@@ -266,7 +266,7 @@ async def test_the_records_of_a_topic_end_when_nothing_of_it_is_left(missing: Wo
     assert missing.metadata.written == written
 
 
-async def test_the_owner_of_partition_0_keeps_the_records_and_every_owner_acts_by_them(
+async def test_the_owner_of_partition_0_writes_and_every_owner_acts(
     missing: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = replace(PARTITION, partition=1)

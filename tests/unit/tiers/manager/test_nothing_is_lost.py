@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: every offset from the log start to the LSO is in one of the tiers."""
+"""After any sequence of events, every offset from the log start to the LSO is in one of the tiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the owner tells the store about a partition, how often, and that nothing waits for it."""
+"""The content of a partition's manifest, the times of its PUTs, and that nothing waits for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention, workbench
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import RETENTION_MINUTES
-from tiers.errors import MetadataLostError, OwnershipLostError, RetriableRemoteStorageError
+from tiers.errors import (
+    MetadataLostError,
+    ObjectChangedError,
+    OwnershipLostError,
+    RemoteLogMetadataNotReadyError,
+    RetriableRemoteStorageError,
+)
 from tiers.metadata.partition_manifest import (
     PartitionManifest,
     decode_partition_manifest,
@@ -26,8 +32,9 @@ from tiers.model.segment_metadata import RemoteLogClampUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
-from tiers.storage.remote_storage_manager import Version
-from tiers.tasks.partition_manifest import PartitionManifestTask, bury_manifest, manifest_of
+from tiers.storage.remote_storage_manager import Version, VersionedObject
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.stored_manifest import bury_manifest, manifest_of
 from tiers.tasks.task_services import TaskServices
 from tiers.tasks.trim_task import TrimTask
 
@@ -91,9 +98,9 @@ async def manifests(tmp_path: Path) -> AsyncIterator[Manifests]:
 
 async def test_it_is_written_when_it_changes_and_only_then(manifests: Manifests) -> None:
     bench = manifests.bench
-    assert await manifests.round() == ["get", "put"]
+    assert await manifests.round() == ["get", "get", "put"]
     await copied(bench)
-    assert await manifests.round() == ["put"]
+    assert await manifests.round() == ["get", "put"]
     assert await manifests.round() == []
     stored = await manifests.stored()
     assert stored.topic_id_partition.topic == "orders"
@@ -102,19 +109,19 @@ async def test_it_is_written_when_it_changes_and_only_then(manifests: Manifests)
     assert stored.position == bench.metadata.position(PARTITION)
 
     bench.metadata.tier_configs[PARTITION] = {"local.retention.ms": "7"}
-    assert await manifests.round() == ["put"]
+    assert await manifests.round() == ["get", "put"]
     assert (await manifests.stored()).tier_config == {"local.retention.ms": "7"}
     await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(1, 0))
-    assert await manifests.round() == ["put"]
+    assert await manifests.round() == ["get", "put"]
     await bench.metadata.put_log_gap(PARTITION, LogGap(90, 120), 0)
-    assert await manifests.round() == ["put"]
+    assert await manifests.round() == ["get", "put"]
     assert (await manifests.stored()).gaps == (LogGap(90, 120),)
     await bench.expire(with_retention(retention_bytes=0))
-    assert await manifests.round() == ["put"]
+    assert await manifests.round() == ["get", "put"]
     assert (await manifests.stored()).log_start == LogStart(90, 0, LogStartReason.RETENTION)
 
 
-async def test_a_new_owner_reads_what_is_there_and_writes_nothing_that_is_said(manifests: Manifests) -> None:
+async def test_a_new_owner_reads_the_manifest_and_writes_only_changes(manifests: Manifests) -> None:
     await copied(manifests.bench)
     await manifests.round()
     manifests.new_owner()
@@ -126,7 +133,7 @@ async def test_a_new_owner_reads_what_is_there_and_writes_nothing_that_is_said(m
     with pytest.raises(OwnershipLostError):
         await manifests.round()
     manifests.bench.metadata.owned = True
-    assert await manifests.round() == ["put"]
+    assert await manifests.round() == ["get", "put"]
 
 
 async def test_dead_segments_and_clamps_are_in_it(manifests: Manifests) -> None:
@@ -150,11 +157,11 @@ async def test_a_store_that_fails_is_one_alarm_and_is_asked_again(manifests: Man
     bench = manifests.bench
     await copied(bench)
     manifests.storage.fails = True
-    assert (await manifests.round(), manifests.task.is_written) == (["get", "put"], False)
-    assert await manifests.round() == ["put"]
+    assert (await manifests.round(), manifests.task.is_written) == (["get", "get", "put"], False)
+    assert await manifests.round() == ["get", "put"]
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="manifest") == 1
     manifests.storage.fails = False
-    assert (await manifests.round(), manifests.task.is_written) == (["put"], True)
+    assert (await manifests.round(), manifests.task.is_written) == (["get", "put"], True)
     assert await manifests.round() == []
 
 
@@ -228,7 +235,7 @@ async def test_the_position_in_another_metadata_topic_says_nothing(
     monkeypatch.setattr(bench.metadata, "position", lambda partition: rebuilt)
     bench.metadata.is_position_confirmed = False
     manifests.new_owner()
-    assert await manifests.round() == ["get", "put"]
+    assert await manifests.round() == ["get", "get", "put"]
     assert (await manifests.stored()).position == rebuilt
 
 
@@ -241,7 +248,7 @@ async def test_an_operator_accepts_that_metadata_was_lost(manifests: Manifests) 
     await bench.accept()
     accepted = await bench.witness()
     manifests.new_owner()
-    assert await manifests.round() == ["get", "get", "put"]
+    assert await manifests.round() == ["get", "get", "get", "put"]
     assert (await manifests.stored()).segments == ()
     assert bench.metadata.acceptance(PARTITION) == accepted
     await manifests.task.end_acceptance()
@@ -273,7 +280,7 @@ async def test_an_acceptance_ends_after_another_manifest_is_written(manifests: M
     assert bench.metadata.acceptance(PARTITION) is None
 
 
-async def test_that_there_is_no_manifest_can_be_accepted_once(manifests: Manifests) -> None:
+async def test_a_missing_manifest_can_be_accepted_once(manifests: Manifests) -> None:
     """A copy without a known end would stop the partition; the owner writes a manifest before the acceptance ends."""
     bench = manifests.bench
     await copied(bench)
@@ -282,7 +289,7 @@ async def test_that_there_is_no_manifest_can_be_accepted_once(manifests: Manifes
     bench.log.log_start_offset = newest.end_offset + 1
     await bench.accept()
     assert bench.metadata.acceptance(PARTITION) == "none"
-    assert await manifests.round() == ["get", "get", "put"]
+    assert await manifests.round() == ["get", "get", "get", "put"]
     await manifests.task.end_acceptance()
     assert bench.metadata.acceptance(PARTITION) is None
     await bench.metadata.accept(PARTITION, "none")
@@ -344,7 +351,7 @@ async def test_a_manifest_that_was_replaced_is_written_again_before_a_trim(
     known = await storage.get_object(KEY)
     assert known != old
     await (storage.put_object(KEY, old) if is_there else storage.delete_object(KEY))
-    assert await trimmed(trimmable, KEEP_NOTHING) == (["get", "put"], 90)
+    assert await trimmed(trimmable, KEEP_NOTHING) == (["get", "get", "put"], 90)
     assert await storage.get_object(KEY) == known
 
 
@@ -442,7 +449,7 @@ async def test_a_manifest_that_cannot_be_read_is_replaced(manifests: Manifests) 
     bench = manifests.bench
     await copied(bench)
     await manifests.storage.put_object(KEY, b"torn")
-    assert await manifests.round() == ["get", "put"]
+    assert await manifests.round() == ["get", "get", "put"]
     assert len((await manifests.stored()).segments) == 3
 
 
@@ -460,10 +467,10 @@ async def test_what_was_deleted_as_it_should_be_may_be_forgotten(manifests: Mani
         await manifests.storage.delete_log_segment_data(segment)
     lose_metadata(bench)
     manifests.new_owner()
-    assert await manifests.round() == ["get", "put"]
+    assert await manifests.round() == ["get", "get", "put"]
     bench.copy_task.start_over()
     await bench.copy_all()
-    assert await manifests.round() == ["put"]
+    assert await manifests.round() == ["get", "put"]
 
 
 async def test_an_ownership_costs_one_look_at_the_manifest(manifests: Manifests) -> None:
@@ -475,6 +482,89 @@ async def test_an_ownership_costs_one_look_at_the_manifest(manifests: Manifests)
 
 async def test_a_manifest_is_there_before_the_first_record(manifests: Manifests) -> None:
     """So metadata without a manifest is metadata whose manifest was lost."""
-    assert await manifests.round() == ["get", "put"]
+    assert await manifests.round() == ["get", "get", "put"]
     assert (await manifests.stored()).segments == ()
     assert manifests.bench.metadata.partitions() == []
+
+
+async def put_of_another_owner(manifests: Manifests, ahead: int) -> bytes:
+    """Puts a manifest that reflects `ahead` metadata records more than the present owner has read."""
+    manifest = manifest_of(manifests.bench.metadata, "cluster", PARTITION)
+    position = manifest.position._replace(next_offset=manifest.position.next_offset + ahead)
+    content = encode_partition_manifest(replace(manifest, position=position))
+    await manifests.storage.put_object(KEY, content)
+    return content
+
+
+async def test_a_manifest_that_reflects_a_later_offset_is_not_replaced(trimmable: Manifests) -> None:
+    """There is a newer owner, or metadata was lost. This owner finds out, and neither writes nor trims."""
+    await trimmable.round()
+    newer = await put_of_another_owner(trimmable, 5)
+    await trimmable.bench.record_log_start(1)
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="does not replace"):
+        await trimmable.task.run()
+    trim = TrimTask(trimmable.services, PARTITION, trimmable.task)
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="does not replace"):
+        await trim.run(KEEP_NOTHING, 0)
+    trimmable.bench.metadata.is_position_confirmed = False
+    with pytest.raises(MetadataLostError, match="lost records since"):
+        await trimmable.task.run()
+    assert await trimmable.storage.get_object(KEY) == newer
+    trimmable.bench.metadata.is_position_confirmed = True
+    trimmable.bench.metadata.written += 5  # the records of other partitions, which the owner reads now
+    assert await trimmable.task.run()
+    assert (await trimmable.stored()).log_start == LogStart(1, 0, LogStartReason.USER)
+
+
+async def test_a_late_manifest_is_replaced_after_a_takeover(trimmable: Manifests) -> None:
+    """The PUT of a paused owner arrives after the first read of the next owner, which has nothing to write."""
+    await trimmable.round()
+    known = await trimmable.stored()
+    trimmable.new_owner()
+    assert await trimmable.round() == ["get"]
+    old = replace(known, segments=known.segments[:1], position=known.position._replace(next_offset=1))
+    await trimmable.storage.put_object(KEY, encode_partition_manifest(old))
+    assert await trimmable.round() == []
+    trimmable.bench.now_ms += trimmable.services.settings.remote_log.visible_after_ms
+    assert await trimmable.round() == ["get", "get", "put"]
+    assert (await trimmable.stored()).segments == known.segments
+    assert await trimmable.round() == []
+
+
+async def test_a_conditional_write_replaces_only_what_was_read(
+    trimmable: Manifests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer owner writes between this owner's GET and its PUT."""
+    storage, version = trimmable.storage, 0
+    put = storage.put_object
+
+    async def put_if(key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+        nonlocal version
+        if if_match is not None and if_match != str(version):
+            raise ObjectChangedError(f"version {version}, not {if_match}")
+        version += 1
+        await put(key, data)
+        return str(version)
+
+    async def get_versioned(key: str) -> VersionedObject:
+        found = VersionedObject(await storage.get_object(key), str(version))
+        if version == raced_at:
+            await put_of_another_owner(trimmable, 5)
+        return found
+
+    monkeypatch.setattr(storage, "put_object", put_if)
+    monkeypatch.setattr(storage, "get_versioned", get_versioned)
+    await put_of_another_owner(trimmable, 0)
+    raced_at = version
+    await trimmable.bench.record_log_start(1)
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="does not replace"):
+        await trimmable.round()
+    found = await trimmable.stored()
+    assert found.is_later_than(trimmable.bench.metadata.position(PARTITION))
+
+
+async def test_the_manifest_of_a_newer_owner_is_not_buried(trimmable: Manifests) -> None:
+    newer = await put_of_another_owner(trimmable, 5)
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="newer owner"):
+        await bury_manifest(trimmable.services, PARTITION)
+    assert await trimmable.storage.get_object(KEY) == newer

@@ -1,4 +1,4 @@
-"""What a topic has in the remote tier goes when it is disabled to be deleted there, and only then."""
+"""Remote data of a topic is deleted when the topic is disabled with that option, and only then."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench, r
     assert await task.run(idle) == 0
 
 
-async def test_a_plan_that_nobody_ended_goes_with_what_it_announced(copied: Workbench) -> None:
+async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) -> None:
     """Its offload died; or else whoever reads the topic anew would find its segments begun again."""
     await copied.metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, (90, 95, 100)))
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
@@ -76,7 +76,7 @@ async def test_nothing_else_deletes(copied: Workbench, config: dict[str, str]) -
     assert len(copied.finished) == 3
 
 
-async def test_a_topic_that_the_settings_file_tiers_is_not_disabled_by_the_other_key(copied: Workbench) -> None:
+async def test_the_other_key_does_not_disable_a_topic_of_the_settings_file(copied: Workbench) -> None:
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {DELETE_ON_DISABLE: "true"})
     assert await RemoteDisableTask(copied.services, [TopicConfig(pattern="orders")]).run(idle) == 0
     assert len(copied.finished) == 3

@@ -58,7 +58,7 @@ async def test_retention_that_was_raised_during_a_copy_counts_after_it(
     assert running.bench.metadata.log_starts(PARTITION) == []
 
 
-async def test_one_partition_that_fails_leaves_the_other_alone_and_is_tried_again(running: Running) -> None:
+async def test_a_failing_partition_is_retried_and_leaves_the_others_alone(running: Running) -> None:
     failing = running.logs.of[PARTITION]
     failing.failure = BrokerError("no leader", retriable=True)
     async with running.run():
@@ -117,7 +117,7 @@ async def test_a_partition_that_stops_is_one_alarm_until_it_goes_on(
             await until(lambda: survey.failures == 0)
 
 
-async def test_an_unclean_election_is_clamped_and_the_new_leader_copied_in_the_same_round(running: Running) -> None:
+async def test_a_round_clamps_after_an_unclean_election_and_copies_the_leader(running: Running) -> None:
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
         log = running.logs.of[PARTITION]
@@ -155,7 +155,7 @@ async def test_work_that_is_cancelled_before_it_began_leaves_no_open_segment(run
         assert managed not in running.manager._places["copy"]
 
 
-async def test_deletions_that_failed_are_counted_by_whoever_owns_the_partition(running: Running) -> None:
+async def test_the_owner_counts_failed_deletions(running: Running) -> None:
     bench, failed = running.bench, running.bench.services.failed_deletions
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
@@ -176,7 +176,7 @@ async def test_a_topic_that_is_no_longer_tiered_is_given_up(running: Running) ->
         await until(lambda: running.manager.partitions == [])
 
 
-async def test_a_copy_under_way_is_finished_before_the_manager_ends(
+async def test_a_copy_in_progress_is_finished_before_the_manager_ends(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copying, go_on = asyncio.Event(), asyncio.Event()
@@ -303,7 +303,7 @@ async def test_copying_that_falls_behind_alarms_while_nothing_expires(running: R
         await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") == 1)
 
 
-async def test_a_partition_that_comes_back_waits_for_the_step_that_is_being_cancelled(
+async def test_a_partition_that_comes_back_waits_for_its_cancelled_step(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, copying, may_end = running.bench, asyncio.Event(), asyncio.Event()

@@ -164,7 +164,7 @@ async def test_a_copy_within_another_goes(copied: Workbench) -> None:
     assert copied.finished == [(0, 29), (30, 59), (60, 89)]
 
 
-async def test_a_leader_that_changes_while_a_segment_is_written_leaves_the_copy_to_its_end(
+async def test_a_copy_ends_although_the_leader_changes_meanwhile(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
@@ -181,7 +181,7 @@ async def test_a_leader_that_changes_while_a_segment_is_written_leaves_the_copy_
     assert {one.state for one in bench.segments} == {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
 
 
-async def test_a_copy_of_what_an_unclean_election_replaced_meanwhile_is_finished_and_then_cut(
+async def test_a_copy_of_replaced_records_is_finished_and_then_cut(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])

@@ -1,4 +1,4 @@
-"""What a segment takes over from the one before it, also after a restart."""
+"""The state that a segment continues from the one before it, also after a restart."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_lost_indexes_of_the_newest_segment_do_not_hold_up_the_copying(ben
     assert [(one.epoch, one.start_offset) for one in cumulative] == [(1, 0), (4, 30), (7, 70)]
 
 
-async def test_an_aborted_transaction_is_known_to_every_segment_that_it_overlaps_and_to_no_later_one(
+async def test_an_aborted_transaction_is_known_to_the_segments_it_overlaps(
     bench: Workbench,
 ) -> None:
     def data(offset: int) -> bytes:
@@ -104,7 +104,7 @@ async def test_an_aborted_transaction_is_known_to_every_segment_that_it_overlaps
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_kafkas_transaction_index_knows_what_is_open_whether_or_not_the_copier_went_on(
+async def test_kafkas_transaction_index_knows_open_transactions_after_a_restart(
     bench: Workbench, restarts: bool
 ) -> None:
     """The last stable offset of an abort is the start of the oldest transaction that is open then."""

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a stored segment is named, and nothing else."""
+"""The verification names every fault of a stored segment, and nothing else."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
     return lambda data: data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :]
 
 
-async def test_what_is_whole_has_no_findings(stored: Stored) -> None:
+async def test_a_whole_segment_has_no_findings(stored: Stored) -> None:
     counted: list[int] = []
     assert await stored.verify() == []
     assert await verify_segment(stored.store, stored.segment, stored.ring, on_read=counted.append) == []
@@ -108,7 +108,7 @@ async def test_indexes_that_are_torn_or_of_something_else(stored: Stored) -> Non
     assert "CRC mismatch" in found.what
 
 
-async def test_a_key_that_is_missing_is_said_for_the_segment(stored: Stored) -> None:
+async def test_a_missing_key_is_named_for_the_segment(stored: Stored) -> None:
     if stored.ring is None:
         stored.ring = KeyRing()
         assert await stored.verify() == []

@@ -1,4 +1,4 @@
-"""`Spool.run`: nobody goes on while a thread still works on what is theirs."""
+"""`Spool.run` does not return while a thread still works on the caller's data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 
 @pytest.mark.parametrize("cancellations", [1, 2, 3])
-async def test_who_is_cancelled_waits_for_the_end_of_the_work(spool: Spool, cancellations: int) -> None:
+async def test_a_cancelled_caller_waits_for_the_end_of_the_work(spool: Spool, cancellations: int) -> None:
     """As a copy is that is given up, and cancelled once more when its process stops."""
     begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""A process that stood still while another one took its partition over believes nothing that it still knows."""
+"""A paused process whose partition another one took over acts on none of its old knowledge."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.expected_log import ExpectedLog
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.io_calls import Event
-from tests.support.fakes.metadata_log import MetadataLog
+from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tests.support.tiers.workbench import PARTITION as ON_BENCH
 from tests.support.tiers.workbench import Workbench
+from tests.support.written_log import WrittenLog
 from tiers.errors import OwnershipLostError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -26,11 +26,11 @@ KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
 
 
 @pytest.mark.parametrize("call", ["metadata.ensure_fresh", "broker.bounds"])
-async def test_what_another_owner_trimmed_is_no_gap(call: str, tmp_path: Path) -> None:
+async def test_a_trim_of_another_owner_is_no_gap(call: str, tmp_path: Path) -> None:
     """Nor is what it copied lost metadata, though the manifest names it."""
     (tmp_path / "remote").mkdir()
-    clock, log, model = Clock(), InMemoryLog(), ExpectedLog()
-    metadata_log = MetadataLog(lambda: clock.wall_ms, owner="a")
+    clock, log, model = Clock(), InMemoryLog(), WrittenLog()
+    metadata_log = FakeMetadataTopic(lambda: clock.wall_ms, owner="a")
     topics = OneTopic(KEEP_NOTHING)
     processes = {name: TierProcess(name, tmp_path, log, metadata_log, topics, clock) for name in ("a", "b")}
     a, b = processes.values()
@@ -67,7 +67,7 @@ async def refused(process: TierProcess) -> None:
         await process.manager.round()
 
 
-async def test_what_another_owner_finished_during_a_deletion_is_no_leftover(
+async def test_a_copy_that_another_owner_finished_is_no_leftover(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ownership was lost and regained while the store took its time with the first."""

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from tests.support.fakes.io_calls import Event
-from tests.support.fakes.metadata_log import FollowingMetadataManager
+from tests.support.fakes.metadata_topic import FakeTopicMetadataManager
 from tests.support.fakes.tier_process import PARTITION
 from tests.support.tiers.tier_machine import Tier
 from tiers.config.topic_policy import TopicPolicy
@@ -47,7 +47,7 @@ def trim_before_it_is_visible(patch: pytest.MonkeyPatch) -> None:
     def seen_long_ago(self: object, segment_id: object) -> int:
         return 0
 
-    patch.setattr(FollowingMetadataManager, "seen_at_ms", seen_long_ago)
+    patch.setattr(FakeTopicMetadataManager, "seen_at_ms", seen_long_ago)
 
 
 def expire_one_segment_too_many(patch: pytest.MonkeyPatch) -> None:

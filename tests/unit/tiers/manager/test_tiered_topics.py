@@ -107,7 +107,7 @@ async def test_a_topic_with_tier_settings_of_its_own_needs_no_rule(cluster: Clus
         DELETE | {"remote.storage.enable": "true"},
     ],
 )
-async def test_what_cannot_be_tiered_is_refused_once_with_the_reason(
+async def test_a_topic_that_cannot_be_tiered_is_refused_once_with_the_reason(
     cluster: Cluster, config: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("state", 1, config)
@@ -135,7 +135,7 @@ async def test_internal_topics_match_no_rule(cluster: Cluster) -> None:
     assert await tiered(cluster, TopicConfig(pattern="*")).refresh(TIMEOUT_MS) == {}
 
 
-async def test_a_configuration_that_cannot_be_read_changes_nothing_and_expires_nothing(cluster: Cluster) -> None:
+async def test_an_unreadable_configuration_changes_and_expires_nothing(cluster: Cluster) -> None:
     topic_id = cluster.add("orders", 1)
     topics = tiered(cluster, TopicConfig(pattern="*"))
     before = (await topics.refresh(TIMEOUT_MS))[topic_id]

@@ -77,7 +77,7 @@ def test_values_of_the_wrong_type_are_refused(key: str, value: str, reason: str)
         (ON | {RETENTION_MINUTES: "1", COPY_DISABLE: "true"}, {"retention.ms": "60000"}),
     ],
 )
-def test_what_kafka_accepts_is_accepted(after: dict[str, str], broker: dict[str, str]) -> None:
+def test_settings_that_kafka_accepts_are_accepted(after: dict[str, str], broker: dict[str, str]) -> None:
     check_tier_config(None, {}, after, {**BROKER_DEFAULTS, **broker})
 
 
@@ -107,7 +107,7 @@ def test_what_kafka_accepts_is_accepted(after: dict[str, str], broker: dict[str,
         (ON | {RETENTION_MINUTES: "2", COPY_DISABLE: "true"}, {"retention.ms": "60000"}, "must not be shorter than"),
     ],
 )
-def test_what_kafka_refuses_is_refused(after: dict[str, str], broker: dict[str, str], reason: str) -> None:
+def test_settings_that_kafka_refuses_are_refused(after: dict[str, str], broker: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidTierConfigError, match=reason):
         check_tier_config(None, {}, after, {**BROKER_DEFAULTS, **broker})
 
@@ -174,6 +174,6 @@ def test_a_topics_own_settings_win_over_the_settings_file_key_by_key() -> None:
     assert tier_values(None, {}) == {key: TierValue(value) for key, value in TIER_DEFAULTS.items()}
 
 
-def test_local_retention_of_the_settings_file_stands_in_nobodys_way() -> None:
+def test_local_retention_of_the_file_does_not_block_a_change() -> None:
     rule = TopicConfig(pattern="*", local_retention_ms=6000)
     check_tier_config(rule, {}, {}, {**BROKER_DEFAULTS, "retention.ms": "1000"})

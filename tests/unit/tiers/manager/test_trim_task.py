@@ -56,7 +56,7 @@ async def test_a_segment_is_trimmed_only_when_all_proxies_had_time_to_see_it(cop
     assert await copied.trim(KEEP_NOTHING) == 60
 
 
-async def test_a_finished_segment_that_our_own_reader_has_not_seen_is_not_trimmed(copied: Workbench) -> None:
+async def test_a_segment_that_the_owners_reader_has_not_seen_is_not_trimmed(copied: Workbench) -> None:
     second = copied.segments[1]
     del copied.metadata.seen[second.segment_id]
     assert await copied.trim(KEEP_NOTHING) == 30

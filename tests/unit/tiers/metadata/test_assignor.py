@@ -123,7 +123,7 @@ def written_before(owned: list[int], claims: list[int] | None) -> bytes:
 
 
 @pytest.mark.parametrize("claims", [None, [], [2, 5]])
-def test_who_declares_nothing_reads_the_first_records_and_is_understood_by_who_declares(
+def test_a_member_without_a_declaration_reads_the_first_record_types(
     claims: list[int] | None,
 ) -> None:
     before = written_before([1, 2], claims)
@@ -147,7 +147,7 @@ def test_every_assignment_says_what_all_members_read() -> None:
     assert decode_assignment(encoded["one"], "topic").record_types == frozenset()
 
 
-def test_an_assignment_of_a_leader_that_knows_no_record_types_allows_the_first_ones() -> None:
+def test_a_group_leader_without_record_types_allows_the_first_ones() -> None:
     before = INT16.pack(0) + INT32.pack(1) + write_string("topic", compact=False) + INT32.pack(1) + INT32.pack(7)
     assert decode_assignment(before + INT32.pack(-1), "topic") == (frozenset({7}), FIRST_RECORD_TYPES)
 

@@ -1,4 +1,4 @@
-"""read_committed, as the follower reads it: what aborted transactions wrote is left out, everything else is not."""
+"""The follower reads as read_committed: it leaves out the records of aborted transactions, and no others."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_an_aborted_record_of_a_later_release_is_none() -> None:
 
 
 @pytest.mark.parametrize(("at", "position", "leader_epoch"), [(0, 50, 3), (1, 61, 4)])
-def test_a_position_in_front_of_an_unknown_record_has_a_leader_epoch_that_reached_it(
+def test_a_position_before_an_unknown_record_has_an_epoch_that_reached_it(
     at: int, position: int, leader_epoch: int
 ) -> None:
     """Leader epoch 3 ended at 50. What epoch 4 wrote first was compacted away."""
@@ -183,7 +183,7 @@ def test_a_position_in_front_of_an_unknown_record_has_a_leader_epoch_that_reache
     assert (again.next_offset, again.leader_epoch, again.unknown) == (position, -1, read.unknown)
 
 
-def test_what_owners_write_counts_in_a_transaction_alone() -> None:
+def test_records_of_owners_count_only_in_a_transaction() -> None:
     added = segment(1, 0, 9)
     raised = log_start("anybody", user(5))
     records = [
@@ -199,7 +199,7 @@ def test_what_owners_write_counts_in_a_transaction_alone() -> None:
     assert len(read_committed(fetched(batch(0, records)), 0).events) == 5
 
 
-def test_a_batch_that_nobody_can_read_is_a_strangers_unless_a_transaction_brought_it() -> None:
+def test_an_unreadable_batch_counts_only_in_a_transaction() -> None:
     records = [(None, b"not compressed, whatever the batch says")]
     stranger = batch(0, records, -1, GZIP)
     read = read_committed(fetched(stranger + data(1, 1)), 0)

@@ -1,4 +1,4 @@
-"""A compacted metadata topic says the same: to who reads it from its beginning, and to who stopped anywhere in it."""
+"""Compaction of the metadata topic changes nothing for a reader, wherever the reader starts or stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where nothing ever failed there is no topic, and every segment that expires asks for it."""
+"""Without a failure there is no topic of failed deletions, and every expiring segment asks for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tiers.broker.client import BrokerClient
 from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
 
 
-async def test_the_cluster_is_asked_for_a_topic_that_is_not_there_once_in_a_while(
+async def test_the_cluster_is_asked_for_a_missing_topic_only_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tiers.broker.client._OTHER_BROKER_MS", 30_000)  # who is given up may be heard later

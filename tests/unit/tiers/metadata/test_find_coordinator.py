@@ -1,4 +1,4 @@
-"""The first question for a coordinator makes a new cluster create its topic; until then there is none."""
+"""The first FindCoordinator makes a new cluster create its topic; until then there is no coordinator."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def described(error_code: int, members: int = 0) -> SimpleNamespace:
     return SimpleNamespace(groups=[SimpleNamespace(error_code=error_code, members=[None] * members)])
 
 
-async def test_who_owns_a_new_clusters_topic_is_asked_until_its_coordinator_has_loaded() -> None:
+async def test_a_new_cluster_is_asked_until_its_coordinator_has_loaded() -> None:
     cluster = Cluster(
         FOUND, described(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), FOUND, described(ErrorCode.NONE, members=2)
     )
@@ -63,7 +63,7 @@ async def test_who_owns_a_new_clusters_topic_is_asked_until_its_coordinator_has_
     assert cluster.asked == 4
 
 
-async def test_a_group_that_nobody_may_describe_is_never_one_without_members() -> None:
+async def test_a_group_without_describe_is_not_taken_for_empty() -> None:
     for answer, timeout_ms in ((ErrorCode.GROUP_AUTHORIZATION_FAILED, 30_000), (ErrorCode.NOT_COORDINATOR, 50)):
         cluster = Cluster(FOUND, described(answer), FOUND)
         with pytest.raises(BrokerError, match=r"group tidegate-topic (cannot be|was not) described"):

@@ -1,4 +1,4 @@
-"""`MetadataFollower` over scripted answers: what may be believed while the state is emptied, full, or just written."""
+"""`MetadataFollower` over scripted answers: its freshness while the state is emptied, full, or just written."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ async def test_one_that_answers_a_moment_later_is_heard(
     assert following.follower._leadership.led_by(3) == [0, 1]
 
 
-async def test_a_leader_that_nobody_else_has_named_yet_is_waited_for(cluster: Cluster, following: Following) -> None:
+async def test_the_follower_waits_until_another_broker_names_the_leader(cluster: Cluster, following: Following) -> None:
     cluster.isr = [NODE, 2]
     cluster.leaders = dict.fromkeys((NODE, 2), Leader(NODE, 4))
     cluster.hanging[2] = asyncio.Event()
@@ -285,7 +285,7 @@ async def test_an_answer_that_was_overtaken_is_not_replayed(cluster: Cluster, fo
     assert following.follower.is_fresh(0, 60_000)
 
 
-async def test_a_segment_is_seen_before_anybody_can_look_it_up(
+async def test_a_segment_is_seen_before_it_can_be_looked_up(
     cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.logs[0] = finished(1, 0)
@@ -328,7 +328,7 @@ async def test_records_that_cannot_be_read_stop_their_metadata_partition_alone(
     assert following.follower.fresh_at_ms(1) is not None
 
 
-async def test_records_that_cannot_be_replayed_stop_their_metadata_partition_alone(
+async def test_unreplayable_records_stop_their_metadata_partition_alone(
     cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.logs = {0: finished(1, 0), 1: finished(2, 100)}

@@ -1,4 +1,4 @@
-"""`MetadataFollower` where the disk or a bug is the trouble: it is told, and nothing is taken for fresh."""
+"""`MetadataFollower` with a full disk or a bug: it reports the trouble, and counts as not fresh."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_full_state_is_trouble_and_not_fresh_until_there_is_room(
         await asyncio.wait([reading])
 
 
-async def test_an_error_that_nobody_thought_of_is_trouble_and_ends_nothing(
+async def test_an_unexpected_error_is_trouble_and_ends_nothing(
     cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poll, broken = following.follower._poll, True

@@ -1,4 +1,4 @@
-"""What can be read can be replayed: whatever anybody wrote into the topic, the state goes on."""
+"""The state replays every readable record, whoever wrote it into the topic."""
 
 from __future__ import annotations
 

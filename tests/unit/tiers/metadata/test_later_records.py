@@ -1,4 +1,4 @@
-"""Records of a later release: who does not know them is not fresh, says so, and goes on there after its upgrade."""
+"""Records of a later release: a member that cannot read them is not fresh, says so, and resumes after its upgrade."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ async def test_when_compaction_has_removed_it_there_is_nothing_to_understand(clu
             assert again.follower.is_fresh(0, 60_000)
 
 
-async def test_what_may_be_ignored_stops_nobody_and_is_read_after_the_upgrade(cluster: Cluster, tmp_path: Path) -> None:
+async def test_ignorable_records_stop_no_member_and_are_read_after_the_upgrade(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     deletion = TopicDeletionUpdate(TopicIdPartition(PARTITION.topic_id, 0, "orders"), "a", NOW_MS)
     cluster.logs[0] = [*finished(1, 0), deletion, *finished(2, 20)]
     with an_earlier_release(serde.TOPIC_DELETION_API_KEY), opened(cluster, tmp_path) as before:
@@ -145,7 +147,7 @@ def test_a_state_that_a_later_release_kept_is_read_anew(tmp_path: Path) -> None:
         state.close()
 
 
-def test_what_not_all_members_read_is_not_written() -> None:
+def test_records_that_not_all_members_read_are_not_written() -> None:
     written = key_and_value(gap(10, 20))
     deleted = key_and_value(TopicDeletionUpdate(PARTITION, "a", 0))
     raised = key_and_value(log_start("a", user(5)))

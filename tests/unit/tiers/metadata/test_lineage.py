@@ -1,4 +1,4 @@
-"""A metadata topic that lost records and grew again: noticed by leader epochs, and never believed again."""
+"""A metadata topic that lost records and grew again is found by leader epochs, and does not count again."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ async def test_elections_that_lose_nothing_are_no_loss(cluster: Cluster, followi
     assert following.state.consumed(0) == OffsetAndEpoch(10, 5)
 
 
-async def test_nothing_of_a_leader_is_replayed_before_it_has_said_where_epochs_end(
+async def test_no_record_is_replayed_before_its_leader_confirmed_the_epochs(
     cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await read_four(cluster, following)

@@ -1,4 +1,4 @@
-"""What counts as lost: nothing that was read, or may still be read, is missing from a whole log."""
+"""The rules by which records of the metadata topic count as lost."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def test_the_reason_names_the_partition_and_the_offsets() -> None:
 
 
 @given(answered=st.builds(EpochEndOffset, st.integers(-1, 5), st.integers(-1, 60)), high_watermark=OFFSETS)
-def test_a_log_continues_what_was_read_where_its_leader_epoch_reached_as_far(
-    answered: EpochEndOffset, high_watermark: int
-) -> None:
+def test_a_log_continues_if_its_epoch_reaches_the_read_position(answered: EpochEndOffset, high_watermark: int) -> None:
     read, lost = OffsetAndEpoch(40, 3), LostRecords(reached(0), {})
     continues = 0 <= answered.leader_epoch <= 3 and answered.end_offset >= 40
     assert lost.check_lineage(0, read, answered, high_watermark) is not continues
@@ -61,7 +59,7 @@ def test_a_log_continues_what_was_read_where_its_leader_epoch_reached_as_far(
     assert (lost.reason is None) is not bool(was_diverged)
 
 
-def test_who_diverged_is_told_what_is_lost_and_what_to_do() -> None:
+def test_a_divergence_names_the_loss_and_the_remedy() -> None:
     lost = LostRecords(reached(0, 57), {})
     assert lost.check_lineage(1, OffsetAndEpoch(57, 3), EpochEndOffset(3, 34), 34)
     assert lost.reason == "metadata partition 1 ends at 34 and was read to 57: the topic lost records"

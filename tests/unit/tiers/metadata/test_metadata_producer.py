@@ -1,4 +1,4 @@
-"""A partition of the metadata topic whose leader is away for a moment is written to as soon as it is back."""
+"""The producer writes to a partition of the metadata topic as soon as its leader is back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def led_by(node_id: int, epoch: int) -> list[TopicMetadata]:
     return [TopicMetadata("metadata", TOPIC_ID, {0: PartitionMetadata(0, node_id, epoch, (1,), (1,))})]
 
 
-async def test_that_nobody_led_a_moment_ago_is_asked_again_and_not_remembered() -> None:
+async def test_a_missing_leader_is_asked_for_again() -> None:
     async with ScriptedBroker() as broker:
         client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
         broker.topics = led_by(-1, 1)

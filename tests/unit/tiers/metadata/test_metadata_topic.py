@@ -1,4 +1,4 @@
-"""The metadata topic as brokers show it that have not all heard of it yet."""
+"""The metadata topic while some brokers do not know it yet."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_topic_that_somebody_made_a_moment_ago_is_waited_for() -> None:
     assert len(broker.received(DescribeConfigsRequest)) == 2
 
 
-async def test_a_topic_that_nobody_shows_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_topic_that_no_broker_shows_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """In time for the answers of a busy machine, and not for a second look."""
     monkeypatch.setattr("tiers.metadata.topic.metadata_topic._FIRST_PAUSE_MS", 60_000)
     async with ScriptedBroker() as broker:

@@ -1,4 +1,4 @@
-"""From which offset the local log has to be read, for every place of the remote end, a gap and the local log."""
+"""The next local offset for every order of the remote end, a gap and the local log."""
 
 from __future__ import annotations
 

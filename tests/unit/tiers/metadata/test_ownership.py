@@ -1,4 +1,4 @@
-"""`MetadataPartitionOwnership`: who may not begin to write, and what is asked of the cluster before that."""
+"""`MetadataPartitionOwnership`: the members that may not begin to write, and their requests before that."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Follower:
             raise RemoteLogMetadataNotReadyError("a transaction is open")
 
 
-async def test_who_waited_for_its_turn_beyond_its_membership_fences_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_that_waited_too_long_fences_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 1_000
     joined = asyncio.Event()
 
@@ -204,7 +204,7 @@ async def test_nothing_is_owned_while_the_state_is_read_anew(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-async def test_who_stood_still_for_a_moment_writes_once_a_heartbeat_says_that_it_may(
+async def test_an_owner_that_was_paused_writes_after_its_next_heartbeat(
     monkeypatch: pytest.MonkeyPatch, is_over: bool
 ) -> None:
     now_ms, beat = 1_000, asyncio.Event()
@@ -265,7 +265,7 @@ async def test_who_stood_still_for_a_moment_writes_once_a_heartbeat_says_that_it
 @pytest.mark.parametrize(
     ("read_by_all", "is_written"), [(known_record_types(), True), (FIRST_RECORD_TYPES, False), (None, False)]
 )
-async def test_an_owner_writes_nothing_that_another_member_must_know_and_does_not(
+async def test_an_owner_writes_no_required_record_that_a_member_cannot_read(
     monkeypatch: pytest.MonkeyPatch, read_by_all: frozenset[RecordType] | None, is_written: bool
 ) -> None:
     committed: list[int] = []
@@ -311,6 +311,54 @@ async def test_an_owner_writes_nothing_that_another_member_must_know_and_does_no
         assert owner.owns(0)
         await owner.write(0, lambda: [added], 1_000)
         assert committed == ([2, 1] if is_written else [1])
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+@pytest.mark.parametrize(("read_to", "is_lost"), [(7, False), (8, True)])
+async def test_a_record_below_the_position_counts_as_not_written(
+    monkeypatch: pytest.MonkeyPatch, read_to: int, is_lost: bool
+) -> None:
+    """The metadata partition lost its tail, and the follower has not noticed it yet (docs/design.md, "Ownership")."""
+
+    async def stay(self: GroupMembership) -> None:
+        self._confirmed_at_ms = 0
+        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0})))
+        await asyncio.Event().wait()
+
+    async def commit(self: Producer, *_: object) -> int:
+        return 7
+
+    Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
+    Producer.go_on.set()
+    monkeypatch.setattr(GroupMembership, "run", stay)
+    monkeypatch.setattr(Producer, "commit", commit, raising=False)
+    monkeypatch.setattr(Follower, "position", lambda self, metadata_partition: read_to)
+    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
+    nobody: Any = None
+    follower: Any = Follower()
+    owner = MetadataPartitionOwnership(
+        nobody,
+        TOPIC,
+        follower,
+        MembershipSettings("group"),
+        transactional_id_prefix="tidegate",
+        clock_ms=lambda: 0,
+        jitter=lambda: 0.0,
+    )
+    running = asyncio.create_task(owner.run())
+    try:
+        async with asyncio.timeout(60):
+            while not owner.owned():  # noqa: ASYNC110  # no event says so
+                await asyncio.sleep(0.001)
+        if is_lost:
+            with pytest.raises(RemoteLogMetadataError, match="lost records"):
+                await owner.write(0, list, 1_000)
+            assert owner.owned() == frozenset()
+        else:
+            await owner.write(0, list, 1_000)
+            assert owner.owned() == frozenset({0})
     finally:
         running.cancel()
         await asyncio.wait([running])

@@ -62,7 +62,7 @@ def test_a_manifest_survives_its_bytes(manifest: PartitionManifest) -> None:
 
 
 @given(st.data())
-def test_what_was_cut_or_changed_is_not_believed(data: st.DataObject) -> None:
+def test_a_torn_or_changed_manifest_is_refused(data: st.DataObject) -> None:
     whole = encode_partition_manifest(ONE)
     at = data.draw(st.integers(0, len(whole) - 1))
     for torn in (whole[:at], whole[:at] + bytes((whole[at] ^ 1 << data.draw(st.integers(0, 7)),)) + whole[at + 1 :]):

@@ -1,4 +1,4 @@
-"""Everything that a topic says, by one who begins with nothing."""
+"""`read_all` reads the whole metadata topic into an empty state."""
 
 from __future__ import annotations
 

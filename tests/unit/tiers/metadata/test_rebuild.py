@@ -1,4 +1,4 @@
-"""What can be told from a store alone, and what is refused; then that replay makes of it what was meant."""
+"""A plan of `rebuild` from a store alone: its records, its refusals, and the replay of its records."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_merge_that_did_not_come_to_count_is_not_missed(store: Store, are_name
     assert "it was merged from 2 segments, which all exist" in plan.dropped[0]
 
 
-def test_what_only_looks_merged_is_refused_and_so_is_a_merge_whose_part_is_lost(store: Store) -> None:
+def test_a_false_merge_and_a_merge_with_a_lost_part_are_refused(store: Store) -> None:
     parts = store.holds(0, 9), store.holds(10, 19)
     store.manifest(*parts)
     whole = merged_of(store, *parts, size_bytes=1)
@@ -192,7 +192,7 @@ def test_without_a_manifest_all_that_tiles_is_live(store: Store) -> None:
 
 
 @pytest.mark.parametrize("trimmed_to", [None, 2, 10, 15])
-def test_what_is_gone_from_the_front_is_a_gap_and_moves_no_log_start(store: Store, trimmed_to: int | None) -> None:
+def test_segments_missing_at_the_front_are_a_gap_and_no_log_start(store: Store, trimmed_to: int | None) -> None:
     gone, kept = store.holds(0, 9), store.holds(10, 19)
     store.manifest(gone, kept, log_start=3, trimmed_to=trimmed_to)
     store.loses(gone)

@@ -1,4 +1,4 @@
-"""Going through segments in pieces gives what look-ups of one after the other give, whatever the state holds."""
+"""A walk through segments in pieces equals single look-ups, for any state."""
 
 from __future__ import annotations
 

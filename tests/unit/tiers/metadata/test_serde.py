@@ -298,7 +298,7 @@ def test_keys_tell_segments_record_types_and_log_starts_apart() -> None:
     assert [decode_key(encode_key(key)) for key in keys] == keys
 
 
-def test_what_is_replaced_has_one_key_whoever_writes_it() -> None:
+def test_a_replaced_record_has_one_key_for_all_writers() -> None:
     """Compaction keeps the later record; a tombstone ends it."""
     for number, writer in enumerate("ab"):
         start = LogStart(number, number, LogStartReason.SEEN)

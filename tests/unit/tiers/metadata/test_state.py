@@ -1,4 +1,4 @@
-"""The materialised state: against the naive model, through restarts, and out of files that cannot be trusted."""
+"""The materialised state: compared with the model, restarted, and opened from damaged files."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_replay_takes_forward_jumps_and_drops_the_rest(state: RemoteLogMetadataS
     assert list(state.list_remote_log_segments(PARTITION)) == []
 
 
-def test_a_segment_that_was_announced_may_be_described_until_it_is_finished(
+def test_an_announced_segment_may_be_described_until_it_is_finished(
     state: RemoteLogMetadataStateWriter,
 ) -> None:
     announced = replace(segment(1, 0, 99), segment_size_bytes=0)

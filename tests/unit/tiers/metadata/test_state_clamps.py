@@ -86,7 +86,7 @@ def test_what_lies_below_a_clamp_tells_of_it_for_as_long_as_it_is_there(state: R
     assert answers() == [(2, None), (1, None), (1, None), (1, None)]
 
 
-def test_that_the_topic_is_gone_is_forgotten_when_the_state_is_opened_again(tmp_path: Path) -> None:
+def test_a_missing_topic_is_forgotten_when_the_state_is_opened_again(tmp_path: Path) -> None:
     with closing(open_state(tmp_path)) as state:
         assert not state.is_final()
         state.mark_final(True)

@@ -1,4 +1,4 @@
-"""A plan announces all attempts at once; what is left of it has a name until nothing of it is left."""
+"""A copy plan announces all attempts at once, and names every object until its deletion."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def listed(state: RemoteLogMetadataStateWriter) -> list[tuple[int, int, State]]:
     return [(one.start_offset, one.end_offset, one.state) for one in state.list_remote_log_segments(PARTITION)]
 
 
-def test_every_attempt_at_every_tile_has_a_name_of_its_own_that_follows_from_the_plan() -> None:
+def test_every_attempt_at_a_tile_has_its_own_name_in_the_plan() -> None:
     ids = PLAN.segment_ids()
     assert len({*ids}) == 4
     assert ids == replace(PLAN, writer="b", attempts=2).segment_ids()
@@ -58,7 +58,7 @@ def test_what_was_committed_of_a_plan_outlives_it(state: RemoteLogMetadataStateW
     assert state.remote_end_offset(PARTITION) == 149
 
 
-def test_a_deletion_that_compaction_puts_behind_the_end_of_the_plan_is_not_lost(
+def test_a_deletion_behind_the_end_of_the_plan_is_not_lost(
     state: RemoteLogMetadataStateWriter,
 ) -> None:
     topic = Topic(state)

@@ -1,4 +1,4 @@
-"""The state on disk: what a new process goes on with, and what it throws away."""
+"""The state on disk: the parts that a new process continues with, and those that it discards."""
 
 from __future__ import annotations
 

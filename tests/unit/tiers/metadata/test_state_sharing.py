@@ -1,4 +1,4 @@
-"""The state as other processes see it: each transaction as it ends, and never more than is there."""
+"""The state in other processes: each transaction is visible when it ends, and nothing before it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_reader_that_died_is_forgotten(tmp_path: Path) -> None:
     state.close()
 
 
-def test_what_is_left_of_freshness_is_forgotten_before_anybody_reads(tmp_path: Path) -> None:
+def test_old_freshness_is_forgotten_before_the_first_read(tmp_path: Path) -> None:
     fill(tmp_path)
     state = open_state(tmp_path)
     state.mark_fresh({0: 4711})
@@ -64,7 +64,7 @@ def test_what_is_left_of_freshness_is_forgotten_before_anybody_reads(tmp_path: P
         RemoteLogMetadataState.open_shared(tmp_path)
 
 
-def test_a_saved_state_says_whose_it_is_while_segments_would_be_forgotten_with_it(tmp_path: Path) -> None:
+def test_a_saved_state_has_an_identity_while_it_has_segments(tmp_path: Path) -> None:
     assert saved_identity(tmp_path) is None
     open_state(tmp_path).close()
     assert saved_identity(tmp_path) is None, "it names no segment"

@@ -48,7 +48,7 @@ def key_of(segment: RemoteLogSegmentMetadata) -> bytes:
 
 
 @given(segments)
-def test_what_was_stored_is_read_again(segment: RemoteLogSegmentMetadata) -> None:
+def test_a_stored_segment_is_read_again(segment: RemoteLogSegmentMetadata) -> None:
     read = decode_stored_segment(key_of(segment), encode_stored_segment(segment))
     assert read == segment
     assert read.topic_id_partition.topic == segment.topic_id_partition.topic
@@ -74,7 +74,7 @@ def test_what_is_changed_as_it_is_stored_is_as_if_it_were_changed_first(
 
 
 @given(segments, st.data())
-def test_a_torn_segment_is_an_error_or_lacks_no_more_than_the_end_of_its_name(
+def test_a_torn_segment_is_an_error_or_lacks_the_end_of_its_name(
     segment: RemoteLogSegmentMetadata, data: st.DataObject
 ) -> None:
     whole = encode_stored_segment(segment)

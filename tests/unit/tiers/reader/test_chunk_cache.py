@@ -1,4 +1,4 @@
-"""The cache counts the bytes that it holds, and gives back whole extents."""
+"""The cache counts its bytes, and returns whole extents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_extent_used_least_recently_goes_first_and_whole() -> None:
     assert cache.size_bytes == 90
 
 
-def test_what_is_larger_than_the_cache_is_not_kept() -> None:
+def test_a_chunk_larger_than_the_cache_is_not_kept() -> None:
     cache = ChunkCache(100)
     cache.put(extent(A, 0, 60))
     cache.put(extent(B, 0, 101))

@@ -1,4 +1,4 @@
-"""Chunks in files come back as they were, or not at all."""
+"""A chunk is read from its file as it was written, or not at all."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_next_process_finds_them_the_longest_unused_first(files: ChunkFiles, t
     assert ChunkFiles(tmp_path / "chunks").load() == [(keys[1], 8192), (keys[2], 12288), (keys[0], 4096)]
 
 
-def test_what_a_crash_left_is_removed_and_what_is_not_ours_stays(files: ChunkFiles, tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_removed_and_foreign_files_stay(files: ChunkFiles, tmp_path: Path) -> None:
     write(files, KEY, b"records")
     torn = tmp_path / "chunks" / f"{KEY.segment.hex}-4.part"
     torn.write_bytes(b"rec")

@@ -1,4 +1,4 @@
-"""What a clamp cut off is served by no read and found by no timestamp, wherever in a chunk the cut lies."""
+"""No read and no search by timestamp returns records above a clamp, wherever the clamp cuts a chunk."""
 
 from __future__ import annotations
 

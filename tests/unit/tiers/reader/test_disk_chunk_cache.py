@@ -1,4 +1,4 @@
-"""The disk chunk cache: within its bytes, over restarts, and never anybody's error."""
+"""The disk chunk cache keeps its limit, survives restarts, and fails no read."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ async def test_a_folder_that_cannot_be_made_is_a_warning_and_tried_again_later(
     assert len(told) == 1
 
 
-async def test_what_comes_faster_than_the_disk_takes_it_is_left_out(bench: Bench) -> None:
+async def test_chunks_that_the_disk_cannot_take_in_time_are_left_out(bench: Bench) -> None:
     go_on = threading.Event()
 
     class Stuck(BrokenFiles):

@@ -31,6 +31,7 @@ from tiers.reader.remote_log_reader import (
     monotonic_ms,
 )
 from tiers.segment.segment_encryption import KeyRing
+from tiers.storage.locations import HOME
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 SETTINGS = RemoteLogReaderSettings(
@@ -97,7 +98,7 @@ async def test_after_a_restart_nothing_is_fetched(tier: RemoteTier, tmp_path: Pa
     assert again.hits > 20
 
 
-async def test_what_the_disk_has_is_served_while_the_store_is_down(tier: RemoteTier, tmp_path: Path) -> None:
+async def test_chunks_on_the_disk_are_served_while_the_store_is_down(tier: RemoteTier, tmp_path: Path) -> None:
     batches = await tier.fill(P0, segments=1, batches=40)
     kept = disk(tmp_path)
     async with reader_of(tier, kept) as reader:
@@ -106,11 +107,11 @@ async def test_what_the_disk_has_is_served_while_the_store_is_down(tier: RemoteT
         (segment,) = tier.rlmm.list_remote_log_segments(P0)
         await reader.index(segment, deadline_ms=monotonic_ms() + 20_000, connection_id=1)
         tier.storage.is_down = True
-        while not reader.breaker.is_open:
-            with suppress(RetriableRemoteStorageError), reader.breaker:
+        while not reader.breakers.of(HOME).is_open:
+            with suppress(RetriableRemoteStorageError), reader.breakers.of(HOME):
                 raise RetriableRemoteStorageError("slow down")
         assert b"".join(batches).startswith((await read(reader, 0))[0])
-        assert reader.breaker.is_open
+        assert reader.breakers.of(HOME).is_open
 
 
 async def test_any_disk_cache_of_any_size_gives_the_same_bytes(tier: RemoteTier, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fetch quotas (KIP-956): a read above one brings nothing and no error, and costs the store nothing."""
+"""Fetch quotas (KIP-956): a read above its quota returns nothing and no error, and sends no request to the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool bounds what runs, what waits and the bytes between, fairly, and lets downloads outlive their waiters."""
+"""The pool bounds running and waiting downloads and their bytes, fairly. A download outlives its waiters."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_bytes_in_flight_are_bounded_but_one_download_always_runs() -> Non
         await downloads.end("small")
 
 
-async def test_what_does_not_fit_the_queue_is_refused() -> None:
+async def test_a_download_that_does_not_fit_the_queue_is_refused() -> None:
     downloads = Downloads()
     async with FetcherPool[str](threads=1, max_pending_tasks=1) as pool:
         pool.start(["a"], 1, 1, downloads.make("a"))
@@ -168,7 +168,7 @@ async def refused(flight: Flight[str]) -> bool:
     return False
 
 
-async def test_a_second_download_takes_only_a_slot_and_bytes_that_nobody_waits_for() -> None:
+async def test_a_second_download_takes_only_idle_slots_and_bytes() -> None:
     downloads = Downloads()
     async with FetcherPool[str](threads=3, max_bytes_in_flight=100) as pool:
         pool.start(["a"], 40, 1, downloads.make("a"))

@@ -168,7 +168,7 @@ async def test_the_error_of_one_leaves_the_other_running(failing: int, error: Re
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-async def test_when_both_fail_the_first_ones_error_is_told(order: tuple[int, int]) -> None:
+async def test_when_both_fail_the_error_of_the_first_is_raised(order: tuple[int, int]) -> None:
     stage = Stage()
     errors = [RetriableRemoteStorageError("first"), RetriableRemoteStorageError("second")]
     async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""A store that shows late what is FINISHED: the read waits for it, and never says that it is gone.
+"""A store that shows a FINISHED segment late: the read waits, and never answers that the segment is gone.
 
 See docs/design.md, safety rule 7.
 """
@@ -46,7 +46,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".log", ".indexes"])
-async def test_what_the_store_shows_late_is_read_when_it_does(tmp_path: Path, suffix: str) -> None:
+async def test_a_late_object_is_read_when_the_store_shows_it(tmp_path: Path, suffix: str) -> None:
     tier = RemoteTier(tmp_path)
     batches = await tier.fill(P0, segments=1, batches=1)
     (shown,) = (tmp_path / "store").rglob(f"*{suffix}")

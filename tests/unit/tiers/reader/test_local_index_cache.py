@@ -16,7 +16,7 @@ from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.local_index_cache import LocalIndexCache, SharedIndexFiles
 from tiers.segment.indexes import local_index_files
-from tiers.segment.indexes.local_index_files import LOG_INDEX, OFFSET_INDEX, SUFFIXES, TIME_INDEX, append_to
+from tiers.segment.indexes.local_index_files import LOG_INDEX, OFFSET_INDEX, SEGMENTS, SUFFIXES, TIME_INDEX, append_to
 from tiers.segment.segment_encryption import KeyRing
 
 SET_BYTES = 4 * 4096
@@ -66,7 +66,7 @@ def holds(cache: LocalIndexCache, segment: Segment) -> bool:
     return found is not None
 
 
-def test_what_was_put_is_there_after_a_restart(bench: Bench) -> None:
+def test_indexes_are_there_after_a_restart(bench: Bench) -> None:
     segments = [segment_object(start) for start in (0, 30, 60)]
     cache = bench.cache()
     assert not holds(cache, segments[0])
@@ -144,7 +144,7 @@ def test_files_that_contradict_each_other_are_removed_and_made_again(bench: Benc
     assert holds(cache, segment)
 
 
-def test_what_is_left_of_a_set_is_removed(bench: Bench) -> None:
+def test_incomplete_sets_are_removed(bench: Bench) -> None:
     put(bench.cache(), segment_object(0), segment_object(30))
     (bench.folder / "somebody's").mkdir()
     (bench.folder / "somebody's" / "file").touch()
@@ -288,6 +288,42 @@ def test_a_reader_never_writes_to_damaged_files(bench: Bench) -> None:
     path.unlink()
     assert not shared_holds(reader, segment)
     assert not shared_holds(SharedIndexFiles(bench.folder / "missing"), segment)
+
+
+def test_the_writer_removes_a_set_that_a_reader_found_damaged(bench: Bench) -> None:
+    first, second, other = segment_object(0), segment_object(30), segment_object(60)
+    cache, reader = bench.cache(roll_bytes=1), SharedIndexFiles(bench.folder)
+    put(cache, first, second)
+    path = next(bench.folder.glob(f"*/*30{LOG_INDEX}"))
+    path.write_bytes(path.read_bytes()[::-1])
+    assert not shared_holds(reader, second)
+    put(cache, other)
+    assert bench.sets() == [0, 60]
+    assert cache.size_bytes == 2 * SET_BYTES
+    assert not shared_holds(reader, second)
+    put(cache, second)
+    assert shared_holds(reader, second)
+
+
+@pytest.mark.parametrize("suffix", [SEGMENTS, LOG_INDEX, OFFSET_INDEX])
+def test_a_set_is_checked_before_the_writer_removes_it(bench: Bench, suffix: str) -> None:
+    """A reader may have met the writer in the middle of an append."""
+    segments = [segment_object(start) for start in (0, 30, 60)]
+    cache = bench.cache()
+    put(cache, *segments)
+    named = bench.folder / "damaged" / f"{PARTITION.topic}-{PARTITION.partition}.{0:020}"
+    named.parent.mkdir()
+    for content in ("", "for a set that is gone"):
+        named.touch()
+        named.with_suffix(f".{7:020}").write_text(content)
+        cache.open()
+        assert (bench.sets(), [*named.parent.iterdir()]) == ([0], [])
+    path = next(bench.folder.glob(f"*/*{suffix}"))
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2] + bytes(8) + raw[len(raw) // 2 + 8 :])
+    named.touch()
+    cache.open()
+    assert bench.sets() == []
 
 
 def test_a_torn_tail_is_a_miss_and_is_never_appended_to(bench: Bench) -> None:

@@ -16,7 +16,7 @@ def read_ahead(budget_bytes: int = 1000) -> ReadAhead:
     return ReadAhead(budget_bytes=budget_bytes, first_window_bytes=10, max_window_bytes=40, max_streams=3)
 
 
-def test_a_window_doubles_while_reads_follow_each_other_and_closes_on_a_jump() -> None:
+def test_a_window_doubles_on_sequential_reads_and_closes_on_a_jump() -> None:
     ahead = read_ahead()
     windows = [ahead.window_bytes((1, P0), 10 * n, 10 * n + 10) for n in range(5)]
     assert windows == [0, 10, 20, 40, 40]

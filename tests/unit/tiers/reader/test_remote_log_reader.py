@@ -1,4 +1,4 @@
-"""Reads of the remote tier return the broker's own bytes, whatever the store does meanwhile."""
+"""Reads of the remote tier return the broker's own bytes, also with faults of the store."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from tiers.reader.remote_log_reader import (
     RemoteReadRequest,
     monotonic_ms,
 )
+from tiers.storage.locations import HOME
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 
@@ -401,6 +402,6 @@ async def test_gets_of_chunks_that_fail_open_the_circuit(tier: RemoteTier, reade
     tier.storage.is_down = True
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         reading = group.create_task(read(reader, 0, timeout_ms=600_000))
-        while not reader.breaker.is_open:
+        while not reader.breakers.of(HOME).is_open:
             await tier.storage.refusals.acquire()
         reading.cancel()

@@ -1,4 +1,4 @@
-"""What was lost is made again: the same bytes where the neighbours are there, never more than is known where not."""
+"""Lost indexes are rebuilt from the log: the same bytes with both neighbours, and no guesses without them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.expected_log import ExpectedLog
 from tests.support.fakes.segments import metadata_of
 from tests.support.tiers.transactional_log import ACTS, copied, indexes_of, log_of
+from tests.support.written_log import WrittenLog
 from tiers.errors import CorruptSegmentError
 from tiers.segment.indexes.indexes_object import IndexesObject
 from tiers.segment.indexes_of_log import LogIndexer
@@ -34,7 +34,7 @@ def made_again(
 
 @settings(max_examples=25)
 @given(ACTS, st.data())
-def test_between_its_neighbours_a_segments_indexes_are_those_that_were_lost(
+def test_lost_indexes_are_rebuilt_between_the_neighbouring_segments(
     acts: list[tuple[int, str]], data: st.DataObject
 ) -> None:
     log = log_of(acts)
@@ -51,7 +51,7 @@ def test_between_its_neighbours_a_segments_indexes_are_those_that_were_lost(
 OPEN_AT_THE_END = [(1, "data"), (1, "plain"), (1, "plain"), (1, "abort")]
 
 
-def two(tmp_path: Path, log: ExpectedLog) -> list[BuiltSegment]:
+def two(tmp_path: Path, log: WrittenLog) -> list[BuiltSegment]:
     (tmp_path / "copied").mkdir()
     return copied(tmp_path / "copied", log, [2, 4])
 

@@ -176,7 +176,7 @@ def never_wrong(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_no_file_that_is_cut_anywhere_or_followed_by_zeros_gives_a_wrong_answer(suffix: str) -> None:
+def test_torn_files_and_files_with_zeros_never_give_a_wrong_answer(suffix: str) -> None:
     """What a machine that loses its power may leave of one file while the others are whole."""
     with a_folder() as folder:
         path = filled(folder).path(suffix)

@@ -31,9 +31,7 @@ def merged(folder: Path, parts: list[BuiltSegment]) -> BuiltSegment:
 
 @settings(max_examples=25)
 @given(ACTS, st.data())
-def test_the_merged_segment_is_what_a_copier_makes_that_gets_all_of_it_at_once(
-    acts: list[tuple[int, str]], data: st.DataObject
-) -> None:
+def test_a_merged_segment_equals_one_that_was_copied_at_once(acts: list[tuple[int, str]], data: st.DataObject) -> None:
     log = log_of(acts)
     count = len(log.batches)
     ends = sorted({*data.draw(st.sets(st.integers(1, max(count, 1)))), count})

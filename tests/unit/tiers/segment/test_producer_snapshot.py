@@ -47,7 +47,7 @@ def test_no_flipped_bit_and_no_lost_byte_goes_unnoticed(data: st.DataObject) -> 
             decode_producer_snapshot(wrong)
 
 
-def test_a_count_that_cannot_be_and_a_producer_that_appears_twice_are_corrupt() -> None:
+def test_an_impossible_count_and_a_repeated_producer_are_corrupt() -> None:
     for content in (b"\xff\xff\xff\xff", b"\x00\x00\x00\x02" + VECTOR[10:] * 2):
         crc = crc32c(content, 0, len(content)).to_bytes(4, "big")
         with pytest.raises(CorruptSegmentError):

@@ -81,7 +81,7 @@ def test_what_is_taken_over_goes_on() -> None:
     assert whole.entries(T)[0].current_txn_first_offset == 0
 
 
-def test_a_producer_silent_for_a_day_of_the_log_is_left_out_unless_its_transaction_is_open() -> None:
+def test_an_idle_producer_is_left_out_unless_its_transaction_is_open() -> None:
     state = ProducerState()
     state.on_data_batch(batch(A, 0, 0))
     state.on_data_batch(batch(B, 1, 1, is_transactional=True))

@@ -1,4 +1,4 @@
-"""Whatever a log holds: indexes that were made of it are what it gives. What gaps it has is counted, and no fault."""
+"""Indexes that are rebuilt from a log equal those of its copy. Gaps are counted, and are no fault."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_what_int32_cannot_hold_is_refused_before_it_is_written(path: Path) -> N
     assert builder.finish().size_bytes == len(path.read_bytes())
 
 
-def test_an_empty_segment_cannot_be_finished_and_a_spool_file_not_taken_over(path: Path) -> None:
+def test_an_empty_segment_and_a_used_spool_file_are_refused(path: Path) -> None:
     builder = SegmentBuilder(path, 0, no_time)
     with pytest.raises(ValueError, match="empty"):
         builder.finish()

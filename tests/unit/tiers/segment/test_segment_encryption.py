@@ -61,7 +61,7 @@ def test_a_segments_key_is_wrapped_for_that_segment() -> None:
         RING.cipher(UUID_B, section)
 
 
-def test_a_rotated_ring_opens_old_segments_and_seals_new_ones_by_the_new_key() -> None:
+def test_a_rotated_ring_opens_old_segments_and_seals_with_the_new_key() -> None:
     cipher, old_section = RING.new_cipher(UUID_A)
     sealed = cipher.seal(0, b"batches")
 

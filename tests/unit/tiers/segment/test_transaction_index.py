@@ -68,7 +68,7 @@ def test_overlapping_keeps_the_emission_rules(
     assert set(keys) == expected
 
 
-def test_of_two_segments_entries_for_one_transaction_the_one_with_the_marker_stays() -> None:
+def test_the_entry_with_the_marker_stays_for_a_transaction() -> None:
     without, with_marker = AbortedTransactionRange(7, 10, MARKER_NOT_COPIED), AbortedTransactionRange(7, 10, 50)
     assert overlapping([without, with_marker], 20, 60) == [with_marker]
     assert overlapping([with_marker, without], 20, 60) == [with_marker]

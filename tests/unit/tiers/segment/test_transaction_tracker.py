@@ -57,7 +57,7 @@ def test_the_marker_of_a_later_segment_closes_what_was_carried() -> None:
     assert second.open_transactions().ongoing == (AbortedTransaction(B, 30),)
 
 
-def test_a_marker_closes_one_transaction_and_leaves_the_producers_next_one_open() -> None:
+def test_a_marker_closes_one_transaction_and_not_the_producers_next() -> None:
     tracker = TransactionTracker(0, None)
     tracker.on_report([AbortedTransaction(A, 10), AbortedTransaction(A, 30)])
     feed(tracker, data(A, 10, 19), abort(A, 20), data(A, 30, 39))
@@ -117,7 +117,7 @@ def test_a_transaction_beyond_the_segment_is_carried_but_not_listed() -> None:
     assert tracker.open_transactions().aborted == (AbortedTransaction(A, 500),)
 
 
-def test_an_abort_that_nobody_reported_is_believed() -> None:
+def test_an_unreported_abort_counts() -> None:
     tracker = feed(TransactionTracker(0, None), data(A, 10, 19), abort(A, 20))
     assert tracker.ranges(20) == (AbortedTransactionRange(A, 10, 20),)
 
@@ -128,7 +128,7 @@ def test_markers_of_transactions_without_data_leave_no_trace() -> None:
     assert tracker.transaction_index() == []
 
 
-def test_a_copier_that_began_in_the_middle_claims_no_last_stable_offset_above_its_start() -> None:
+def test_a_copier_that_began_midway_claims_no_later_last_stable_offset() -> None:
     tracker = TransactionTracker(100, None)
     tracker.on_report([AbortedTransaction(A, 90)])
     feed(tracker, abort(A, 120))

@@ -1,4 +1,4 @@
-"""Threads that may be stuck: how many, what their callers see, and what becomes of them."""
+"""Threads that may be stuck: their number, the errors of their callers, and their end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def threads_of(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
 
 
-async def test_results_and_errors_come_back_and_one_thread_serves_one_call_after_the_other() -> None:
+async def test_one_thread_serves_the_calls_in_order_with_results_and_errors() -> None:
     calls = BlockingCalls("one-after-another", 2)
     for number in range(5):
         assert await calls.run(lambda _, number=number: number, 10.0) == number  # type: ignore[misc]
@@ -72,7 +72,7 @@ async def test_a_panic_is_an_error_like_any_other() -> None:
     calls.close()
 
 
-async def test_stuck_calls_meet_their_deadlines_others_take_their_places_and_all_end_with_the_fault() -> None:
+async def test_stuck_calls_meet_their_deadlines_and_are_replaced() -> None:
     calls = BlockingCalls("stuck", 2)
     healed = threading.Event()
     seen: list[bool] = []

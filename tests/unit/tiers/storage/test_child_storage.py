@@ -1,4 +1,4 @@
-"""A store in a child process: what gets stuck there, what replaces it, and what ends."""
+"""A store in a child process: stuck calls, replaced processes, and the end."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ async def test_nothing_is_started_after_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["frozen", "stuck"])
-async def test_a_stuck_call_meets_its_deadline_and_another_process_takes_the_next(tmp_path: Path, fault: str) -> None:
+async def test_a_stuck_call_meets_its_deadline_and_a_new_process_takes_over(tmp_path: Path, fault: str) -> None:
     """A frozen one shares its interpreter with every other call there, and none with this process."""
     async with opened(tmp_path, 300) as storage:
         [first] = storage.processes
-        with pytest.raises(RetriableRemoteStorageError, match="no answer"):
+        with pytest.raises(RetriableRemoteStorageError, match="no progress"):
             await storage.get_object(fault)
         await until_it_works(storage)
         assert first not in storage.processes[-1:]
@@ -94,7 +94,7 @@ async def test_a_stuck_call_meets_its_deadline_and_another_process_takes_the_nex
 async def until_it_works(storage: ChildStorageManager) -> None:
     while True:
         try:
-            async for _ in storage.list_objects(""):  # its deadline is a whole copy's
+            async for _ in storage.list_objects(""):  # its deadline is longer
                 pass
         except RetriableRemoteStorageError:
             continue
@@ -152,6 +152,22 @@ async def test_a_cancelled_copy_is_taken_back_by_the_child(tmp_path: Path) -> No
         assert len([stored async for stored in storage.list_objects("")]) == 2
         hold.unlink()
         await until(lambda: not written())
+        assert storage.processes == [pid]
+
+
+async def test_a_copy_that_makes_progress_lives_longer_than_its_deadline(tmp_path: Path) -> None:
+    built = build_segment(tmp_path / "log", [batch_of(0, 1, value_bytes=11 << 20)])
+    metadata = metadata_of(built)
+    data = built.log_segment_data(metadata)
+    folder = tmp_path / "store"
+    folder.mkdir()
+    (folder / "slow").touch()
+    async with opened(folder, 2000) as storage:
+        await until_it_works(storage)
+        [pid] = storage.processes
+        await storage.copy_log_segment_data(metadata, data)  # a quarter of a second for each of 12 pieces
+        (folder / "slow").unlink()
+        assert await storage.fetch_log_segment(metadata, 0) == data.log_segment.read_bytes()
         assert storage.processes == [pid]
 
 

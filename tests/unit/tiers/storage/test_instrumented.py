@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
+from tiers.storage.circuit_breaker import CircuitBreakers
+from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.storage.local import LocalRemoteStorageManager
 
 
@@ -112,3 +114,17 @@ async def test_a_cancelled_call_is_no_error_of_the_store(tmp_path: Path) -> None
     assert numbers.of("seconds_count", "fetch_indexes") == 1
     for kind in ("retriable", "not_found", "refused"):
         assert numbers.of("errors_total", "fetch_indexes", kind=kind) is None
+
+
+def test_an_open_circuit_shows_with_its_location() -> None:
+    registry, breakers = CollectorRegistry(), CircuitBreakers(lambda: 0)
+    registry.register(WriteCircuitMetrics(breakers))
+    breakers.of("")
+    while not breakers.of("archive").is_open:
+        with suppress(RetriableRemoteStorageError), breakers.of("archive"):
+            raise RetriableRemoteStorageError("503")
+    shown = {
+        location: registry.get_sample_value("tidegate_remote_storage_write_circuit_open", {"location": location})
+        for location in ("home", "archive")
+    }
+    assert shown == {"home": 0, "archive": 1}

@@ -1,4 +1,4 @@
-"""What a directory alone promises: whole objects or none, and nothing left behind."""
+"""The promises of a folder as a store: whole objects or none, and no leftovers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.tiers.waiting import until
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.local import LocalRemoteStorageManager
@@ -122,7 +123,7 @@ async def test_of_a_copy_that_does_not_fit_the_store_is_named(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "hardlink_to", refuse)
-    monkeypatch.setattr(os, "sendfile", is_full)
+    monkeypatch.setattr(os, "fsync", is_full)
     with pytest.raises(RetriableRemoteStorageError, match=rf"^{root}/\S+: No space left on device$"):
         await storage.copy_log_segment_data(*segment)
     assert files(root) == []
@@ -141,11 +142,11 @@ async def test_a_copy_that_passed_its_deadline_lets_no_object_appear(
     monkeypatch.setattr(os, "fsync", slow_fsync)
     storage = LocalRemoteStorageManager({"path": str(root), "cluster.id": "c", "copy.timeout.ms": "20", "threads": "1"})
     await storage.open()
-    with pytest.raises(RetriableRemoteStorageError, match=r"no answer in 0\.02 s"):
+    with pytest.raises(RetriableRemoteStorageError, match=r"no progress in 0\.02 s"):
         await storage.copy_log_segment_data(*segment)
     disk_answers.set()
-    assert [stored async for stored in storage.list_objects("")] == []  # the only thread is free again
-    assert files(root) == []
+    await until(lambda: files(root) == [])  # the thread has removed its temporary file
+    assert [stored async for stored in storage.list_objects("")] == []
     await storage.close()
 
 

@@ -1,4 +1,4 @@
-"""Where segments are put, and that what was put is found whatever is configured later."""
+"""The locations of new segments, and that a segment is found after any later change of the settings."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
 from tiers.errors import (
+    CircuitOpenError,
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RetriableRemoteStorageError,
@@ -39,12 +40,16 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@asynccontextmanager
-async def stores(root: Path, *locations: Mapping[str, Any]) -> AsyncIterator[LocatedRemoteStorageManager]:
+def made(root: Path, *locations: Mapping[str, Any]) -> LocatedRemoteStorageManager:
     """Home, and what is listed: names of folders, with whatever else is said of them."""
     sections = [{"path": str(root / one["name"]), **one} for one in locations]
     config = {"implementation": "local", "path": str(root / "home"), "locations": sections}
-    storage = create_storage(StorageConfig.model_validate(config), "c")
+    return create_storage(StorageConfig.model_validate(config), "c")
+
+
+@asynccontextmanager
+async def stores(root: Path, *locations: Mapping[str, Any]) -> AsyncIterator[LocatedRemoteStorageManager]:
+    storage = made(root, *locations)
     await storage.open()
     yield storage
     await storage.close()
@@ -92,7 +97,7 @@ async def test_a_segment_is_found_where_it_was_put_whatever_is_current_later(roo
     assert [objects(root, name) for name in ("home", "east", "west")] == [[], [], []]
 
 
-async def test_a_location_that_is_gone_is_named_and_never_taken_for_a_missing_object(root: Path) -> None:
+async def test_a_removed_location_is_named_and_is_no_missing_object(root: Path) -> None:
     async with stores(root, EAST) as storage:
         metadata = await copied(storage, root)
     for locations in ((), (WEST,)):
@@ -117,7 +122,7 @@ async def test_what_a_copy_without_a_record_left_is_deleted_wherever_it_lies(roo
     assert objects(root, "east") == []
 
 
-async def test_new_segments_are_shared_out_by_weight_and_a_repeated_copy_goes_to_the_same_place(root: Path) -> None:
+async def test_new_segments_are_placed_by_weight_and_a_retry_keeps_its_place(root: Path) -> None:
     async with stores(root, EAST, WEST | {"weight": 3}) as storage:
         names: Counter[str] = Counter()
         for _ in range(200):
@@ -207,7 +212,7 @@ async def test_a_check_names_the_location_that_fails(root: Path) -> None:
         ({"name": "east", "patth": "/"}, "location 'east': unknown setting 'patth'"),
     ],
 )
-def test_what_cannot_work_is_named(root: Path, location: dict[str, str], named: str) -> None:
+def test_impossible_settings_are_named(root: Path, location: dict[str, str], named: str) -> None:
     config = {"implementation": "local", "path": str(root), "locations": [location]}
     with pytest.raises(ValueError, match=named):
         create_storage(StorageConfig.model_validate(config), "c")
@@ -220,7 +225,7 @@ def test_two_locations_of_one_name_are_refused(root: Path) -> None:
         )
 
 
-def test_a_location_takes_the_settings_of_the_section_unless_it_is_of_another_kind() -> None:
+def test_a_location_of_the_same_kind_takes_the_sections_settings() -> None:
     config = StorageConfig.model_validate(
         {
             "implementation": "s3",
@@ -251,3 +256,72 @@ def test_a_recorded_choice_reads_back(name: str, inner: bytes | None) -> None:
 @given(st.binary(max_size=40).filter(lambda data: not data.startswith(b"TGL\x01")))
 def test_custom_metadata_of_a_store_without_locations_is_its_own(data: bytes) -> None:
     assert decode_location(data) == (HOME, data)
+
+
+async def test_writes_to_a_location_in_trouble_fail_at_once_and_the_others_go_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    async with stores(root, EAST, WEST) as storage:
+
+        async def refuse(self: object, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+            asked.append("east")
+            raise RetriableRemoteStorageError("503")
+
+        one, _ = segment(root)
+        east = storage.place_of(replace(one, custom_metadata=encode_location("east", None)))
+        monkeypatch.setattr(east, "copy_log_segment_data", refuse.__get__(east))
+        failed: list[type[Exception]] = []
+        while CircuitOpenError not in failed:
+            try:
+                await copied(storage, root)
+            except RetriableRemoteStorageError as error:
+                failed.append(type(error))
+        assert len(asked) == len(failed) - 1
+        assert storage.write_breakers.open_locations == ["east"]
+        in_west = replace(one, custom_metadata=encode_location("west", None))
+        assert await storage.delete_log_segment_data(in_west)
+        with pytest.raises(CircuitOpenError):
+            await storage.delete_log_segment_data(replace(one, custom_metadata=encode_location("east", None)))
+
+
+async def test_a_store_that_is_down_at_the_start_is_opened_when_it_is_needed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = made(root, EAST)
+    now = [0]
+    monkeypatch.setattr(storage, "_clock_ms", lambda: now[0])
+    one, _ = segment(root)
+    in_east = replace(one, custom_metadata=encode_location("east", None))
+    east = storage.place_of(in_east)
+    opens, attempts = east.open, 0
+
+    async def down() -> None:
+        nonlocal attempts
+        attempts += 1
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(east, "open", down)
+    await storage.open_or_later()
+    await storage.put_object("manifest.json", b"{}")
+    for _ in range(3):
+        with pytest.raises(RetriableRemoteStorageError, match="503"):
+            await storage.fetch_indexes(in_east)
+    assert attempts == 1  # one attempt a second
+    now[0] = 1000
+    with pytest.raises(RetriableRemoteStorageError, match="503"):
+        await storage.fetch_indexes(in_east)
+    assert attempts == 2
+    monkeypatch.setattr(east, "open", opens)
+    now[0] = 2000
+    metadata = await copied(storage, root)
+    assert await storage.fetch_indexes(metadata)
+    await storage.close()
+
+
+async def test_a_store_that_refuses_ends_the_start(root: Path) -> None:
+    (root / "east").rmdir()
+    storage = made(root, EAST)
+    with pytest.raises(RemoteStorageError, match=r"location 'east': .*not a directory"):
+        await storage.open_or_later()
+    await storage.close()

@@ -1,4 +1,4 @@
-"""What S3 alone promises: how many requests an operation takes, and which error each failure becomes."""
+"""The promises of S3 alone: the number of requests per operation, and the error for each failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signed once per object, signed again when a kept signature is refused; what is no answer to a range is no data."""
+"""A download is signed once per object, and again when the signature is refused. A wrong range is no data."""
 
 from __future__ import annotations
 

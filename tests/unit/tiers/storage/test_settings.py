@@ -16,7 +16,7 @@ def test_what_is_given_wins_over_the_default() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"bucket": ""}])
-def test_what_must_be_given_is_named(settings: dict[str, str]) -> None:
+def test_a_missing_required_setting_is_named(settings: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="'bucket' of the s3 storage manager is missing"):
         read_settings("s3", settings, DEFAULTS)
 

@@ -1,4 +1,4 @@
-"""A slow store: what makes progress lives on, what moves no byte ends (docs/design.md, "Durability and deadlines")."""
+"""A slow store: calls with progress continue, others end (docs/design.md, "Durability and deadlines")."""
 
 from __future__ import annotations
 

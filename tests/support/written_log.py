@@ -1,38 +1,30 @@
-"""A partition's log that a test writes itself: its batches, their transactions, and the records that clients must see.
+"""`WrittenLog`: a partition's log that a test writes itself, with its transactions and its visible records.
 
 `read_all` is a strict client. It reads from the remote tier from an offset on, as read_committed consumers do, and
-compares bytes and visible records with the log. `tests/drill/acknowledged_records.py` is for logs that others write.
+compares bytes and visible records with the log.
+
+Two other expectations know less of the log: `AcknowledgedRecords` of the drill sees the answers to producers, and
+`ExpectedPartition` of the simulation follows a log that elections cut.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import pytest
 
-from protocol.records.record_batch import RecordBatch, iterate_batches
+from protocol.records.record_batch import iterate_batches
 from tests.support.fakes.in_memory_log import Aborted
 from tests.support.fakes.record_batches import build_batch, control_batch, record
 from tests.support.fakes.tier_process import PARTITION
+from tests.support.read_committed import FILTERS
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError
 from tiers.model.log_source import AbortedTransaction
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest, monotonic_ms
-from tiers.segment.control_record import end_transaction_marker
 
 READ_TIMEOUT_MS = 30_000
 """A timeout on the real clock. Only a read of missing data takes this long."""
-
-
-class FirstOffset(Protocol):
-    """An entry of a list of aborted transactions."""
-
-    @property
-    def producer_id(self) -> int: ...
-
-    @property
-    def first_offset(self) -> int: ...
 
 
 class Batch(NamedTuple):
@@ -46,7 +38,7 @@ class Batch(NamedTuple):
     data: bytes
 
 
-class ExpectedLog:
+class WrittenLog:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self.leader_epoch = 0
@@ -196,44 +188,3 @@ def _transactions(batches: Iterable[Batch]) -> tuple[dict[int, int], list[Aborte
         elif batch.producer_id >= 0:
             still_open.setdefault(batch.producer_id, batch.base_offset)
     return still_open, aborted
-
-
-def is_abort(records: bytes | memoryview, batch: RecordBatch) -> bool:
-    marker = end_transaction_marker(memoryview(records), batch) if batch.is_control else None
-    return marker is not None and marker.aborts
-
-
-def visible_to_a_set(
-    records: bytes | memoryview, batches: Iterable[RecordBatch], aborted: Iterable[FirstOffset]
-) -> Iterator[RecordBatch]:
-    """Filters as Java, kafka-python and aiokafka do: from a listed first offset to the producer's ABORT marker."""
-    waiting = sorted(aborted, key=lambda one: one.first_offset)
-    aborting: set[int] = set()
-    for batch in batches:
-        while waiting and waiting[0].first_offset <= batch.last_offset:
-            aborting.add(waiting.pop(0).producer_id)
-        if batch.is_control:
-            if is_abort(records, batch):
-                aborting.discard(batch.producer_id)
-        elif not (batch.is_transactional and batch.producer_id in aborting):
-            yield batch
-
-
-def visible_to_a_list(
-    records: bytes | memoryview, batches: Iterable[RecordBatch], aborted: Iterable[FirstOffset]
-) -> Iterator[RecordBatch]:
-    """Filters as librdkafka and franz-go do: each ABORT marker removes its producer's first entry, in list order."""
-    waiting: dict[int, list[int]] = defaultdict(list)
-    for one in aborted:
-        waiting[one.producer_id].append(one.first_offset)
-    for batch in batches:
-        of_producer = waiting[batch.producer_id]
-        if batch.is_control:
-            if of_producer and is_abort(records, batch):
-                of_producer.pop(0)
-        elif not (batch.is_transactional and of_producer and batch.base_offset >= of_producer[0]):
-            yield batch
-
-
-FILTERS = (visible_to_a_set, visible_to_a_list)
-"""How read_committed consumers hide the records of aborted transactions (docs/semantics.md 7)."""

@@ -28,8 +28,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from proxy.commands.bounds import PartitionBounds, partition_bounds, show_bounds
-from proxy.commands.tools import parse_target, run_command
+from proxy.commands.tier.bounds import PartitionBounds, partition_bounds, show_bounds
+from proxy.commands.tier.tools import parse_target, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import (
     TIMEOUT_MS,
@@ -49,7 +49,6 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager,
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.partition_manifest import read_manifest
 from tiers.tasks.stop_check import (
     AcceptedLog,
     AcceptedState,
@@ -57,6 +56,7 @@ from tiers.tasks.stop_check import (
     reaches_positions,
     state_to_accept,
 )
+from tiers.tasks.stored_manifest import read_manifest
 
 
 class ReplacedRecords(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
+from proxy.commands.tier.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
 from tiers.access.open_tier import open_tier
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table

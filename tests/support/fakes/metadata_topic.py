@@ -1,10 +1,10 @@
-"""`RemoteLogMetadataManager` for several processes over one list of records: real records and state, no brokers.
+"""`FakeTopicMetadataManager`: the product's metadata manager over a list of records in place of the metadata topic.
 
-`MetadataLog` is the metadata topic, with one partition and one owner at a time. Each process follows it into its own
-LMDB file. A process reads on only when `follow` is called. With a journal, the processes may be real ones, and a record
-survives the process that wrote it, also after SIGKILL.
+Several processes share a `FakeMetadataTopic`, which has one partition and one owner at a time. Each process follows it
+into its own LMDB file. A process reads on only when `follow` is called. With a journal, the processes may be real ones,
+and a record survives the process that wrote it, also after SIGKILL.
 
-`in_memory_rlmm.py` is for tests of one process. It has neither records nor a state file, but faults that a test sets.
+`in_memory_rlmm.py` is another thing: a model of a metadata manager, which shares only values with the product.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IDENTITY = StateIdentity("cluster", UUID(int=9), 1)
 
 
 @dataclass
-class MetadataLog:
+class FakeMetadataTopic:
     wall_clock_ms: Callable[[], int]
     owner: str = ""
     """The name of the only process whose segment records the log accepts."""
@@ -87,8 +87,8 @@ class MetadataLog:
         return events
 
 
-class FollowingMetadataManager(RecordBackedMetadataManager):
-    def __init__(self, log: MetadataLog, name: str, folder: Path, clock_ms: Callable[[], int]) -> None:
+class FakeTopicMetadataManager(RecordBackedMetadataManager):
+    def __init__(self, log: FakeMetadataTopic, name: str, folder: Path, clock_ms: Callable[[], int]) -> None:
         super().__init__(name, clock_ms, log.wall_clock_ms)
         self._log, self._name, self._folder = log, name, folder
         self._state_writer: RemoteLogMetadataStateWriter | None = None

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.tools import parse_target, partitions_of, run_command
+from proxy.commands.tier.tools import parse_target, partitions_of, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import OpenTier, RemoteTierError, open_tier, tiered_cluster
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, say, show_json

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.tools import Concurrency, run_command
+from proxy.commands.tier.tools import Concurrency, run_command
 from proxy.config import load_config
 from tiers.access.open_tier import open_key_ring, open_storage
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile

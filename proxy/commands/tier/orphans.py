@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.commands.tools import run_command
+from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import open_tier
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, say, show_json, show_table, time_text

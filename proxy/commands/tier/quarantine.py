@@ -15,7 +15,7 @@ from uuid import UUID
 
 import typer
 
-from proxy.commands.tools import run_command
+from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import RemoteTierError, metadata_to_now, tiered_cluster
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table

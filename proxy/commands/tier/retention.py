@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from proxy.cluster.broker_configs import BrokerConfigs
-from proxy.commands.tools import run_command
+from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json, show_table, time_text

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
+from proxy.commands.tier.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, open_tier
 from tiers.bounded_gather import bounded_gather

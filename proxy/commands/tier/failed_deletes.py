@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.commands.tools import run_command
+from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import TIMEOUT_MS, tiered_cluster
 from tiers.commands.console import AsJson, ConfigFile, show_json, show_table, time_text

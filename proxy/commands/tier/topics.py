@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.cluster.broker_configs import BrokerConfigs, BrokerValue
-from proxy.commands.tools import run_command
+from proxy.commands.tier.tools import run_command
 from proxy.config import load_config
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, open_tier
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, show_json, show_table, time_text

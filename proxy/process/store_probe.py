@@ -1,0 +1,97 @@
+"""`StoreProbe` finds out in the background what the store guarantees to concurrent writers, and goes on doing so.
+
+    tidegate_remote_storage_atomic_creation      location: 1 if the last probe proved it, 0 if it disproved it
+    tidegate_remote_storage_conditional_writes   location: the same
+    tidegate_remote_storage_probed_timestamp     the time of the last probe that had a result, in seconds
+
+A probe is evidence, not a condition: a store that is down, or that guarantees nothing, ends no process. Servers change
+behind one address, so the probe is repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from tiers.lasting_trouble import LastingTrouble
+from tiers.storage.remote_storage_manager import RemoteStorageManager, StoreFeatures
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 3600.0
+RETRY_S = 60.0
+
+
+class StoreProbe:
+    def __init__(
+        self,
+        storage: RemoteStorageManager,
+        registry: CollectorRegistry,
+        clock_ms: Callable[[], int],
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        prefix, labels = "tidegate_remote_storage", ("location",)
+        self._atomic = Gauge(
+            f"{prefix}_atomic_creation", "1 if one of several writers creates an object", labels, registry=registry
+        )
+        self._conditional = Gauge(
+            f"{prefix}_conditional_writes", "1 if one of several writers replaces a version", labels, registry=registry
+        )
+        self._probed = Gauge(f"{prefix}_probed_timestamp", "Time of the last probe in seconds", registry=registry)
+        self._storage = storage
+        self._wall_clock_ms = wall_clock_ms
+        self._known: dict[str, StoreFeatures] = {}
+        self._failing = LastingTrouble(
+            logger,
+            "the store cannot be probed: what was proved before still counts",
+            "the store can be probed again",
+            clock_ms=clock_ms,
+        )
+
+    async def run(self) -> None:
+        """Probes until it is cancelled."""
+        pause_s = 0.0
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = INTERVAL_S if await self.probe() else RETRY_S
+
+    async def probe(self) -> bool:
+        """Probes once. Returns whether the probe had a result."""
+        try:
+            found = await self._storage.probe()
+        except Exception as error:  # a storage manager of a third party may raise anything
+            self._failing.found(error=str(error) or repr(error))
+            return False
+        self._failing.ended()
+        self._probed.set(self._wall_clock_ms() / 1000)
+        for features in found:
+            self._note(features)
+        return True
+
+    def _note(self, features: StoreFeatures) -> None:
+        location = features.location or "home"
+        self._atomic.labels(location).set(int(features.has_atomic_creation))
+        self._conditional.labels(location).set(int(features.has_conditional_writes))
+        known = self._known.get(location)
+        self._known[location] = features
+        if known is not None and (known.has_atomic_creation, known.has_conditional_writes) == (
+            features.has_atomic_creation,
+            features.has_conditional_writes,
+        ):
+            return
+        fields = {
+            "location": location,
+            "atomic_creation": features.has_atomic_creation,
+            "conditional_writes": features.has_conditional_writes,
+            "evidence": features.evidence,
+        }
+        if features.has_atomic_creation:
+            logger.info("the store was probed by concurrent writers", extra=fields)
+        else:
+            logger.warning(
+                "the store lets several writers create one object: tiering works, exports to it are refused",
+                extra=fields,
+            )

@@ -1,0 +1,108 @@
+"""Tests parts of the simulated brokers and machines that no real server is compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from protocol.records.record_batch import iterate_batches
+from protocol.records.record_reader import read_records
+from tests.support.fakes.record_batches import build_batch, record
+from tests.support.simulation.compaction import compact
+from tests.support.simulation.process import forget_last_commit
+from tests.support.simulation.replica_log import ABORT, COMMIT, ReplicaLog, marker, placed
+
+NOW_MS, RETENTION_MS = 1_700_000_000_000, 1_000
+
+
+class Transactions:
+    """Writes transactions of one record each."""
+
+    def __init__(self) -> None:
+        self.log = ReplicaLog()
+
+    def write(self, key: bytes, value: bytes | None, ends: str = COMMIT, producer_id: int = 7) -> None:
+        log = self.log
+        data = build_batch(0, [record(0, NOW_MS, key, value)], producer_id=producer_id, transactional=True)
+        log.append(placed(data, log.end, 0, NOW_MS))
+        log.append(marker(log.end, 0, producer_id, 0, ends, NOW_MS))
+        log.high_watermark = log.end
+
+    def compact(self, at_ms: int = NOW_MS) -> None:
+        compact(self.log, self.log.end, at_ms, RETENTION_MS)
+
+    def records(self) -> list[tuple[int, bytes | None, bytes | None]]:
+        return [
+            (one.offset, one.key, one.value)
+            for batch in self.log.batches
+            if not batch.ends
+            for view in iterate_batches(batch.data)
+            for one in read_records(batch.data, view)
+        ]
+
+    def markers(self) -> list[int]:
+        return [one.base_offset for one in self.log.batches if one.ends]
+
+
+@pytest.fixture
+def topic() -> Transactions:
+    return Transactions()
+
+
+def test_compaction_keeps_the_last_record_of_a_key(topic: Transactions) -> None:
+    topic.write(b"a", b"1")
+    topic.write(b"b", b"1")
+    topic.write(b"a", b"2")
+    topic.compact()
+    assert topic.records() == [(2, b"b", b"1"), (4, b"a", b"2")]
+
+
+def test_compaction_removes_aborted_records_alone(topic: Transactions) -> None:
+    topic.write(b"a", b"1")
+    topic.write(b"a", b"2", ABORT)
+    topic.compact()
+    assert topic.records() == [(0, b"a", b"1")]
+    assert topic.log.aborted_between(0, 4) == [(7, 2)]
+
+
+def test_a_tombstone_goes_after_its_time(topic: Transactions) -> None:
+    topic.write(b"a", b"1")
+    topic.write(b"a", None)
+    topic.compact()
+    assert topic.records() == [(2, b"a", None)]
+    topic.compact(NOW_MS + RETENTION_MS)
+    assert topic.records() == []
+
+
+def test_a_marker_stays_while_records_before_it_do(topic: Transactions) -> None:
+    topic.write(b"a", b"1", producer_id=1)
+    topic.write(b"b", b"1", ABORT, producer_id=2)
+    topic.compact()
+    assert topic.markers() == [1, 3]
+    topic.compact(NOW_MS + RETENTION_MS)
+    assert topic.markers() == [1]
+    assert topic.log.aborted_between(0, 4) == []
+
+
+def test_a_batch_keeps_its_offsets_and_its_checksum(topic: Transactions) -> None:
+    log = topic.log
+    log.append(placed(build_batch(0, [record(0, NOW_MS, b"a"), record(1, NOW_MS, b"b")]), 0, 0, NOW_MS))
+    log.append(placed(build_batch(0, [record(0, NOW_MS, b"b", b"2")]), log.end, 0, NOW_MS))
+    topic.compact()
+    assert topic.records() == [(0, b"a", b"v"), (2, b"b", b"2")]
+    (view,) = iterate_batches(log.batches[0].data)
+    assert (view.base_offset, view.last_offset, view.max_timestamp) == (0, 1, NOW_MS)
+
+
+def test_a_power_failure_may_take_the_last_commit(tmp_path: Path) -> None:
+    path = tmp_path / "state.mdb"
+    environment = lmdb.open(str(path), subdir=False)
+    for value in (b"1", b"2", b"3"):
+        with environment.begin(write=True) as txn:
+            txn.put(b"key", value)
+    environment.close()
+    forget_last_commit(path)
+    with lmdb.open(str(path), subdir=False) as environment, environment.begin() as txn:
+        assert txn.get(b"key") == b"2"

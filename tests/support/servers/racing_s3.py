@@ -1,0 +1,118 @@
+"""`RacingS3`: a server with the S3 protocol that honours a condition in sequence, and lets several racers win.
+
+It checks a condition first, and writes later. versitygw does both in one step, so it cannot show this fault. The server
+checks no signatures, and keeps its objects in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import uuid
+from collections.abc import Collection
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+_PATIENCE_S = 0.5
+"""How long a writer that passed the check waits for another one. Nobody comes if the requests are a sequence."""
+
+
+class RacingS3:
+    def __init__(self, races: Collection[str] = ("put", "complete", "replace")) -> None:
+        """`races` are the writes that let several win: creation by PUT or by multipart upload, and replacement."""
+        self._races = races
+        self.objects: dict[str, bytes] = {}
+        self._uploads: dict[str, bytes] = {}
+        self._between: dict[str, int] = {}
+        self._arrived = asyncio.Condition()
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_route("*", "/{bucket}/{key:.*}", self._serve)
+        self._runner = web.AppRunner(app)
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    def settings(self) -> dict[str, str]:
+        return {
+            "bucket": "bucket",
+            "endpoint.url": self.url,
+            "region": "us-east-1",
+            "access.key.id": "any",
+            "secret.access.key": "any",
+            "path.style": "true",
+        }
+
+    async def _serve(self, request: web.Request) -> web.Response:
+        key, query, body = request.match_info["key"], request.query, await request.read()
+        match request.method:
+            case "POST" if "uploads" in query:
+                upload = uuid.uuid4().hex
+                return _xml(
+                    f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
+                )
+            case "PUT" if "uploadId" in query:
+                self._uploads[query["uploadId"]] = body
+                return web.Response(headers={"ETag": _etag(body)})
+            case "POST":
+                return await self._write(request, key, self._uploads[query["uploadId"]], "complete")
+            case "PUT":
+                return await self._write(request, key, body, "put")
+            case "DELETE":
+                if "uploadId" not in query:
+                    self.objects.pop(key, None)
+                return web.Response(status=204)
+        if key not in self.objects:
+            return _error(404, "NoSuchKey")
+        return web.Response(body=self.objects[key], headers={"ETag": _etag(self.objects[key])})
+
+    async def _write(self, request: web.Request, key: str, body: bytes, name: str) -> web.Response:
+        known = self.objects.get(key)
+        if_match = request.headers.get("If-Match")
+        if "If-None-Match" in request.headers and known is not None:
+            return _error(412, "PreconditionFailed")
+        if if_match is not None:
+            name = "replace"
+            if known is None or _etag(known) != if_match:
+                return _error(412, "PreconditionFailed")
+        if name in self._races and ("If-None-Match" in request.headers or if_match is not None):
+            await self._meet_another(key)
+        self.objects[key] = body
+        if name == "complete":
+            return _xml(f"<CompleteMultipartUploadResult><ETag>{_etag(body)}</ETag></CompleteMultipartUploadResult>")
+        return web.Response(headers={"ETag": _etag(body)})
+
+    async def _meet_another(self, key: str) -> None:
+        """Waits until two writers of `key` have passed the check."""
+        async with self._arrived:
+            self._between[key] = self._between.get(key, 0) + 1
+            self._arrived.notify_all()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_S):
+                    await self._arrived.wait_for(lambda: self._between[key] > 1)
+
+
+def _etag(body: bytes) -> str:
+    return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
+
+
+def _xml(text: str) -> web.Response:
+    return web.Response(text=f'<?xml version="1.0"?>{text}', content_type="application/xml")
+
+
+def _error(status: int, code: str) -> web.Response:
+    return web.Response(
+        status=status, text=f'<?xml version="1.0"?><Error><Code>{code}</Code></Error>', content_type="application/xml"
+    )

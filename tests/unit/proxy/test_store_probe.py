@@ -1,0 +1,71 @@
+"""The background probe of the store: evidence in metrics and log, and never a reason to end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from proxy.process.store_probe import StoreProbe
+from tests.support.fakes.versioned_storage import VersionedStorage
+from tiers.errors import RetriableRemoteStorageError
+from tiers.storage.remote_storage_manager import StoreFeatures
+
+NOW_MS = 1_700_000_000_000
+
+
+class Probed(VersionedStorage):
+    """A store that is down at first."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.error: Exception | None = RetriableRemoteStorageError("503")
+
+    async def probe(self) -> Sequence[StoreFeatures]:
+        if self.error is not None:
+            raise self.error
+        return await super().probe()
+
+
+class Evidence:
+    def __init__(self, storage: Probed) -> None:
+        self.registry = CollectorRegistry()
+        self.probe = StoreProbe(storage, self.registry, lambda: 0, lambda: NOW_MS)
+
+    def of(self, name: str) -> float | None:
+        return self.registry.get_sample_value(f"tidegate_remote_storage_{name}", {"location": "home"})
+
+    @property
+    def probed_s(self) -> float | None:
+        return self.registry.get_sample_value("tidegate_remote_storage_probed_timestamp")
+
+
+@pytest.mark.parametrize("error", [RetriableRemoteStorageError("503"), TypeError("of a third party")])
+async def test_a_store_that_is_down_proves_nothing_and_is_asked_again(error: Exception, tmp_path: Path) -> None:
+    storage = Probed(tmp_path)
+    storage.error = error
+    evidence = Evidence(storage)
+    assert not await evidence.probe.probe()
+    assert (evidence.of("atomic_creation"), evidence.probed_s) == (None, 0)
+    storage.error = None
+    assert await evidence.probe.probe()
+    assert (evidence.of("atomic_creation"), evidence.of("conditional_writes")) == (1, 1)
+    assert evidence.probed_s == NOW_MS / 1000
+
+
+async def test_a_server_that_changes_is_found_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    storage = Probed(tmp_path)
+    storage.error = None
+    evidence = Evidence(storage)
+    await evidence.probe.probe()
+    await evidence.probe.probe()
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    storage.proves = False
+    await evidence.probe.probe()
+    assert (evidence.of("atomic_creation"), evidence.of("conditional_writes")) == (0, 0)
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    assert "exports to it are refused" in caplog.text

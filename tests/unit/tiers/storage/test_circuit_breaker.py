@@ -1,0 +1,61 @@
+"""A store that fails is left alone, but for one probe at a time, and each location for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from tiers.errors import CircuitOpenError, RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.storage.circuit_breaker import CircuitBreaker, CircuitBreakers
+
+
+def call(breaker: CircuitBreaker, error: BaseException | None = None) -> bool:
+    """Makes a call that ends with `error`. Returns whether the breaker let it through."""
+    is_let_through = False
+    expected: list[type[BaseException]] = [CircuitOpenError] if error is None else [CircuitOpenError, type(error)]
+    with suppress(*expected), breaker:
+        is_let_through = True
+        if error is not None:
+            raise error
+    return is_let_through
+
+
+FAILURES = (RetriableRemoteStorageError("slow down"), asyncio.CancelledError())
+SUCCESSES = (None, RemoteResourceNotFoundError("no such object"))
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("success", SUCCESSES)
+def test_the_breaker_opens_probes_and_closes(failure: BaseException, success: BaseException | None) -> None:
+    now = [0]
+    breaker = CircuitBreaker(lambda: now[0], threshold=2, open_ms=500)
+    assert call(breaker, failure)
+    assert call(breaker, failure)
+    assert not call(breaker)
+    now[0] = 500
+    assert call(breaker, failure)
+    assert not call(breaker)
+    now[0] = 1000
+    refusal = RemoteStorageError("forbidden")
+    assert [call(breaker, refusal) for _ in range(3)] == [True, False, False]
+    now[0] = 1500
+    assert call(breaker, success)
+    assert [call(breaker) for _ in range(3)] == [True] * 3
+
+
+def test_a_cancelled_write_is_no_failure() -> None:
+    breaker = CircuitBreaker(lambda: 0, threshold=2, counts_cancelled=False)
+    for _ in range(5):
+        assert call(breaker, asyncio.CancelledError())
+    assert not breaker.is_open
+
+
+def test_a_location_in_trouble_leaves_the_others_open_for_calls() -> None:
+    breakers = CircuitBreakers(lambda: 0)
+    while not breakers.of("archive").is_open:
+        call(breakers.of("archive"), RetriableRemoteStorageError("503"))
+    assert breakers.open_locations == ["archive"]
+    assert call(breakers.of("2027"))
+    assert not call(breakers.of("archive"))

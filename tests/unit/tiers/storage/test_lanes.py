@@ -1,0 +1,88 @@
+"""Calls that hang hold up no call of another kind: copies, deletions and the others have threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.fakes.stalling_files import make
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.storage import file_system, local
+from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+
+def blocking(folder: Path) -> RemoteStorageManager:
+    return make({"path": str(folder), "timeout.ms": "60000"})
+
+
+def of_files(folder: Path) -> RemoteStorageManager:
+    return LocalRemoteStorageManager({"path": str(folder), "cluster.id": "cluster-1", "threads": "4"})
+
+
+@contextlib.asynccontextmanager
+async def opened(manager: RemoteStorageManager) -> AsyncIterator[RemoteStorageManager]:
+    await manager.open()
+    try:
+        yield manager
+    finally:
+        await manager.close()
+
+
+class Gate:
+    """Holds every call of a function until the test opens the gate."""
+
+    def __init__(self) -> None:
+        self._opened = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self.waiting = asyncio.Semaphore(0)
+
+    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def gated(*arguments: Any, **options: Any) -> Any:
+            self._loop.call_soon_threadsafe(self.waiting.release)
+            self._opened.wait()
+            return function(*arguments, **options)
+
+        return gated
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+@pytest.mark.parametrize("make_store", [blocking, of_files])
+async def test_hung_copies_hold_up_no_deletion_and_no_read(
+    make_store: Callable[[Path], RemoteStorageManager], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    built = build_segment(tmp_path / "log", [batch_of(0, 3)])
+    metadata = metadata_of(built)
+    data = built.log_segment_data(metadata)
+    gate = Gate()
+    monkeypatch.setattr(file_system, "_pieces_of", gate.before(file_system._pieces_of))
+    monkeypatch.setattr(local, "_link_or_copy", gate.before(local._link_or_copy))
+    async with opened(make_store(folder)) as storage:
+        async with asyncio.TaskGroup() as group:
+            attempts = [
+                replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
+                for _ in range(8)
+            ]
+            copies = [group.create_task(storage.copy_log_segment_data(each, data)) for each in attempts]
+            for _ in range(4):  # as many as there are threads
+                await gate.waiting.acquire()
+            await storage.put_object("manifest", b"{}")
+            assert await storage.get_object("manifest") == b"{}"
+            assert await storage.delete_log_segment_data(metadata)
+            assert not any(copy.done() for copy in copies)
+            gate.open()
+        assert await storage.fetch_indexes(attempts[0]) == data.indexes
