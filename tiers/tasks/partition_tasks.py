@@ -25,6 +25,7 @@ from functools import partial
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, MetadataLostError
 from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
+from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.clamp_task import RLMClampTask
@@ -54,10 +55,13 @@ class Surveyed:
 
 
 class PartitionTasks:
-    """The tasks of a partition for as long as this process owns it. The manager decides when a stage runs."""
+    """The tasks of a partition for as long as the tenure lasts. The manager decides when a stage runs."""
 
-    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition, policy: TopicPolicy) -> None:
+    def __init__(
+        self, services: TaskServices, topic_id_partition: TopicIdPartition, policy: TopicPolicy, tenure: Tenure
+    ) -> None:
         self.partition = topic_id_partition
+        self.tenure = tenure
         self.policy = policy
         self.manifest = PartitionManifestTask(services, topic_id_partition)
         self.copy = RLMCopyTask(services, topic_id_partition)

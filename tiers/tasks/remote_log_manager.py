@@ -24,6 +24,7 @@ from uuid import UUID
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.lasting_trouble import LastingTrouble
+from tiers.metadata.tenure import begin_in
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.copy.spool_opening import open_spool
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
@@ -186,26 +187,30 @@ class RemoteLogManager:
         return partition in self._managed or partition in self._ending
 
     def _assign(self) -> None:
-        """Takes on the partitions that are tiered and owned, and gives up the others."""
+        """Takes on the partitions that are tiered and owned, and gives up the others.
+
+        A partition that waits for its ownership is kept while its tenure lasts (docs/design.md, "Ownership")."""
+        metadata = self._services.metadata
         wanted = {
-            partition: policy
+            partition: (policy, tenure)
             for policy in self._topics.policies.values()
             for partition in policy.partitions()
-            if self._services.metadata.owns(partition)
+            if (tenure := metadata.tenure(partition)) is not None
         }
-        for partition in [each for each in self._managed if each not in wanted]:
-            self._give_up(partition)
-        self._services.failed_deletions.forget_unless(self._services.metadata.owns)
+        for managed in list(self._managed.values()):
+            if managed.partition not in wanted or managed.tenure != wanted[managed.partition][1]:
+                self._give_up(managed.partition)
+        self._services.failed_deletions.forget_unless(lambda partition: metadata.tenure(partition) is not None)
         self._services.metrics.failed_deletions.set(self._services.failed_deletions.count)
-        for partition, policy in wanted.items():
-            managed = self._managed.get(partition)
-            if managed is not None:
-                managed.policy = policy
+        for partition, (policy, tenure) in wanted.items():
+            known = self._managed.get(partition)
+            if known is not None:
+                known.policy = policy
                 continue
             if partition in self._ending:
                 # Ownership was lost and won again. A copy that is still being cancelled must not look like a leftover.
                 continue
-            self._managed[partition] = PartitionTasks(self._services, partition, policy)
+            self._managed[partition] = PartitionTasks(self._services, partition, policy, tenure)
         self._services.metrics.owned_partitions.set(len(self._managed))
 
     def _give_up(self, partition: TopicIdPartition) -> None:
@@ -226,10 +231,13 @@ class RemoteLogManager:
         self._services.metrics.owned_partitions.set(len(self._managed))
 
     def _start_rounds(self, tasks: asyncio.TaskGroup) -> None:
-        """Starts the rounds of the partitions with work that is due and has a place, those that wait longest first."""
+        """Starts the rounds of the partitions with work that is due and has a place, those that wait longest first.
+
+        While a partition waits for its ownership, no round begins, and the work in progress goes on."""
+        owned = self._owned()
         granted: dict[PartitionTasks, list[str]] = {}
         for name, free in self._free_places().items():
-            idle = [each for each in self._managed.values() if not self._is_running(each, name)]
+            idle = [each for each in owned if not self._is_running(each, name)]
             waiting = [each for each in idle if each.waits_ms(name) == 0]
             waiting.sort(key=lambda each: each.stages[name].due_ms)
             for managed in waiting[:free]:
@@ -240,6 +248,9 @@ class RemoteLogManager:
             for name in names:
                 self._places[name].add(managed)
             self._launch(tasks, managed, "survey", self._round(tasks, managed, names))
+
+    def _owned(self) -> list[PartitionTasks]:
+        return [each for each in self._managed.values() if self._services.metadata.owns(each.partition)]
 
     def _free_places(self) -> dict[str, int]:
         """Returns the free places of every stage for which a round begins. Expiry runs in the place of the round."""
@@ -274,11 +285,15 @@ class RemoteLogManager:
         self._wake.set()
 
     async def _guard(self, managed: PartitionTasks, work: Coroutine[Any, Any, None]) -> None:
-        """Does the work of one partition. A divergence stops the partition, and a lost ownership ends its work here."""
+        """Does the work of one partition. A divergence stops the partition.
+
+        A lost ownership ends the work. If the tenure has ended, the partition is given up."""
+        begin_in(managed.tenure)
         try:
             await work
         except OwnershipLostError:
-            self._give_up(managed.partition)
+            if self._services.metadata.tenure(managed.partition) != managed.tenure:
+                self._give_up(managed.partition)
         except LogDivergedError as error:
             managed.stop(error)
 
@@ -302,10 +317,7 @@ class RemoteLogManager:
             return interval_ms
         names = [name for name, free in self._free_places().items() if free > 0]
         waits_ms = [
-            managed.waits_ms(name)
-            for managed in self._managed.values()
-            for name in names
-            if not self._is_running(managed, name)
+            managed.waits_ms(name) for managed in self._owned() for name in names if not self._is_running(managed, name)
         ]
         return max(1, min([*waits_ms, interval_ms]))
 

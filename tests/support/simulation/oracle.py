@@ -72,6 +72,9 @@ class Oracle:
         store.on_delete = self._deleting
         store.on_put = self._putting
         self.truth.on_log_start = self._log_start
+        self.truth.on_started = self._started
+        self.has_rebalances_only = False
+        """Whether the plan has no fault but rebalances. Then nothing may be copied twice."""
 
     def fail(self, text: str) -> None:
         violation = Violation(f"at {self.loop.time():.3f} s: {text}")
@@ -188,6 +191,19 @@ class Oracle:
         parsed = parse_segment_key(key)
         if parsed is not None and parsed.segment_uuid not in self.truth.segments:
             self.fail(f"{client} writes {key}, whose segment has no record")
+
+    def _started(self, segment: TrueSegment) -> None:
+        """A segment that is in progress during a rebalance is copied once, by the owner that began it."""
+        if not self.has_rebalances_only:
+            return
+        for other in self.truth.segments.values():
+            is_of_the_same = other.metadata.topic_id_partition == segment.metadata.topic_id_partition
+            overlaps = other.metadata.end_offset >= segment.metadata.start_offset
+            if other is not segment and is_of_the_same and overlaps:
+                self.fail(
+                    f"{segment.metadata.topic_id_partition} is copied twice from offset"
+                    f" {segment.metadata.start_offset} on, after a rebalance that reassigned nothing"
+                )
 
     def _deleting(self, key: str, client: str) -> None:
         parsed = parse_segment_key(key)

@@ -23,6 +23,7 @@ from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.lost_records import LostRecords
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.metadata.topic.ownership import MetadataPartitionOwnership
+from tiers.metadata.topic.tenures import Tenures
 from tiers.metadata.topic.tombstone_age import TombstoneAge
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -44,6 +45,8 @@ class PlantedBug(NamedTuple):
     """The safety rule, or the promise."""
     what: str
     plant: Callable[[ExitStack], None]
+    kinds: tuple[str, ...] = ()
+    """The kinds of faults that show the bug; empty: all kinds."""
 
 
 def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -249,6 +252,18 @@ def _goes_on_without_tombstones(stack: ExitStack) -> None:
     _replace(stack, TombstoneAge, "is_too_old", lambda self, number, max_age_ms: False)
 
 
+def _drops_at_rebalance(stack: ExitStack) -> None:
+    _replace(stack, Tenures, "awaited", lambda self, number: self._held.pop(number, None) and None)
+
+
+def _misses_a_generation(stack: ExitStack) -> None:
+    def assigned(self: Any, assignment: Any) -> None:
+        for number in [each for each in self._held if each not in assignment.metadata_partitions]:
+            self._held[number].owned_at_ms = self._clock_ms()
+
+    _replace(stack, Tenures, "assigned", assigned)
+
+
 def _always_fit(stack: ExitStack) -> None:
     _replace(stack, Fitness, "is_fit", True)
 
@@ -297,7 +312,15 @@ PLANTED: Mapping[str, PlantedBug] = {
     "goes-on-without-tombstones": PlantedBug(
         "metadata", "continues from a position whose tombstones are gone", _goes_on_without_tombstones
     ),
-    "sick-and-owner": PlantedBug("ownership", "declares itself fit with a full disk", _always_fit),
+    "rebalance-costs": PlantedBug(
+        "ownership", "drops all work at every rebalance", _drops_at_rebalance, ("rebalance",)
+    ),
+    "missed-generation": PlantedBug(
+        "ownership", "continues its work though another member owned the partition", _misses_a_generation
+    ),
+    "sick-and-owner": PlantedBug(
+        "ownership", "declares itself fit with a full disk", _always_fit, ("disk-full-for-good", "elect")
+    ),
     "replays-aborted": PlantedBug("rule 1", "replays the records of aborted transactions", _replays_aborted),
     "forgets-aborts": PlantedBug("promise 3", "hides no aborted transaction", _forgets_aborts),
     "never-probes-a-store": PlantedBug("promise 5", "leaves a store alone for ever that failed", _never_probes_a_store),

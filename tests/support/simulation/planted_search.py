@@ -9,10 +9,13 @@ import argparse
 import gc
 import os
 import sys
+from functools import partial
 from typing import NamedTuple
 
 from tests.support.simulation.__main__ import outcomes
+from tests.support.simulation.faults import KINDS, plan
 from tests.support.simulation.planted import PLANTED, WITHIN_SEEDS, planted
+from tests.support.simulation.simulation import Outcome, simulate
 
 
 class Found(NamedTuple):
@@ -21,10 +24,16 @@ class Found(NamedTuple):
     """None: no seed found the bug."""
 
 
+def run_kinds(kinds: tuple[str, ...], seed: int) -> Outcome:
+    """Runs a seed whose faults are of some kinds; of all kinds without any."""
+    return simulate(seed, plan(seed, {name: KINDS[name] for name in kinds} if kinds else KINDS))
+
+
 def search(name: str, first: int, seeds: int, processes: int = 1) -> Found:
     """Runs seeds with the planted bug until one finds it. The processes that run them inherit the bug."""
     with planted(name):
-        for number, outcome in enumerate(outcomes(range(first, first + seeds), processes), 1):
+        run = partial(run_kinds, PLANTED[name].kinds)
+        for number, outcome in enumerate(outcomes(range(first, first + seeds), processes, run), 1):
             if outcome.violation is not None:
                 return Found(number, outcome.violation)
     return Found(seeds, None)

@@ -147,6 +147,7 @@ class Simulation:
                     number,
                 )  # fmt: skip
                 self.clients.append(client)
+        self.oracle.has_rebalances_only = {fault.kind for fault in faults} == {"rebalance"}
         for fault in faults:
             self.loop.later(fault.at_s, self._begin, fault)
         async with asyncio.TaskGroup() as self._background:

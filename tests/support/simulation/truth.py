@@ -47,6 +47,7 @@ class MetadataTruth:
         self.lost_records: set[int] = set()
         """The metadata partitions that lost committed records."""
         self.records = 0
+        self.on_started: Callable[[TrueSegment], None] = lambda segment: None
         self.gaps = 0
         self.clamps = 0
         self.on_log_start: Callable[[Place, LogStart], None] = lambda place, start: None
@@ -79,7 +80,9 @@ class MetadataTruth:
         if isinstance(record, RemoteLogSegmentMetadata):
             known = self.segments.get(record.segment_id.id)
             if known is None:
-                self.segments[record.segment_id.id] = TrueSegment(record, record.state, started_at_s=self._loop.time())
+                started = TrueSegment(record, record.state, started_at_s=self._loop.time())
+                self.segments[record.segment_id.id] = started
+                self.on_started(started)
         elif isinstance(record, RemoteLogSegmentMetadataUpdate):
             segment = self.segments.get(record.segment_id.id)
             if segment is None:
