@@ -46,7 +46,8 @@ class NameNode:
 
 
 def files_over(name_node: Any, root: str) -> HdfsFiles:
-    files = HdfsFiles(defaultdict(str, {"url": "hdfs://localhost", "path": root, "timeout.ms": "1000"}))
+    settings = {"url": "hdfs://localhost", "path": root, "timeout.ms": "1000", "min.replicas": "1"}
+    files = HdfsFiles(defaultdict(str, settings))
     files._client = name_node
     return files
 
