@@ -67,7 +67,7 @@ async def until_it_works(call: Callable[[], Awaitable[object]]) -> None:
 @pytest.mark.parametrize("store", ["s3", "azure", "gcs", "hdfs"])
 async def test_every_call_ends_and_works_again(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     settings = await settings_of(store, request, tmp_path)
-    settings |= {"timeout.ms": str(DEADLINE_MS)} | ({"copy.timeout.ms": str(DEADLINE_MS)} if store == "local" else {})
+    settings |= {"timeout.ms": str(DEADLINE_MS)}
     built = build_segment(tmp_path / "log", [batch_of(0, 5, value_bytes=5000)])
     metadata = metadata_of(built)
     data = built.log_segment_data(metadata)
@@ -87,9 +87,12 @@ async def test_every_call_ends_and_works_again(store: str, request: pytest.Fixtu
                 failed = dict(zip(calls, outcomes, strict=True))
                 if store == "gcs" and fault is Fault.TRUNCATES and failed["delete"] is True:
                     del failed["delete"]  # its client takes the first half of an answer: nothing is there any more
-                assert {name: type(outcome) for name, outcome in failed.items()} == dict.fromkeys(
-                    failed, RetriableRemoteStorageError
-                ), (fault, failed)
+                others = {
+                    name: outcome
+                    for name, outcome in failed.items()
+                    if not isinstance(outcome, RetriableRemoteStorageError)
+                }
+                assert others == {}, fault
                 relay.heal()
                 for name in calls:
                     await until_it_works(calls[name])
@@ -109,7 +112,7 @@ async def test_a_connection_that_went_silent_for_good_is_given_up(
             assert isinstance(storage, HdfsRemoteStorageManager)
             await until_it_works(lambda: storage.put_object("manifest.json", b"{}"))
             relay.silence_open()
-            with pytest.raises(RetriableRemoteStorageError, match="no answer"):
+            with pytest.raises(RetriableRemoteStorageError, match="no progress"):
                 await storage.get_object("manifest.json")
             await until_it_works(lambda: storage.get_object("manifest.json"))
             await until(lambda: len(storage.processes) == 1 and relay.connections == 1)
