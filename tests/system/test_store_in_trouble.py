@@ -70,7 +70,9 @@ async def test_ten_backlogged_partitions_progress_over_a_slow_link(
         await asyncio.to_thread(produce, kafka.bootstrap_servers, topic_name, values, partition=partition)
     async with ThrottlingRelay(s3.port, RATE) as relay:
         store = s3.settings("slow-link") | {"endpoint.url": relay.url, "part.size": str(5 << 20)}
-        with proxy_over(kafka, tmp_path, topic_name, store, SEGMENT_BYTES) as proxy:
+        proxy = proxy_over(kafka, tmp_path, topic_name, store, SEGMENT_BYTES)
+        await asyncio.to_thread(proxy.start)  # the relay runs here
+        try:
             deadline = time.monotonic() + TIMEOUT_S
             while min(await asyncio.to_thread(local_starts, kafka, topic_name)) == 0:
                 assert time.monotonic() < deadline, proxy.last_output()
@@ -78,6 +80,8 @@ async def test_ten_backlogged_partitions_progress_over_a_slow_link(
             for partition in (0, PARTITIONS - 1):
                 with consumer_at(proxy.bootstrap_servers, topic_name, 0, partition) as consumer:
                     assert await asyncio.to_thread(read, consumer, RECORDS) == list(enumerate(values))
+        finally:
+            await asyncio.to_thread(proxy.stop)
     assert relay.up.taken > PARTITIONS * SEGMENT_BYTES // 2
 
 

@@ -29,6 +29,8 @@ class RacingS3:
         """While it is cleared, writes get no answer."""
         self.writes_go_on.set()
         self.hanging = 0
+        self.expecting = 0
+        """The number of requests that waited for `100 Continue`."""
         self._uploads: dict[str, bytes] = {}
         self._between: dict[str, int] = {}
         self._arrived = asyncio.Condition()
@@ -61,6 +63,7 @@ class RacingS3:
 
     async def _serve(self, request: web.Request) -> web.Response:
         key, query, body = request.match_info["key"], request.query, await request.read()
+        self.expecting += "Expect" in request.headers
         if request.method in ("PUT", "POST"):
             self.hanging += 1
             await self.writes_go_on.wait()

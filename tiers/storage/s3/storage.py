@@ -19,6 +19,7 @@ from typing import Any
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError
+from botocore.handlers import add_expect_header
 
 from tiers.errors import ObjectChangedError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -134,6 +135,8 @@ class S3RemoteStorageManager:
             )
         except (BotoCoreError, ValueError) as error:
             raise RemoteStorageError(f"S3 client: {error}: change `endpoint.url` or `region`") from error
+        # The client library would wait for `100 Continue` before each body that is no bytes object: a round trip more.
+        client.meta.events.unregister("before-call.s3", add_expect_header)
         window = PartWindow(max(1, self._max_connections // 2))
         self._up = S3Uploader(client, self._bucket, self._timeout_s, self._part_bytes, window)
         self._down = S3Downloader(client, self._bucket, self._timeout_s, self._max_connections)

@@ -28,6 +28,7 @@ async def features_of(server: RacingS3) -> StoreFeatures:
     async with server, opened(server) as storage:
         (found,) = await storage.probe()
         assert server.objects == {}
+        assert server.expecting == 0  # a body does not wait for the server's word
         return found
 
 
