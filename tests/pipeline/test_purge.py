@@ -87,13 +87,13 @@ async def test_refused_deletions_are_published_and_done_by_the_next_run(bench: J
     assert done.deleted == [second]
     assert [segment for segment, _ in done.failed] == [first]
     assert [each.segment for each in bench.failed_deletion_log.published.values()] == [str(first.segment_id.id)]
-    assert await manifest_of(bench) == (1, 1)
+    assert await manifest_of(bench) == (1, 2)
     [left, _] = bench.segments
     assert left.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED
     again = await purge(bench.services, bench.config, InlineRunner(), [left])
     assert (again.deleted, again.failed) == ([left], [])
     assert bench.failed_deletion_log.published == {}
-    assert await manifest_of(bench) == (1, 0)
+    assert await manifest_of(bench) == (1, 2)
     assert (bench.files(first), bench.files(second)) == ([], [])
 
 
@@ -206,6 +206,6 @@ async def test_a_deleted_topic_of_which_anything_stays_keeps_its_manifest(bench:
     [done] = await delete_partitions(bench.services, bench.config, runner, [bench.partition])
     assert done.purge is not None
     assert len(done.purge.failed) == 1
-    assert await manifest_of(bench) == (0, 1)
+    assert await manifest_of(bench) == (0, 3)
     [done] = await delete_partitions(bench.services, bench.config, InlineRunner(), [bench.partition])
     assert bench.metadata.partitions() == []

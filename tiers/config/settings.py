@@ -212,6 +212,15 @@ class RemoteLogConfig(Section):
             "`__delete_failed_remote_log_segments`. The owner keeps retrying, with growing pauses."
         ),
     )
+    deleted_segment_retention_ms: DurationMs = Field(
+        default=86_400_000,
+        validation_alias="remote.log.deleted.segment.retention.ms",
+        ge=10_000,
+        description=(
+            "How long the metadata keeps a deleted segment. Then the owner deletes its objects once more, since a "
+            "write of a process that was paused may arrive after the deletion. A copy gives up after half of this time."
+        ),
+    )
     topic_deletion_delay_ms: DurationMs = Field(
         default=300_000,
         validation_alias="remote.log.topic.deletion.delay.ms",

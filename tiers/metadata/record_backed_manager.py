@@ -29,6 +29,7 @@ from tiers.metadata.written_records import (
     records_of_accepted_history,
     records_of_deletion,
     records_of_forgotten_copies,
+    records_of_forgotten_deletions,
     records_of_log_start,
     records_of_new_segment,
     records_of_plan_end,
@@ -136,6 +137,10 @@ class RecordBackedMetadataManager(StateBackedReader, ABC):
     async def forget_unfinished_copies(self, segments: Sequence[RemoteLogSegmentId]) -> None:
         partition = segments[0].topic_id_partition
         await self._append_as_owner(partition, lambda: records_of_forgotten_copies(self._state, segments))
+
+    async def forget_deleted_segments(self, segments: Sequence[RemoteLogSegmentId]) -> None:
+        partition = segments[0].topic_id_partition
+        await self._append_as_owner(partition, lambda: records_of_forgotten_deletions(self._state, segments))
 
     async def put_copy_plan(self, plan: CopyPlan) -> None:
         record = replace(plan, writer=self._writer)

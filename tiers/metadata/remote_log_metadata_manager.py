@@ -184,6 +184,13 @@ class RemoteLogMetadataReader(Protocol):
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         """Returns the state of the deletion of the whole partition; None when nobody asked for it."""
 
+    def deleted_segments(
+        self, partition: TopicIdPartition | None = None, until_ms: int | None = None
+    ) -> list[RemoteLogSegmentMetadata]:
+        """Returns the segments that are DELETE_SEGMENT_FINISHED and not forgotten yet, of one partition or of all.
+
+        `event_timestamp_ms` is the time (by the brokers' clock) of that record, at most `until_ms` if it is given."""
+
     def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
         """Returns whether an operator asked for the deletion of this segment, which a clamp cut off."""
 
@@ -221,6 +228,11 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
         """Removes every record of segments of one partition that are COPY_SEGMENT_STARTED. Their objects stay.
 
         `InvalidTransitionError` when a segment has another state."""
+
+    async def forget_deleted_segments(self, segments: Sequence[RemoteLogSegmentId]) -> None:
+        """Removes every record of segments of one partition that are DELETE_SEGMENT_FINISHED. Their objects are gone.
+
+        `InvalidTransitionError` when a segment has another state, or is forgotten already."""
 
     async def put_copy_plan(self, plan: CopyPlan) -> None:
         """Announces all segments of the plan in one record. Each is COPY_SEGMENT_STARTED from then on."""

@@ -28,7 +28,7 @@ from tiers.metadata.records.serde import (
     segment_keys,
 )
 from tiers.metadata.state.state import RemoteLogMetadataState
-from tiers.model.copy_plan import CopyPlan
+from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import (
@@ -77,8 +77,23 @@ def records_of_update(state: RemoteLogMetadataState, update: RemoteLogSegmentMet
     custom_metadata = known.custom_metadata if update.custom_metadata is None else update.custom_metadata
     written = [key_and_value(replace(update, custom_metadata=custom_metadata))]
     if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-        written += _tombstones_of_segment(state, update.segment_id)
+        if known.segment_size_bytes == NOT_MEASURED_BYTES:
+            # Only a copy plan announced the segment. The plan may end before the deleted segment is forgotten.
+            announced = replace(known, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+            written.insert(0, key_and_value(announced))
+        if state.is_quarantine_deletion_asked(update.segment_id):
+            written.append(tombstone(quarantine_deletion_key(update.segment_id)))
     return written
+
+
+def records_of_forgotten_deletions(
+    state: RemoteLogMetadataState, segments: Sequence[RemoteLogSegmentId]
+) -> list[KeyAndValue]:
+    kept = {segment.segment_id for segment in state.deleted_segments(segments[0].topic_id_partition)}
+    for segment_id in segments:
+        if segment_id not in kept:
+            raise InvalidTransitionError(f"{segment_id.id} is no deleted segment that is kept")
+    return [tombstone(key) for segment_id in segments for key in segment_keys(segment_id)]
 
 
 def records_of_forgotten_copies(

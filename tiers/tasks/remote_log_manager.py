@@ -27,6 +27,7 @@ from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.tenure import begin_in
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.copy.spool_opening import open_spool
+from tiers.tasks.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 from tiers.tasks.remote_disable import RemoteDisableTask
 from tiers.tasks.task_services import TaskServices
@@ -86,6 +87,7 @@ class RemoteLogManager:
                     tasks.create_task(self._keep_topics()),
                     tasks.create_task(self._keep_deletions()),
                     tasks.create_task(self._keep_disabled()),
+                    tasks.create_task(self._keep_deleted_segments()),
                     tasks.create_task(self._keep_totals()),
                     tasks.create_task(self._keep_watch()),
                 ]
@@ -159,6 +161,24 @@ class RemoteLogManager:
             except Exception:  # the copying of other topics goes on
                 logger.exception("the remote log of a disabled topic could not be removed")
             await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
+
+    async def _keep_deleted_segments(self) -> None:
+        failing = self._lasting(
+            "the objects of deleted segments could not be deleted once more",
+            "the objects of deleted segments are deleted once more again",
+        )
+        deleted_segments, settings = DeletedSegmentsTask(self._services), self._services.settings
+        while True:
+            # A look at millions of deleted segments takes time, and none of them is urgent.
+            retention_ms = settings.remote_log.deleted_segment_retention_ms
+            await asyncio.sleep(max(settings.topics_interval_ms, retention_ms // 100) / 1000)
+            try:
+                await deleted_segments.run()
+                failing.ended()
+            except RemoteLogError as error:
+                failing.found(error=str(error))
+            except Exception:  # the copying goes on
+                logger.exception("the objects of deleted segments could not be deleted once more")
 
     async def _keep_totals(self) -> None:
         totals = TotalRetentionTask(self._services)

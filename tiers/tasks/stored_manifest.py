@@ -67,7 +67,9 @@ def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: 
         ),
         dead=tuple(
             sorted(
-                each.segment_id.id for each in segments if each.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+                each.segment_id.id
+                for each in (*segments, *metadata.deleted_segments(partition))
+                if each.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
             )
         ),
         tier_config=tier_config,

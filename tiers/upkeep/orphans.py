@@ -2,7 +2,8 @@
 
 `find_orphans` lists the store first and reads the metadata afterwards. COPY_SEGMENT_STARTED is committed before the
 first object is written (docs/design.md, safety rule 3), so a copy in progress never looks orphaned. Nothing is deleted
-automatically. An object is deletable if it is older than a grace period and no partition manifest names it. If a
+automatically. The objects of a deleted segment that the metadata keeps are not reported: the owner deletes them once
+more. An object is deletable if it is older than a grace period and no partition manifest names it. If a
 manifest names an object that the metadata lacks, metadata was lost, and `rebuild` restores it.
 
 The report also has unfinished multipart uploads, which a writer that died or a repeated request left. The upload of a
@@ -96,6 +97,7 @@ async def judge_orphans(
 ) -> OrphanReport:
     """Returns the orphaned objects and uploads. The metadata must have been read after they were listed."""
     known = set(tier.metadata.partitions())
+    kept = {segment.segment_id.id for segment in tier.metadata.deleted_segments()}
     report = OrphanReport([])
     for stored in listed:
         key, manifest = parse_segment_key(stored.key), parse_partition_manifest_key(stored.key)
@@ -105,7 +107,7 @@ async def judge_orphans(
         elif named.cluster_id != tier.cluster_id:
             report.other_clusters += 1
         elif key is not None:
-            if not _is_known(tier, key):
+            if not _is_known(tier, key) and key.segment_uuid not in kept:
                 is_old = _is_old(stored.modified_ms, older_than_ms, grace_ms)
                 report.orphans.append(_line(stored, ORPHAN, key, is_old))
         elif TopicIdPartition(named.topic_id, named.partition) not in known:

@@ -55,6 +55,7 @@ class InMemoryRemoteLogMetadataManager:
     true_skew_ms: int | None = None
     """The result of a new measurement. None: the same as before."""
     segments: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
+    deleted: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
     finish_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
     epoch_bounds: dict[tuple[TopicIdPartition, int], tuple[int, int]] = field(default_factory=dict)
     clamps: list[tuple[int, RemoteLogClampUpdate]] = field(default_factory=list)
@@ -245,6 +246,7 @@ class InMemoryRemoteLogMetadataManager:
         if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             del self.segments[update.segment_id]
             self.deletions_asked.discard(update.segment_id)
+            self.deleted[update.segment_id] = moved
             return
         self.segments[update.segment_id] = moved
         if update.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
@@ -262,6 +264,21 @@ class InMemoryRemoteLogMetadataManager:
             if self.segments[segment_id].state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
                 raise InvalidTransitionError(f"{segment_id.id} is no copy that did not end")
             del self.segments[segment_id]
+
+    def deleted_segments(
+        self, partition: TopicIdPartition | None = None, until_ms: int | None = None
+    ) -> list[RemoteLogSegmentMetadata]:
+        return [
+            one
+            for one in self.deleted.values()
+            if partition in (None, one.topic_id_partition) and (until_ms is None or one.event_timestamp_ms <= until_ms)
+        ]
+
+    async def forget_deleted_segments(self, segments: Sequence[RemoteLogSegmentId]) -> None:
+        for segment_id in segments:
+            self._write(segment_id.topic_id_partition)
+            if self.deleted.pop(segment_id, None) is None:
+                raise InvalidTransitionError(f"{segment_id.id} is no deleted segment that is kept")
 
     async def put_copy_plan(self, plan: CopyPlan) -> None:
         self._write(plan.topic_id_partition)

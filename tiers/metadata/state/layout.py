@@ -10,6 +10,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
     clamps       partition, valid end      -> offset of the record: cuts the segments finished below it; end -1 cuts all
     quarantine_deletions partition, uuid   -> empty: an operator asked for the deletion of the segment
+    deleted_segments partition, uuid       -> the folded record of a segment that is DELETE_SEGMENT_FINISHED and kept
     copy_plans   partition, plan id        -> the record as `serde` writes it
     log_starts   partition, log start      -> the log start; an empty name: a log start that was only seen
     local_log_starts partition             -> planned end of the last trim: offset, leader epoch
@@ -50,7 +51,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
@@ -67,6 +68,7 @@ DATABASES = (
     "tier_configs",
     "clamps",
     "quarantine_deletions",
+    "deleted_segments",
     "local_log_starts",
     "copy_plans",
     "gaps",
@@ -140,6 +142,7 @@ class Databases:
     tier_configs: lmdb._Database
     clamps: lmdb._Database
     quarantine_deletions: lmdb._Database
+    deleted_segments: lmdb._Database
     local_log_starts: lmdb._Database
     copy_plans: lmdb._Database
     gaps: lmdb._Database

@@ -177,6 +177,8 @@ class Replay:
         uuid = metadata.segment_id.id.bytes
         stored = encode_stored_segment(metadata, timestamp_ms)
         start, end = metadata.start_offset, metadata.end_offset
+        # A job may announce an attempt again that it deleted, since its objects came late.
+        self._txn.delete(key + uuid, db=self._db.deleted_segments)
         if not self._txn.put(key + uuid, stored, overwrite=False, db=self._db.segments):
             known = stored_fields(self._state.stored(self._txn, key, uuid))
             if known.state != RemoteLogSegmentState.COPY_SEGMENT_STARTED:
@@ -210,6 +212,9 @@ class Replay:
         if not is_forward(RemoteLogSegmentState(known.state), update.state):
             return
         if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
+            # It is kept, so that its objects are deleted once more after a while.
+            kept = update_stored_segment(raw, known, update, timestamp_ms)
+            self._txn.put(key + uuid, kept, db=self._db.deleted_segments)
             self._remove(key, uuid, known)
             return
         start, end = known.start_offset, known.end_offset
@@ -352,6 +357,7 @@ class Replay:
             raw = self._txn.get(key + named.name, db=self._db.segments)
             if raw is not None:
                 self._remove(key, named.name, stored_fields(bytes(raw)))
+            self._txn.delete(key + named.name, db=self._db.deleted_segments)
         elif named.api_key == PARTITION_DELETE_API_KEY:
             self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
         elif named.api_key == CLAMP_API_KEY:

@@ -46,7 +46,7 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
-from tiers.model.stored_segment import StoredSegment, decode_answer, decode_stored_segment
+from tiers.model.stored_segment import StoredSegment, decode_answer, decode_stored_segment, stored_fields
 
 MAX_READERS = 1024
 
@@ -222,6 +222,21 @@ class RemoteLogMetadataState:
             more = cursor.set_range(key)
             while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
                 found.append(decode_copy_plan(bytes(cursor.value())))
+                more = cursor.next()
+        return found
+
+    def deleted_segments(
+        self, partition: TopicIdPartition | None = None, until_ms: int | None = None
+    ) -> list[RemoteLogSegmentMetadata]:
+        prefix = b"" if partition is None else partition_key(partition)
+        found = []
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._db.deleted_segments)
+            more = cursor.set_range(prefix)
+            while more and cursor.key()[: len(prefix)] == prefix:
+                raw = bytes(cursor.value())
+                if until_ms is None or stored_fields(raw).event_timestamp_ms <= until_ms:
+                    found.append(decode_stored_segment(bytes(cursor.key()), raw))
                 more = cursor.next()
         return found
 

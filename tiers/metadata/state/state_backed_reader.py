@@ -110,6 +110,11 @@ class StateBackedReader:
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         return self._state.remote_partition_delete_state(partition)
 
+    def deleted_segments(
+        self, partition: TopicIdPartition | None = None, until_ms: int | None = None
+    ) -> list[RemoteLogSegmentMetadata]:
+        return self._state.deleted_segments(partition, until_ms)
+
     def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
         return self._state.is_quarantine_deletion_asked(segment_id)
 

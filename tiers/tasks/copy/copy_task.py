@@ -12,7 +12,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from uuid import uuid4
@@ -22,12 +24,13 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import (
     LogDivergedError,
     OffsetGapError,
+    RetriableRemoteStorageError,
 )
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.quota import Reservation
-from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
+from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
 from tiers.tasks.copy.copy_attempts import check_last_attempt
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
 from tiers.tasks.copy.segment_copy import copy_segment
@@ -254,8 +257,7 @@ class RLMCopyTask:
             built = await services.spool.run(builder.finish)
             services.checkpoint("segment-built")
             next_offset, stages = built.end_offset + 1, count(1)
-            self.attempt = RemoteLogSegmentId(self._partition, uuid4())
-            await copy_segment(services, self.attempt, built, lambda: self._progress(next_offset, next(stages)))
+            await self._attempt(built, lambda: self._progress(next_offset, next(stages)))
         except BaseException:
             services.metrics.copy_errors.labels(self._partition.topic).inc()
             raise
@@ -266,6 +268,16 @@ class RLMCopyTask:
             built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers
         )
         return built.end_offset + 1
+
+    async def _attempt(self, built: BuiltSegment, progress: Callable[[], None]) -> None:
+        """Makes one attempt. It ends before the metadata can have forgotten that its segment was deleted meanwhile."""
+        limit_ms = self._services.settings.remote_log.deleted_segment_retention_ms // 2
+        self.attempt = RemoteLogSegmentId(self._partition, uuid4())
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                await copy_segment(self._services, self.attempt, built, progress)
+        except TimeoutError as error:
+            raise RetriableRemoteStorageError(f"the copy did not end within {limit_ms} ms, and is given up") from error
 
     @property
     def _open_bytes(self) -> int:

@@ -15,7 +15,7 @@ from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.access.open_tier import RemoteTierError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
@@ -83,6 +83,17 @@ async def test_a_copy_in_progress_is_no_orphan(bench: CommandBench) -> None:
     await bench.tiered(0)
     await bench.rlmm.add_remote_log_segment_metadata(await bench.stored(10))
     assert what(await found(bench)) == []
+
+
+async def test_the_objects_of_a_kept_segment_are_none_until_it_is_forgotten(bench: CommandBench) -> None:
+    deleted = await bench.tiered(0)
+    for state in (RemoteLogSegmentState.DELETE_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED):
+        update = RemoteLogSegmentMetadataUpdate(deleted.segment_id, 0, 0, state)
+        await bench.rlmm.update_remote_log_segment_metadata(update)
+    await bench.tiered(10)
+    assert what(await found(bench)) == []
+    await bench.rlmm.forget_deleted_segments([deleted.segment_id])
+    assert what(await found(bench)) == [(ORPHAN, True)] * 2
 
 
 async def test_an_object_that_got_a_record_is_not_deleted(bench: CommandBench) -> None:

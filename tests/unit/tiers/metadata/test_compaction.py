@@ -40,18 +40,18 @@ from tiers.model.segment_metadata import (
 )
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
-segments = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(1, 4)), max_size=6)
+segments = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(1, 5)), max_size=6)
 
 
 def life(number: int, start: int, length: int, steps: int) -> list[list[tuple[RecordKey, object]]]:
-    """The transactions in which an owner writes a segment's states, the last one with its tombstones."""
+    """The transactions in which an owner writes a segment's states. The tombstones come in the last one."""
     metadata = segment(number, start, start + length)
     transactions: list[list[tuple[RecordKey, object]]] = [[(key_of(metadata), metadata)]]
     for state in list(State)[1:steps]:
         update = to(metadata, state)
         transactions.append([(key_of(update), update)])
-    if steps == len(State):
-        transactions[-1] += [(key, None) for key in segment_keys(metadata.segment_id)]
+    if steps > len(State):
+        transactions.append([(key, None) for key in segment_keys(metadata.segment_id)])
     return transactions
 
 
@@ -69,12 +69,12 @@ def life_of_plan(number: int, fates: list[str]) -> list[list[tuple[RecordKey, ob
         gone: list[tuple[RecordKey, object]] = [(key, None) for key in segment_keys(announced.segment_id)]
         deletion: list[list[tuple[RecordKey, object]]] = [
             [(key_of(deleting), deleting)],
-            [(key_of(update), update), *gone],
+            [(key_of(announced), announced), (key_of(update), update)],
         ]
         if fate in ("deleted", "deleted twice"):
             transactions += deletion
         if fate == "deleted twice":  # it was stored after the first time
-            transactions += [[(key_of(announced), announced)], *deletion]
+            transactions += [[(key_of(announced), announced)], *deletion, gone]
     return [*transactions, [(key_of(plan), None)]]
 
 
@@ -135,6 +135,7 @@ def compacted(events: list[MetadataEvent], cleaned_to: int, *, keep_tombstones: 
 def answers(state: RemoteLogMetadataStateWriter) -> list[object]:
     return [
         list(state.list_remote_log_segments(PARTITION)),
+        state.deleted_segments(),
         [state.remote_log_segment_metadata(PARTITION, offset) for offset in range(45)],
         state.log_starts(PARTITION),
         sorted(state.recorded_log_starts(PARTITION), key=repr),

@@ -82,6 +82,24 @@ def test_a_segment_answers_only_while_it_is_finished(state: RemoteLogMetadataSta
     assert not state.is_tiered(TOPIC_ID)
 
 
+def test_a_deleted_segment_is_kept_with_its_time_until_it_is_buried(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    first, second = segment(1, 0, 99), segment(2, 100, 199)
+    deleted = replace(to(first, State.DELETE_SEGMENT_FINISHED), custom_metadata=b"where")
+    topic.put(first, second, deleted)
+    (kept,) = state.deleted_segments(PARTITION)
+    assert (kept.segment_id, kept.end_offset, kept.event_timestamp_ms) == (first.segment_id, 99, NOW_MS + 2)
+    assert (kept.state, kept.custom_metadata) == (State.DELETE_SEGMENT_FINISHED, b"where")
+    assert state.deleted_segments() == state.deleted_segments(until_ms=NOW_MS + 2) == [kept]
+    assert state.deleted_segments(until_ms=NOW_MS + 1) == []
+    assert state.deleted_segments(replace(PARTITION, partition=PARTITION.partition + 1)) == []
+    assert [one.segment_id for one in state.list_remote_log_segments(PARTITION)] == [second.segment_id]
+    topic.put(RemotePartitionDeleteMetadata(PARTITION, 0, NOW_MS, DeleteState.DELETE_PARTITION_FINISHED))
+    assert (state.deleted_segments(), state.is_known(PARTITION)) == ([kept], False)
+    topic.bury(*segment_keys(first.segment_id))
+    assert state.deleted_segments() == []
+
+
 def test_the_time_of_an_event_is_the_topics(state: RemoteLogMetadataStateWriter) -> None:
     Topic(state).put(replace(segment(1, 0, 99), event_timestamp_ms=1))
     assert next(state.list_remote_log_segments(PARTITION)).event_timestamp_ms == NOW_MS
