@@ -134,6 +134,7 @@ class OffloadCommitter:
         await one.manifest.check(bounds, log_start.offset)
         if await one.clamp.run(bounds, log_start.offset):
             bounds = await services.source.bounds(partition, timeout_ms)
+        await one.manifest.keep_last_copies(bounds.log_start_offset)
         await collect_leftovers(services, partition)
         while (start := await one.gaps.copy_start(bounds, log_start.offset)) is None:
             await self.sleep(_GAP_SEEN_AGAIN_MS / 1000)
@@ -155,6 +156,8 @@ class OffloadCommitter:
         if self.services.metadata.copy_plans(one.partition):
             with suppress(RemoteLogError):
                 await self._owned(one.partition)
+                bounds = await self.services.source.bounds(one.partition, self.services.settings.request_timeout_ms)
+                await one.manifest.keep_last_copies(bounds.log_start_offset)
                 await collect_leftovers(self.services, one.partition)
 
     async def announce(self, one: PartitionOffload, bounds: Sequence[int], leader_epoch: int) -> CopyPlan:

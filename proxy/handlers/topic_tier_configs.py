@@ -209,7 +209,7 @@ class TopicTierConfigs:
             return None
         if replaces:
             changes = {**_REPLACED, **changes}
-        return _Pending(resource, topic_id, rule, changes, own, replaces)
+        return _Pending(resource, topic_id, rule, _said_in_full(rule, own, changes), own, replaces)
 
     async def _checked(self, request: ConfigRequest, pending: Sequence[_Pending]) -> dict[str, Plan]:
         timeout_ms = _LOOK_UP_TIMEOUT_MS
@@ -315,6 +315,18 @@ async def _heard_of(
             break
         await asyncio.sleep(_RESOLVE_AGAIN_MS / 1000)
     return found
+
+
+def _said_in_full(
+    rule: TopicConfig | None, own: Mapping[str, str], changes: Mapping[str, str | None]
+) -> Mapping[str, str | None]:
+    """Returns the changes with `remote.storage.enable=false` if they disable the topic by unsetting that key.
+
+    The remote log of a disabled topic is deleted only if the key is recorded: a topic that no settings file tiers any
+    more looks the same without it."""
+    after = {key: value for key, value in {**own, **changes}.items() if value is not None}
+    is_disabled = is_enabled(rule, own) and not is_enabled(rule, after)
+    return {**changes, REMOTE_STORAGE_ENABLE: "false"} if is_disabled else changes
 
 
 def _unknown(error: RemoteLogError) -> Refusal:

@@ -130,7 +130,7 @@ async def run_remote_log_manager(
         services,
         TieredTopics(client, rules, services.metrics, metadata.topic_tier_config),
         TopicDeletionTask(services, ClusterTopicExistence(client)),
-        RemoteDisableTask(services, rules),
+        RemoteDisableTask(services),
     )
 
     async def run() -> None:

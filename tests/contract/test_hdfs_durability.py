@@ -18,6 +18,7 @@ from tiers.storage import hdfs as hdfs_store
 from tiers.storage.remote_storage_manager import LogSegmentData
 
 MIB = 1 << 20
+PATIENCE_S = 120
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +39,9 @@ async def test_a_copy_syncs_both_files_as_a_whole(hdfs: HdfsCluster, tmp_path: P
     async with opened("hdfs", settings) as storage:
         before = hdfs.synced()
         await storage.copy_log_segment_data(metadata, data)
-        while hdfs.synced() < before + 2:  # noqa: ASYNC110  # a DataNode counts without an event, and tells it late
-            await asyncio.sleep(0.5)
+        async with asyncio.timeout(PATIENCE_S):
+            while hdfs.synced() < before + 2:  # noqa: ASYNC110  # a DataNode counts without an event, and tells it late
+                await asyncio.sleep(0.5)
         assert await storage.fetch_log_segment(metadata, 0) == data.log_segment.read_bytes()
         keys = [stored.key async for stored in storage.list_objects("")]
     assert [hdfs.blocks(f"/durable/synced/{key}") for key in keys] == [1, 1]

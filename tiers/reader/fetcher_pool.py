@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from tiers.errors import ReaderQueueFullError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.storage.activity import while_active
 
 T = TypeVar("T")
 
@@ -56,10 +57,12 @@ class Flight(Generic[T]):
 
     async def _run(self, timeout_ms: int) -> None:
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with while_active(timeout_ms / 1000):
                 result = await self._download()
         except TimeoutError:
-            self._fail(RetriableRemoteStorageError(f"a download of {self.size_bytes} bytes took over {timeout_ms} ms"))
+            self._fail(
+                RetriableRemoteStorageError(f"a download of {self.size_bytes} bytes moved none for {timeout_ms} ms")
+            )
         except asyncio.CancelledError:
             self._result.cancel()
             raise

@@ -87,7 +87,10 @@ class LogGapTask:
         now_ms = services.clock_ms()
         is_new = all(known.first_offset != gap.first_offset for known in recorded)
         if not self._manifest.is_accepted:
-            await self._manifest.check_gap()
+            judged_to = max(
+                [gap.first_offset, *(one.next_offset for one in recorded if one.first_offset == gap.first_offset)]
+            )
+            await self._manifest.check_gap(LogGap(judged_to, gap.next_offset))
         if is_new:
             if self._seen is None or self._seen[0] != gap.first_offset:
                 self._seen = gap.first_offset, now_ms

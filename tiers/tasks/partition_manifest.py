@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
@@ -44,10 +44,10 @@ from tiers.metadata.partition_manifest import (
 )
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.log_start import LogStart, LogStartReason
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.log_start import LogGap, LogStart
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.copy.copy_attempts import unfinished_segments
+from tiers.tasks.lost_copies import check_store, is_of_the_same_history, is_whole, last_copies
 from tiers.tasks.stop_check import AcceptedLog, AcceptedState, state_to_accept
 from tiers.tasks.stored_manifest import WAY_BACK, check_positions, manifest_of, overwrite_manifest, read_manifest
 from tiers.tasks.task_services import TaskServices
@@ -131,20 +131,48 @@ class PartitionManifestTask:
         if not (self._stored or self._is_unreadable or self._services.metadata.is_known(self._partition)):
             # The manifest is written before the first record. So metadata without a manifest means a lost manifest.
             await self._put()
-        if self.is_accepted:
-            await self._keep_leftovers(local_log_start)
-        elif self._stored is not None:
-            await self._refuse_to_forget(self._stored)
-            await check_positions(self._services, self._stored)
-        else:
-            self._check_leftovers(local_log_start)
+        if not self.is_accepted:
+            if self._stored is None:
+                self._check_leftovers(local_log_start)
+            else:
+                await self._refuse_to_forget(self._stored)
+                await check_positions(self._services, self._stored)
         self._local_log_start, self._is_checked = local_log_start, True
         self._read_again_at_ms = self._services.clock_ms() + self._services.settings.remote_log.visible_after_ms
 
-    async def check_gap(self) -> None:
-        """Asks the manifest and the metadata topic before the owner records a gap. Costs one GET.
+    async def keep_last_copies(
+        self, local_log_start: int, holds: Callable[[RemoteLogSegmentMetadata], bool] = lambda leftover: False
+    ) -> None:
+        """Keeps the objects of unfinished copies that may be the only copy of their records. The metadata forgets them.
 
-        Raises `MetadataLostError` unless both agree that no other record was ever copied, and the store's errors."""
+        The owner calls it before it deletes the objects of every unfinished copy that the metadata knows. The broker's
+        own retention may have removed the records since the copy began. `holds` tells whether the owner has the records
+        itself. `orphans` lists the objects that the metadata does not know.
+
+        Raises `MetadataLostError` when the objects of such a copy are whole: the metadata may have lost the end of the
+        copy, and `rebuild` can restore the segment. An operator's acceptance goes on without it. Raises the store's
+        errors."""
+        kept = [one for one in last_copies(self._services.metadata, self._partition, local_log_start) if not holds(one)]
+        for leftover in () if self.is_accepted else kept:
+            if await is_whole(self._services, leftover):
+                raise MetadataLostError(
+                    f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the"
+                    f" metadata, its copy did not finish, but the store has it: {WAY_BACK}"
+                )
+        if not kept:
+            return
+        self._services.require_ownership(self._partition)
+        await self._services.metadata.forget_unfinished_copies([one.segment_id for one in kept])
+        logger.warning(
+            "copies that look unfinished may be the only ones of their records: their objects stay in the store",
+            extra={"partition": str(self._partition), "segments": [str(one.segment_id.id) for one in kept]},
+        )
+
+    async def check_gap(self, gap: LogGap) -> None:
+        """Asks the manifest, the metadata topic and the store before the owner records `gap`.
+
+        Costs one GET, and one LIST per 1000 objects of the partition. Raises `MetadataLostError` unless all agree that
+        no record of the gap was ever copied, and the store's errors."""
         async with self._lock:
             await self._restore()
         if self._stored is None:
@@ -159,6 +187,7 @@ class PartitionManifestTask:
                 f"records of {self._partition} are in neither tier, and the metadata topic is another one than when the"
                 f" manifest was written, or lost records since: {WAY_BACK}"
             )
+        await check_store(self._services, self._partition, self._stored.dead, gap)
 
     async def confirm(self) -> bool:
         """Reads the manifest back, right before a trim. Returns whether the store has what this owner wrote last.
@@ -378,53 +407,13 @@ class PartitionManifestTask:
 
         The owner deletes unfinished copies next. A finished copy whose last metadata record was lost looks the same.
         Only a readable manifest tells them apart."""
-        for leftover in self._last_copies(local_log_start):
+        for leftover in last_copies(self._services.metadata, self._partition, local_log_start):
             raise MetadataLostError(
                 f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the"
                 f" metadata, its copy did not finish, but no manifest confirms that: {WAY_BACK}"
             )
 
-    async def _keep_leftovers(self, local_log_start: int) -> None:
-        """Forgets the copies that look unfinished and may be the only copy of their records, and keeps their objects.
-
-        An acceptance deletes nothing. The owner deletes the objects of every unfinished copy that the metadata knows.
-        `orphans` lists the objects that the metadata does not know."""
-        kept = self._last_copies(local_log_start)
-        if not kept:
-            return
-        self._services.require_ownership(self._partition)
-        await self._services.metadata.forget_unfinished_copies([one.segment_id for one in kept])
-        logger.warning(
-            "copies that look unfinished may be the only ones of their records: their objects stay in the store",
-            extra={"partition": str(self._partition), "segments": [str(one.segment_id.id) for one in kept]},
-        )
-
-    def _last_copies(self, local_log_start: int) -> list[RemoteLogSegmentMetadata]:
-        """Returns the copies without an end that have a record of neither the local log nor a readable segment.
-
-        Records that a user or the topic's retention deleted do not count."""
-        metadata, partition = self._services.metadata, self._partition
-        found = []
-        for leftover in unfinished_segments(metadata, partition, metadata.log_start_offset(partition) or 0):
-            deleted_to = [
-                start.offset
-                for start in metadata.log_starts(partition)
-                if start.reason is not LogStartReason.SEEN
-                and _is_of_the_same_history(start, leftover.segment_leader_epochs)
-            ]
-            offset = max([leftover.start_offset, *deleted_to])
-            while (readable := metadata.remote_log_segment_metadata(partition, offset)) is not None:
-                offset = readable.valid_end_offset + 1
-            is_copy = leftover.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
-            if is_copy and offset <= leftover.end_offset and offset < local_log_start:
-                found.append(leftover)
-        return found
-
 
 def _deletes(start: LogStart, segment: ManifestSegment) -> bool:
     """Whether the whole segment lies below the log start. A segment of a later leader epoch has another history."""
-    return segment.end_offset < start.offset and _is_of_the_same_history(start, segment.leader_epochs)
-
-
-def _is_of_the_same_history(start: LogStart, leader_epochs: Sequence[LeaderEpochEntry]) -> bool:
-    return leader_epochs[-1].epoch <= start.leader_epoch
+    return segment.end_offset < start.offset and is_of_the_same_history(start, segment.leader_epochs)

@@ -146,6 +146,7 @@ class PartitionTasks:
         if bounds.leader_epoch != checked_epoch:
             return None
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        await self.manifest.keep_last_copies(bounds.log_start_offset, self.copy.holds)
         return Surveyed(bounds, log_start)
 
     async def copy_start(self, surveyed: Surveyed) -> int | None:

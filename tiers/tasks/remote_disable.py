@@ -9,11 +9,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
-from tiers.config.topic_policy import TopicConfig
-from tiers.config.topic_settings import DELETE_ON_DISABLE, is_enabled
+from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
@@ -29,9 +28,8 @@ logger = logging.getLogger(__name__)
 class RemoteDisableTask:
     """Works on the partitions that this process owns. One round at a time."""
 
-    def __init__(self, services: TaskServices, rules: Sequence[TopicConfig]) -> None:
+    def __init__(self, services: TaskServices) -> None:
         self._services = services
-        self._rules = tuple(rules)
         self._log_starts = LogStartConfirmation(services.source, services.metadata)
 
     async def run(self, is_worked_on: Callable[[TopicIdPartition], bool]) -> int:
@@ -51,11 +49,11 @@ class RemoteDisableTask:
         return deleted
 
     def _is_to_go(self, partition: TopicIdPartition) -> bool:
+        """Whether a user asked for the deletion. Both keys must be recorded.
+
+        A topic that is only missing in the settings file stays."""
         own = self._services.metadata.topic_tier_config(partition.topic_id)
-        if own.get(DELETE_ON_DISABLE) != "true":
-            return False
-        rule = next((rule for rule in self._rules if rule.matches(partition.topic)), None)
-        return not is_enabled(rule, own)
+        return own.get(REMOTE_STORAGE_ENABLE) == "false" and own.get(DELETE_ON_DISABLE) == "true"
 
     async def _delete(self, partition: TopicIdPartition) -> int:
         services, settings = self._services, self._services.settings

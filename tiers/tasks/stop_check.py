@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
+from tiers.config.total_retention import TOTAL_KEYS
 from tiers.errors import LogDivergedError, RemoteLogMetadataError
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest, witness_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager, RemoteLogMetadataReader
@@ -148,8 +149,19 @@ async def reaches_positions(metadata: RemoteLogMetadataManager, manifest: Partit
     """Whether the metadata topic still reaches the positions of the manifest.
 
     A position in another metadata topic does not count: `rebuild` made the present topic."""
+    if lacks_total(metadata, manifest):
+        return False
     for partition, position in manifest.positions():
         is_of_topic = position.topic_id == metadata.position(partition).topic_id
         if is_of_topic and not await metadata.confirms(partition, position, timeout_ms):
             return False
     return True
+
+
+def lacks_total(metadata: RemoteLogMetadataManager, manifest: PartitionManifest) -> bool:
+    """Returns whether the metadata is in another topic than the manifest names, and lacks the topic's total retention.
+
+    `rebuild` restores the total in a new metadata topic. An import of the segments alone does not."""
+    partition, recorded = manifest.topic_id_partition, manifest.tier_config.keys() & set(TOTAL_KEYS)
+    is_another = manifest.position.topic_id != metadata.position(partition).topic_id
+    return is_another and not recorded <= metadata.topic_tier_config(partition.topic_id).keys()

@@ -27,6 +27,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.stop_check import lacks_total
 from tiers.tasks.task_services import TaskServices
 
 _ATTEMPTS = 3
@@ -85,8 +86,14 @@ async def read_manifest(storage: RemoteStorageManager, cluster_id: str, partitio
 async def check_positions(services: TaskServices, manifest: PartitionManifest) -> None:
     """Raises `MetadataLostError` when the metadata topic does not reach a position of the manifest any more.
 
-    A position in another metadata topic does not count: `rebuild` made the present topic."""
+    A position in another metadata topic does not count: `rebuild` or `import` made the present topic. But only
+    `rebuild` restores the total retention."""
     timeout_ms = services.settings.request_timeout_ms
+    if lacks_total(services.metadata, manifest):
+        raise MetadataLostError(
+            f"the metadata lacks the total retention of {manifest.topic_id_partition.topic}, which the manifest of"
+            f" {manifest.topic_id_partition} has: {WAY_BACK}"
+        )
     for partition, position in manifest.positions():
         if position.topic_id != services.metadata.position(partition).topic_id:
             continue

@@ -25,6 +25,10 @@ class RacingS3:
         """`races` are the writes that let several win: creation by PUT or by multipart upload, and replacement."""
         self._races = races
         self.objects: dict[str, bytes] = {}
+        self.writes_go_on = asyncio.Event()
+        """While it is cleared, writes get no answer."""
+        self.writes_go_on.set()
+        self.hanging = 0
         self._uploads: dict[str, bytes] = {}
         self._between: dict[str, int] = {}
         self._arrived = asyncio.Condition()
@@ -57,6 +61,10 @@ class RacingS3:
 
     async def _serve(self, request: web.Request) -> web.Response:
         key, query, body = request.match_info["key"], request.query, await request.read()
+        if request.method in ("PUT", "POST"):
+            self.hanging += 1
+            await self.writes_go_on.wait()
+            self.hanging -= 1
         match request.method:
             case "POST" if "uploads" in query:
                 upload = uuid.uuid4().hex

@@ -106,6 +106,7 @@ class Workbench:
         log_start = await self.log_start()
         if await self.clamp_task.run(bounds, log_start.offset):
             self.copy_task.start_over()
+        await self.manifest_task.keep_last_copies(bounds.log_start_offset, self.copy_task.holds)
         await collect_leftovers(self.services, PARTITION)
         bounds = await self.log.bounds(PARTITION, 1000)
         await self.copy_task.finish_removed(bounds)

@@ -25,6 +25,7 @@ from tiers.errors import (
 )
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.quota import Reservation
 from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
 from tiers.tasks.copy.copy_attempts import check_last_attempt
@@ -319,6 +320,15 @@ class RLMCopyTask:
         self.discard()
         self._continuation = None
         self._furthest = -1, 0
+
+    def holds(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """Whether the task copies `segment` now, or has all its records and can copy it again without the broker."""
+        builder = self._builder
+        return segment.segment_id == self.attempt or (
+            builder is not None
+            and builder.base_offset <= segment.start_offset
+            and segment.end_offset < builder.next_offset
+        )
 
     def discard(self) -> None:
         """Discards the open segment and its spool file."""

@@ -20,6 +20,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import encode_indexes_object
 from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.segment_encryption import KeyRing, seal_segment
+from tiers.storage.activity import while_active
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.segment_deletion import delete_segment, write_state
@@ -32,7 +33,8 @@ logger = logging.getLogger(__name__)
 async def copy_segment(
     services: TaskServices, segment_id: RemoteLogSegmentId, built: BuiltSegment, progress: Callable[[], None]
 ) -> None:
-    """Makes one attempt to copy the segment. `progress` is called after each step that took a peer's time."""
+    """Makes one attempt to copy the segment. `progress` is called after each step that took a peer's time, and
+    for the bytes that a step moves."""
     partition = segment_id.topic_id_partition
     services.metrics.copy_requests.labels(partition.topic).inc()
     segment = RemoteLogSegmentMetadata(
@@ -49,7 +51,9 @@ async def copy_segment(
     )
     await services.metadata.add_remote_log_segment_metadata(segment)
     services.checkpoint("copy-started-written")
-    stored, custom_metadata = await write_objects(services.storage, services.spool, services.key_ring, built, segment)
+    storage, settings = services.storage, services.settings
+    async with while_active(None, progress):
+        stored, custom_metadata = await write_objects(storage, services.spool, services.key_ring, built, segment)
     progress()
     services.checkpoint("objects-written")
     if custom_metadata is not None and len(custom_metadata) > services.settings.remote_log.custom_metadata_max_bytes:
@@ -69,7 +73,8 @@ async def copy_segment(
             f"the limit is {services.settings.remote_log.custom_metadata_max_bytes}"
         )
     segment = replace(segment, custom_metadata=custom_metadata)
-    await verify_copied_segment(services.storage, segment, stored, services.settings.verify_bytes, services.key_ring)
+    async with while_active(None, progress):
+        await verify_copied_segment(storage, segment, stored, settings.verify_bytes, services.key_ring)
     progress()
     services.checkpoint("copy-verified")
     await write_state(services, segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)

@@ -32,6 +32,7 @@ from tests.support.proxy.topic_configs_bench import (
     incremental,
     sent,
 )
+from tiers.config.topic_settings import DELETE_ON_DISABLE
 from tiers.errors import RemoteLogMetadataError
 from tiers.model.ids import TopicIdPartition
 
@@ -314,3 +315,11 @@ async def test_a_client_that_goes_away_leaves_no_change_half_made(bench: Bench) 
         goes_on.set()
         await recorded.wait()
     assert bench.own() == {ENABLE: "true"}
+
+
+async def test_a_topic_that_is_disabled_by_an_unset_key_is_recorded_as_disabled(bench: Bench) -> None:
+    """Without the record, the topic would look like one that is only missing in the settings file."""
+    await bench.metadata.change_topic_tier_config(ORDERS, "orders", {ENABLE: "true"})
+    changes = [(ENABLE, 1, None), (DELETE_ON_DISABLE, 0, "true")]
+    assert codes_of((await alter(bench, incremental({"orders": changes})))[1]) == {"orders": 0}
+    assert bench.own() == {ENABLE: "false", DELETE_ON_DISABLE: "true"}

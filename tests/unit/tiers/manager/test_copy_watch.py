@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.running_manager import OTHER, Running
+from tests.support.tiers.running_manager import OTHER, Running, Topics
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.broker.client import monotonic_ms
 from tiers.errors import BrokerError, RetriableRemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.quota import QuotaWindow, RateQuota
+from tiers.storage.activity import while_active
+from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks import remote_log_manager
 from tiers.tasks.remote_log_manager import RemoteLogManager
 
@@ -96,6 +99,31 @@ async def test_an_error_that_comes_back_is_the_reason_that_is_named(
         await until(lambda: said_of_failures(caplog) == {str(PARTITION)})
         clock.passed_ms = ALARM_MS
         await until(lambda: (str(PARTITION), "no leader") in stalled(caplog))
+
+
+async def test_a_slow_copy_that_moves_bytes_is_no_stalled_one(
+    running: Running, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = running.bench.store.copy_log_segment_data
+
+    def lag_seconds(partition: int) -> float:
+        return running.bench.metric("remote_copy_lag_seconds", topic="orders", partition=str(partition))
+
+    async def slow(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        async with while_active(None) as activity:
+            for _ in range(3):
+                clock.passed_ms += ALARM_MS // 2
+                activity.moved()
+                # By then it was looked at.
+                await until(lambda: lag_seconds(PARTITION.partition) >= clock.passed_ms / 1000)
+        return await copy(metadata, data)
+
+    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", slow)
+    running.topics = Topics(replace(POLICY, local_retention_bytes=0, partition_count=1))
+    running.manager = RemoteLogManager(running.bench.services, running.topics)
+    async with running.run():
+        await until(lambda: running.remote_end(PARTITION) == 89)
+        assert stalls(running) == 0
 
 
 def stalled(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention, workbench
-from tiers.config.topic_policy import TopicPolicy
+from tests.support.tiers.manifests import KEEP_NOTHING, KEY, Manifests, copied, trimmed
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
 from tiers.config.total_retention import RETENTION_MINUTES
 from tiers.errors import (
     MetadataLostError,
-    ObjectChangedError,
     OwnershipLostError,
-    RemoteLogMetadataNotReadyError,
     RetriableRemoteStorageError,
 )
 from tiers.metadata.partition_manifest import (
-    PartitionManifest,
-    decode_partition_manifest,
     encode_partition_manifest,
 )
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
@@ -30,70 +24,8 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogClampUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.storage.local import LocalRemoteStorageManager
-from tiers.storage.object_key import partition_manifest_key
-from tiers.storage.remote_storage_manager import Version, VersionedObject
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.stored_manifest import bury_manifest, manifest_of
-from tiers.tasks.task_services import TaskServices
-from tiers.tasks.trim_task import TrimTask
-
-KEY = partition_manifest_key("cluster", PARTITION)
-
-
-async def copied(bench: Workbench) -> None:
-    """Offsets 0 to 89 in three segments; ten more are only local."""
-    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10)))
-    await bench.copy_all()
-
-
-class CountingStorage(LocalRemoteStorageManager):
-    """`asked` is every request for a small object, in order."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__({"path": str(root), "cluster.id": "cluster"})
-        self.asked: list[str] = []
-        self.fails = False
-
-    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
-        self.asked.append(f"put {key}")
-        if self.fails:
-            raise RetriableRemoteStorageError("503")
-        return await super().put_object(key, data, if_match)
-
-    async def get_object(self, key: str) -> bytes:
-        self.asked.append(f"get {key}")
-        return await super().get_object(key)
-
-
-class Manifests:
-    def __init__(self, bench: Workbench, storage: CountingStorage) -> None:
-        self.bench, self.storage = bench, storage
-        self.services: TaskServices = replace(bench.services, storage=storage)
-        self.task = self.new_owner()
-
-    def new_owner(self) -> PartitionManifestTask:
-        self.task = PartitionManifestTask(self.services, PARTITION)
-        return self.task
-
-    async def round(self) -> list[str]:
-        """What the end of a round asks the store."""
-        before = len(self.storage.asked)
-        await self.task.check(await self.bench.log.bounds(PARTITION, 1000), None)
-        await self.task.run()
-        return [one.split()[0] for one in self.storage.asked[before:]]
-
-    async def stored(self) -> PartitionManifest:
-        return decode_partition_manifest(await self.storage.get_object(KEY))
-
-
-@pytest.fixture
-async def manifests(tmp_path: Path) -> AsyncIterator[Manifests]:
-    async with workbench(tmp_path) as bench:
-        storage = CountingStorage(tmp_path / "remote")
-        await storage.open()
-        yield Manifests(bench, storage)
-        await storage.close()
 
 
 async def test_it_is_written_when_it_changes_and_only_then(manifests: Manifests) -> None:
@@ -239,6 +171,25 @@ async def test_the_position_in_another_metadata_topic_says_nothing(
     assert (await manifests.stored()).position == rebuilt
 
 
+@pytest.mark.parametrize("restored", [{}, {RETENTION_MINUTES: "9"}])
+async def test_another_metadata_topic_must_have_the_total_retention(
+    manifests: Manifests, monkeypatch: pytest.MonkeyPatch, restored: dict[str, str]
+) -> None:
+    """`rebuild` restores it. An import of a flat file has only the segments."""
+    bench = manifests.bench
+    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {RETENTION_MINUTES: "9"})
+    await copied(bench)
+    await manifests.round()
+    bench.metadata.tier_configs = {PARTITION: restored}
+    monkeypatch.setattr(bench.metadata, "position", lambda partition: MetadataPosition(UUID(int=10), 0, 7))
+    manifests.new_owner()
+    if restored:
+        await manifests.round()
+    else:
+        with pytest.raises(MetadataLostError, match="lacks the total retention of orders"):
+            await manifests.round()
+
+
 async def test_an_operator_accepts_that_metadata_was_lost(manifests: Manifests) -> None:
     bench = manifests.bench
     await copied(bench)
@@ -307,26 +258,6 @@ async def test_an_unreadable_manifest_can_be_accepted(manifests: Manifests) -> N
     await manifests.round()
     await manifests.task.end_acceptance()
     assert (await manifests.stored()).segments == ()
-
-
-async def trimmed(manifests: Manifests, policy: TopicPolicy) -> tuple[list[str], int | None]:
-    """What a trim asks the store, and where it ends."""
-    await manifests.round()
-    bench, before = manifests.bench, len(manifests.storage.asked)
-    task = TrimTask(manifests.services, PARTITION, manifests.task)
-    end = await task.run(policy, bench.copy_task.local_only_bytes)
-    return [one.split()[0] for one in manifests.storage.asked[before:]], end
-
-
-KEEP_NOTHING = with_retention(local_retention_bytes=0)
-
-
-@pytest.fixture
-async def trimmable(manifests: Manifests) -> Manifests:
-    """Segments 0-29, 30-59 and 60-89 are visible."""
-    await copied(manifests.bench)
-    manifests.bench.now_ms += 60_000
-    return manifests
 
 
 async def test_a_trim_reads_the_manifest_back_and_no_other_round_does(trimmable: Manifests) -> None:
@@ -485,86 +416,3 @@ async def test_a_manifest_is_there_before_the_first_record(manifests: Manifests)
     assert await manifests.round() == ["get", "get", "put"]
     assert (await manifests.stored()).segments == ()
     assert manifests.bench.metadata.partitions() == []
-
-
-async def put_of_another_owner(manifests: Manifests, ahead: int) -> bytes:
-    """Puts a manifest that reflects `ahead` metadata records more than the present owner has read."""
-    manifest = manifest_of(manifests.bench.metadata, "cluster", PARTITION)
-    position = manifest.position._replace(next_offset=manifest.position.next_offset + ahead)
-    content = encode_partition_manifest(replace(manifest, position=position))
-    await manifests.storage.put_object(KEY, content)
-    return content
-
-
-async def test_a_manifest_that_reflects_a_later_offset_is_not_replaced(trimmable: Manifests) -> None:
-    """There is a newer owner, or metadata was lost. This owner finds out, and neither writes nor trims."""
-    await trimmable.round()
-    newer = await put_of_another_owner(trimmable, 5)
-    await trimmable.bench.record_log_start(1)
-    with pytest.raises(RemoteLogMetadataNotReadyError, match="does not replace"):
-        await trimmable.task.run()
-    trim = TrimTask(trimmable.services, PARTITION, trimmable.task)
-    with pytest.raises(RemoteLogMetadataNotReadyError, match="does not replace"):
-        await trim.run(KEEP_NOTHING, 0)
-    trimmable.bench.metadata.is_position_confirmed = False
-    with pytest.raises(MetadataLostError, match="lost records since"):
-        await trimmable.task.run()
-    assert await trimmable.storage.get_object(KEY) == newer
-    trimmable.bench.metadata.is_position_confirmed = True
-    trimmable.bench.metadata.written += 5  # the records of other partitions, which the owner reads now
-    assert await trimmable.task.run()
-    assert (await trimmable.stored()).log_start == LogStart(1, 0, LogStartReason.USER)
-
-
-async def test_a_late_manifest_is_replaced_after_a_takeover(trimmable: Manifests) -> None:
-    """The PUT of a paused owner arrives after the first read of the next owner, which has nothing to write."""
-    await trimmable.round()
-    known = await trimmable.stored()
-    trimmable.new_owner()
-    assert await trimmable.round() == ["get"]
-    old = replace(known, segments=known.segments[:1], position=known.position._replace(next_offset=1))
-    await trimmable.storage.put_object(KEY, encode_partition_manifest(old))
-    assert await trimmable.round() == []
-    trimmable.bench.now_ms += trimmable.services.settings.remote_log.visible_after_ms
-    assert await trimmable.round() == ["get", "get", "put"]
-    assert (await trimmable.stored()).segments == known.segments
-    assert await trimmable.round() == []
-
-
-async def test_a_conditional_write_replaces_only_what_was_read(
-    trimmable: Manifests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A newer owner writes between this owner's GET and its PUT."""
-    storage, version = trimmable.storage, 0
-    put = storage.put_object
-
-    async def put_if(key: str, data: bytes, if_match: Version | None = None) -> Version | None:
-        nonlocal version
-        if if_match is not None and if_match != str(version):
-            raise ObjectChangedError(f"version {version}, not {if_match}")
-        version += 1
-        await put(key, data)
-        return str(version)
-
-    async def get_versioned(key: str) -> VersionedObject:
-        found = VersionedObject(await storage.get_object(key), str(version))
-        if version == raced_at:
-            await put_of_another_owner(trimmable, 5)
-        return found
-
-    monkeypatch.setattr(storage, "put_object", put_if)
-    monkeypatch.setattr(storage, "get_versioned", get_versioned)
-    await put_of_another_owner(trimmable, 0)
-    raced_at = version
-    await trimmable.bench.record_log_start(1)
-    with pytest.raises(RemoteLogMetadataNotReadyError, match="does not replace"):
-        await trimmable.round()
-    found = await trimmable.stored()
-    assert found.is_later_than(trimmable.bench.metadata.position(PARTITION))
-
-
-async def test_the_manifest_of_a_newer_owner_is_not_buried(trimmable: Manifests) -> None:
-    newer = await put_of_another_owner(trimmable, 5)
-    with pytest.raises(RemoteLogMetadataNotReadyError, match="newer owner"):
-        await bury_manifest(trimmable.services, PARTITION)
-    assert await trimmable.storage.get_object(KEY) == newer

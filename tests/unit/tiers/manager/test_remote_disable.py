@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
-from tiers.config.topic_policy import TopicConfig
 from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
 from tiers.errors import MetadataLostError, RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.model.copy_plan import CopyPlan
@@ -37,9 +36,8 @@ async def copied(bench: Workbench) -> Workbench:
     return bench
 
 
-@pytest.mark.parametrize("rules", [[], [TopicConfig(pattern="orders")]])
-async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench, rules: list[TopicConfig]) -> None:
-    task = RemoteDisableTask(copied.services, rules)
+async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench) -> None:
+    task = RemoteDisableTask(copied.services)
     assert await task.run(idle) == 0
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     assert await task.run(lambda partition: partition == PARTITION) == 0
@@ -56,7 +54,7 @@ async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) 
     """Its offload died; or else whoever reads the topic anew would find its segments begun again."""
     await copied.metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, (90, 95, 100)))
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    task = RemoteDisableTask(copied.services, [])
+    task = RemoteDisableTask(copied.services)
     assert await task.run(idle) == 5
     assert await task.run(idle) == 0
     assert copied.metadata.copy_plans(PARTITION) == []
@@ -68,17 +66,12 @@ async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) 
         {REMOTE_STORAGE_ENABLE: "false"},
         {REMOTE_STORAGE_ENABLE: "true", DELETE_ON_DISABLE: "true"},
         {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "false"},
+        {DELETE_ON_DISABLE: "true"},  # and the topic is not in the settings file any more
     ],
 )
 async def test_nothing_else_deletes(copied: Workbench, config: dict[str, str]) -> None:
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", config)
-    assert await RemoteDisableTask(copied.services, []).run(idle) == 0
-    assert len(copied.finished) == 3
-
-
-async def test_the_other_key_does_not_disable_a_topic_of_the_settings_file(copied: Workbench) -> None:
-    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {DELETE_ON_DISABLE: "true"})
-    assert await RemoteDisableTask(copied.services, [TopicConfig(pattern="orders")]).run(idle) == 0
+    assert await RemoteDisableTask(copied.services).run(idle) == 0
     assert len(copied.finished) == 3
 
 
@@ -88,7 +81,7 @@ async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     copied.end_after = "delete-started-written"
     with pytest.raises(ProcessEnded):
-        await RemoteDisableTask(copied.services, []).run(idle)
+        await RemoteDisableTask(copied.services).run(idle)
     scan = BucketScan("cluster")
     await scan.list(copied.store)
     await scan.read(copied.store, lambda read: read(), 1)
@@ -110,7 +103,7 @@ async def test_a_store_that_fails_is_left_alone_until_the_next_round(
 
     monkeypatch.setattr(bench.store, "delete_log_segment_data", refuse)
     await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    task = RemoteDisableTask(bench.services, [])
+    task = RemoteDisableTask(bench.services)
     assert await task.run(idle) == 0
     assert asked == [0, 30, 60]
     assert await task.run(idle) == 0
@@ -119,7 +112,7 @@ async def test_a_store_that_fails_is_left_alone_until_the_next_round(
 
 async def test_only_the_owner_deletes_and_a_failure_is_tried_again(copied: Workbench) -> None:
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
-    task = RemoteDisableTask(copied.services, [])
+    task = RemoteDisableTask(copied.services)
     copied.metadata.owned = False
     assert await task.run(idle) == 0
     copied.metadata.owned = True
@@ -138,6 +131,6 @@ async def test_a_request_that_came_back_with_lost_metadata_deletes_nothing(copie
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     copied.metadata.is_position_confirmed = False
     with pytest.raises(MetadataLostError, match="lost records since"):
-        await RemoteDisableTask(copied.services, []).run(idle)
+        await RemoteDisableTask(copied.services).run(idle)
     assert len(copied.finished) == 3
     assert copied.metadata.log_starts(PARTITION) == []

@@ -82,7 +82,7 @@ def fill_and_trim(tier: Tier) -> None:
 def fill_and_expire(tier: Tier) -> None:
     for _ in range(3):
         tier.produce(8, 12)
-    tier.rounds([0, 0])
+    tier.rounds([0, 0, 0])
 
 
 def abort_and_copy(tier: Tier) -> None:

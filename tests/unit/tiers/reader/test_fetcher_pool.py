@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.support.simulation.loop import VirtualLoop
 from tiers.errors import ReaderQueueFullError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.reader.fetcher_pool import FetcherPool, Flight
+from tiers.storage.activity import while_active
 
 
 class Downloads:
@@ -120,8 +122,28 @@ async def test_a_failure_reaches_the_waiters_and_frees_the_slot() -> None:
 async def test_a_download_that_hangs_is_given_up() -> None:
     downloads = Downloads()
     async with FetcherPool[str](threads=1, download_timeout_ms=1) as pool:
-        with pytest.raises(RetriableRemoteStorageError, match="took over 1 ms"):
+        with pytest.raises(RetriableRemoteStorageError, match="moved none for 1 ms"):
             await pool.start(["a"], 1, 1, downloads.make("a")).wait()
+
+
+def test_a_download_that_moves_bytes_lives_longer_than_its_deadline() -> None:
+    async def slow() -> str:
+        async with while_active(30) as activity:
+            for _ in range(10):
+                await asyncio.sleep(20)
+                activity.moved()
+        return "whole"
+
+    async def run() -> str:
+        async with FetcherPool[str](threads=1, download_timeout_ms=30_000) as pool:
+            return await pool.start(["a"], 1, 1, slow).wait()
+
+    loop = VirtualLoop()
+    try:
+        assert loop.run_until_complete(run()) == "whole"
+        assert loop.time() >= 200
+    finally:
+        loop.close()
 
 
 async def test_leaving_the_pool_cancels_what_runs_and_what_waits() -> None:

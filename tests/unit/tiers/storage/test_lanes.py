@@ -16,10 +16,13 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.fakes.stalling_files import make
+from tests.support.servers.racing_s3 import RacingS3
+from tests.support.tiers.waiting import until
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.storage import file_system, local
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.storage.s3.storage import S3RemoteStorageManager
 
 
 def blocking(folder: Path) -> RemoteStorageManager:
@@ -37,6 +40,30 @@ async def opened(manager: RemoteStorageManager) -> AsyncIterator[RemoteStorageMa
         yield manager
     finally:
         await manager.close()
+
+
+async def test_hung_copies_leave_connections_of_s3_to_the_others(tmp_path: Path) -> None:
+    built = build_segment(tmp_path / "log", [batch_of(0, 3)])
+    metadata = metadata_of(built)
+    data = built.log_segment_data(metadata)
+    async with RacingS3() as server:
+        settings = server.settings() | {"cluster.id": "c", "max.concurrency": "4"}
+        async with opened(S3RemoteStorageManager(settings)) as storage:
+            await storage.copy_log_segment_data(metadata, data)
+            server.writes_go_on.clear()
+            async with asyncio.TaskGroup() as group:
+                attempts = [
+                    replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
+                    for _ in range(8)
+                ]
+                copies = [group.create_task(storage.copy_log_segment_data(each, data)) for each in attempts]
+                await until(lambda: server.hanging == 2)  # half of the connections
+                assert await storage.delete_log_segment_data(metadata)
+                assert (await storage.get_versioned("manifest")).data is None
+                assert server.hanging == 2
+                assert not any(copy.done() for copy in copies)
+                server.writes_go_on.set()
+            assert await storage.fetch_indexes(attempts[-1]) == data.indexes
 
 
 class Gate:

@@ -1,0 +1,119 @@
+"""An unfinished copy whose records the broker has removed meanwhile: it may be the only copy, and is never deleted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
+from tiers.errors import MetadataLostError
+from tiers.model.log_start import LogGap
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.object_key import indexes_key, log_key
+
+
+@pytest.fixture
+async def unfinished(bench: Workbench) -> Workbench:
+    """The owner ended after it had written the objects of [0, 30). Another one begins, with a readable manifest."""
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(4)])
+    await bench.write_manifest()
+    bench.end_after = "copy-verified"
+    with pytest.raises(ProcessEnded):
+        await bench.copy_all()
+    bench.end_after = ""
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(4, 8)])
+    bench.restart()
+    return bench
+
+
+def keys(copy: RemoteLogSegmentMetadata) -> set[str]:
+    return {log_key("cluster", copy), indexes_key("cluster", copy)}
+
+
+async def test_while_the_broker_has_its_records_it_is_deleted(unfinished: Workbench) -> None:
+    [copy] = unfinished.segments
+    await unfinished.copy_all()
+    assert not keys(copy) & {*await unfinished.objects()}
+    assert unfinished.finished == [(0, 29), (30, 59)]
+
+
+async def test_a_whole_one_stops_the_partition(unfinished: Workbench) -> None:
+    [copy] = unfinished.segments
+    unfinished.log.log_start_offset = 40
+    await unfinished.write_manifest()
+    with pytest.raises(MetadataLostError, match="but the store has it"):
+        await unfinished.copy()
+    assert keys(copy) <= {*await unfinished.objects()}
+    assert unfinished.segments == [copy]
+
+
+async def test_an_accepted_one_stays_in_the_store(unfinished: Workbench) -> None:
+    [copy] = unfinished.segments
+    unfinished.log.log_start_offset = 40
+    await unfinished.accept()
+    await unfinished.write_manifest()
+    await unfinished.copy_all()
+    assert keys(copy) <= {*await unfinished.objects()}
+    assert unfinished.finished == [(40, 69)]
+
+
+async def test_what_is_left_of_another_one_stays_in_the_store(unfinished: Workbench) -> None:
+    [copy] = unfinished.segments
+    unfinished.log.log_start_offset = 40
+    await unfinished.store.delete_object(indexes_key("cluster", copy))
+    await unfinished.copy_all()
+    assert log_key("cluster", copy) in await unfinished.objects()
+    assert unfinished.finished == [(40, 69)]
+
+
+async def test_one_whose_records_the_owner_has_read_is_deleted(bench: Workbench) -> None:
+    """The records are in the open segment, which is copied at once when the broker has removed them."""
+    batches = [batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(5)]
+    bench.log.append(*batches)
+    await bench.copy_all()
+    assert bench.finished == [(0, 29)]
+    built = build_segment(bench.folder / "attempt", batches[3:], base_offset=30)
+    copy = metadata_of(built, PARTITION)
+    await bench.metadata.add_remote_log_segment_metadata(copy)
+    await bench.store.copy_log_segment_data(copy, built.log_segment_data(copy))
+    bench.log.log_start_offset = 50
+    await bench.copy_all()
+    assert bench.finished == [(0, 29), (30, 49)]
+    assert not keys(copy) & {*await bench.objects()}
+
+
+@pytest.fixture
+async def forgotten(bench: Workbench) -> Workbench:
+    """[0, 30) and [30, 60) are copied. The metadata lost the second one, and the manifest is from before it.
+
+    The broker's own retention has removed all records below 70 since."""
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(4)])
+    await bench.copy_all()
+    await bench.write_manifest()
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(4, 11)])
+    await bench.copy()
+    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
+    for segment in bench.segments[1:]:
+        del bench.metadata.segments[segment.segment_id]
+    bench.log.log_start_offset = 70
+    bench.restart()
+    await bench.write_manifest()
+    return bench
+
+
+async def test_a_copy_that_the_metadata_lost_is_no_gap(forgotten: Workbench) -> None:
+    with pytest.raises(MetadataLostError, match="but the store has them"):
+        await forgotten.copy()
+    assert forgotten.metadata.gaps(PARTITION) == []
+    assert len(await forgotten.objects()) == 7
+
+
+async def test_a_listing_of_objects_that_are_gone_is_no_witness(forgotten: Workbench) -> None:
+    for key in await forgotten.objects():
+        if key.endswith(".indexes") and "00000000000000000000-" not in key:
+            await forgotten.store.delete_object(key)
+    await forgotten.copy()
+    forgotten.now_ms += forgotten.services.settings.gap_alarm_ms
+    await forgotten.copy()
+    assert forgotten.metadata.gaps(PARTITION) == [LogGap(30, 70)]
