@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import signal
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from uuid import UUID
@@ -108,12 +109,16 @@ async def test_a_proxy_that_stood_still_knows_no_segment_that_expired_meanwhile(
             assert READ_AGAIN not in still.output.read_text()
             os.kill(still.pid, signal.SIGCONT)
             await until(lambda: READ_AGAIN in still.output.read_text())
-            await until(lambda: 0 <= metric(still, "tidegate_remote_log_metadata_freshness_age_seconds") < 2)
+            # The other proxy writes nothing more, and the group waits for it. So this one reads, and owns nothing yet.
+            os.kill(other.pid, signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            age = "tidegate_remote_log_metadata_freshness_age_seconds"
+            await until(lambda: 0 <= metric(still, age) < time.monotonic() - stopped_s - 1)
+            still.stop(signal.SIGKILL)
         finally:
             producing.cancel()
             await asyncio.wait([producing])
-        other.stop()
-        still.stop()
+        other.stop(signal.SIGKILL)
     client = BrokerClient([kafka.address()], client_id="test")
     partition = await topic_id_partition(client, topic_name)
     await client.close()
