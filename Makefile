@@ -39,8 +39,9 @@ test-all: jars frameworks $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check an
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
 	$(PYTEST) $(ARGS)
 
-soak: drill fuzz ## run the drill, the fuzzers, random workloads, a store that is gone for 15 minutes, and planted bugs
+soak: drill fuzz ## run the drill, the fuzzers, random workloads, long outages by the clock, and planted bugs
 	TIDEGATE_SEEDS=20 $(BIN)/pytest tests/system/test_differential.py
+	TIDEGATE_CUT_OFF_S=300 $(BIN)/pytest tests/system/test_cut_off_follower.py
 	TIDEGATE_STORE_GONE_S=900 $(BIN)/pytest tests/system/test_store_in_trouble.py
 	$(BIN)/python -m tests.support.simulation.planted_search
 

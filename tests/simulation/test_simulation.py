@@ -54,7 +54,7 @@ def test_every_kind_of_fault_is_in_some_plan() -> None:
     assert {fault.kind for seed in range(300) for fault in plan(seed)} == set(KINDS)
 
 
-@pytest.mark.parametrize("name", ["trims-at-once", "forgets-aborts"])
+@pytest.mark.parametrize("name", ["trims-at-once", "forgets-aborts", "rebalance-costs"])
 def test_a_planted_bug_is_found(name: str) -> None:
     assert search(name, 0, 20).violation is not None
 

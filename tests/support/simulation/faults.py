@@ -101,8 +101,8 @@ def _disk(sim: Simulation, fault: Fault) -> Callable[[], None]:
 
 def _disk_for_good(sim: Simulation, fault: Fault) -> None:
     """The disk of one machine stays full, also after all other faults have ended."""
-    if not any(one.is_disk_full_for_good for one in sim.machines):
-        _machine(sim, fault).is_disk_full_for_good = True
+    if all(one.full_since_s is None for one in sim.machines):
+        _machine(sim, fault).full_since_s = sim.loop.time()
 
 
 def _rebalance(sim: Simulation, fault: Fault) -> None:

@@ -256,14 +256,6 @@ def _drops_at_rebalance(stack: ExitStack) -> None:
     _replace(stack, Tenures, "awaited", lambda self, number: self._held.pop(number, None) and None)
 
 
-def _misses_a_generation(stack: ExitStack) -> None:
-    def assigned(self: Any, assignment: Any) -> None:
-        for number in [each for each in self._held if each not in assignment.metadata_partitions]:
-            self._held[number].owned_at_ms = self._clock_ms()
-
-    _replace(stack, Tenures, "assigned", assigned)
-
-
 def _always_fit(stack: ExitStack) -> None:
     _replace(stack, Fitness, "is_fit", True)
 
@@ -314,9 +306,6 @@ PLANTED: Mapping[str, PlantedBug] = {
     ),
     "rebalance-costs": PlantedBug(
         "ownership", "drops all work at every rebalance", _drops_at_rebalance, ("rebalance",)
-    ),
-    "missed-generation": PlantedBug(
-        "ownership", "continues its work though another member owned the partition", _misses_a_generation
     ),
     "sick-and-owner": PlantedBug(
         "ownership", "declares itself fit with a full disk", _always_fit, ("disk-full-for-good", "elect")

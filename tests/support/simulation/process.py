@@ -84,7 +84,7 @@ class SimProcess:
         return self.machine.rng.random() * 0.002
 
     def blocking_call(self, executor: object, work: Callable[[], Any]) -> Any:
-        is_full = self.machine.is_disk_full or self.machine.is_disk_full_for_good
+        is_full = self.machine.is_disk_full or self.machine.full_since_s is not None
         if is_full and isinstance(executor, ThreadPoolExecutor):
             name = executor._thread_name_prefix or ""
             if name.startswith(("spool", "disk-probe")):
@@ -142,7 +142,8 @@ class SimMachine:
         self.config = make_config
         self.wall_offset_ms = 0
         self.is_disk_full = False
-        self.is_disk_full_for_good = False
+        self.full_since_s: float | None = None
+        """Since when the disk is full, if it stays so for good."""
         self.release = 1
         """The release of the next process. Release 2 knows one record type more."""
         self.process: SimProcess | None = None
