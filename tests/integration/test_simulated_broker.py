@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from kafka.protocol.admin import CreateTopicsRequest
 
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.simulation.apis import SimApis
-from tests.support.simulation.cluster import HOST, PORT, SimCluster
+from tests.support.simulation.cluster import HOST, PORT, SimCluster, SimTopic
 from tests.support.simulation.environment import WALL_START_MS, simulated_environment
 from tests.support.simulation.groups import GroupCoordinator
 from tests.support.simulation.loop import VirtualLoop
@@ -20,59 +21,71 @@ from tests.support.simulation.network import Network
 from tests.support.simulation.same_answers import AnsweringBroker, Operation, operations
 from tests.support.simulation.transactions import TransactionCoordinator
 from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import ClusterMetadata
 
 SEEDS = range(6)
 OPERATIONS = 120
+
+
+async def new_topic(client: BrokerClient, name: str) -> ClusterMetadata:
+    """Creates a topic of one partition, and returns metadata that names its leader."""
+    topic = CreateTopicsRequest.CreatableTopic(
+        name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]
+    )
+    await client.request(None, CreateTopicsRequest(topics=[topic], timeout_ms=20_000, validate_only=False))
+    while name not in (metadata := await client.metadata(0)).topics or not metadata.topics[name].partitions:
+        continue
+    return metadata
 
 
 async def real_answers(kafka: KafkaCluster, asked: list[Operation]) -> list[Any]:
     name = f"simulated-{uuid.uuid4().hex[:8]}"
     client = BrokerClient([kafka.address()], client_id="simulated")
     try:
-        await client.open()
-        topic = CreateTopicsRequest.CreatableTopic(
-            name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]
-        )
-        await client.request(None, CreateTopicsRequest(topics=[topic], timeout_ms=20_000, validate_only=False))
-        while name not in (metadata := await client.metadata(0)).topics or not metadata.topics[name].partitions:
-            continue
-        found = metadata.topics[name]
-        node_id = found.partitions[0].leader_id
-        broker = AnsweringBroker(client, name, found.topic_id, node_id, f"{name}-producer")
+        found = (await new_topic(client, name)).topics[name]
+        broker = AnsweringBroker(client, name, found.topic_id, found.partitions[0].leader_id, f"{name}-producer")
         await broker.wait_until_led()
         return await broker.answers(asked)
     finally:
         await client.close()
 
 
-def simulated_answers(seed: int, asked: list[Operation]) -> list[Any]:
+def simulated(seed: int, work: Callable[[BrokerClient, SimTopic], Awaitable[list[Any]]]) -> list[Any]:
+    """Does the work with a client of a simulated cluster, which has one topic. Messages go over a wire."""
     loop, rng = VirtualLoop(), random.Random(seed)
 
     async def run() -> list[Any]:
         cluster = SimCluster(loop, rng, lambda: WALL_START_MS + loop.now_ms)
         apis = SimApis(cluster, GroupCoordinator(loop, rng), TransactionCoordinator(loop, rng, cluster))
-        network = Network(loop, rng, cluster, apis)
+        network = Network(loop, rng, cluster, apis, has_wire=True)
         topic = cluster.create_topic("simulated", 1, {})
         bootstrap = [(f"{HOST}{node}", PORT) for node in (1, 2, 3)]
         client = BrokerClient(bootstrap, client_id="simulated", connect=network.connector("simulated"))
         await client.open()
-        node_id = topic.partitions[0].leader
-        answers = await AnsweringBroker(client, topic.name, topic.topic_id, node_id, "producer").answers(asked)
+        answers = await work(client, topic)
         await client.close()
         return answers
 
     try:
-        with simulated_environment(loop, seed):
+        with simulated_environment(loop, seed, has_wire=True):
             answers: list[Any] = loop.run_virtual(run())
             return answers
     finally:
         loop.close()
 
 
+def simulated_answers(seed: int, asked: list[Operation]) -> list[Any]:
+    def work(client: BrokerClient, topic: SimTopic) -> Awaitable[list[Any]]:
+        leader = topic.partitions[0].leader
+        return AnsweringBroker(client, topic.name, topic.topic_id, leader, "producer").answers(asked)
+
+    return simulated(seed, work)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_simulated_broker_answers_as_a_real_one(kafka: KafkaCluster, seed: int) -> None:
     asked = operations(seed, OPERATIONS)
-    simulated = simulated_answers(seed, asked)
-    real = asyncio.run(real_answers(kafka, asked))
-    for number, (ours, theirs) in enumerate(zip(simulated, real, strict=True)):
-        assert ours == theirs, f"operation {number} of {asked[: number + 1]}"
+    ours = simulated_answers(seed, asked)
+    theirs = asyncio.run(real_answers(kafka, asked))
+    for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        assert our == their, f"operation {number} of {asked[: number + 1]}"

@@ -31,13 +31,13 @@ def test_no_seed_violates_a_rule() -> None:
 
 
 def test_two_runs_of_a_seed_are_the_same() -> None:
-    one, again = simulate(7, plan(7)), simulate(7, plan(7))
+    one, again = simulate(301, plan(301)), simulate(301, plan(301))
     assert one.trace == again.trace
     assert one.counts == again.counts
-    assert one.trace != simulate(8, plan(8)).trace
+    assert one.trace != simulate(303, plan(303)).trace
 
 
-@pytest.mark.parametrize("seed", [3, 11])
+@pytest.mark.parametrize("seed", [301, 302])
 def test_the_wire_adds_nothing_to_a_run(seed: int) -> None:
     """Messages are handed over as objects. A run that encodes and decodes all of them is the same."""
     assert simulate(seed, plan(seed), has_wire=True).trace == simulate(seed, plan(seed)).trace

@@ -122,10 +122,12 @@ class SimApis:
                 if found is not None:
                     topics.append(self._described(broker, found))
                 else:
+                    is_named = asked.name is not None
+                    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_named else ErrorCode.UNKNOWN_TOPIC_ID
+                    topic_id = _NOTHING if is_named else asked.topic_id
                     topics.append(
                         answered_topic(
-                            error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=asked.name, topic_id=_NOTHING,
-                            is_internal=False, partitions=[],
+                            error_code=code, name=asked.name, topic_id=topic_id, is_internal=False, partitions=[]
                         )
                     )  # fmt: skip
         alive = [one for one in cluster.brokers.values() if one.is_up and (broker.is_cut_off or not one.is_cut_off)]

@@ -180,7 +180,10 @@ class SimClient:
             self.last_code = -1
             return
         self.last_code = found.error_code
-        self.position = self.oracle.answered(self.partition, before, asked, found, f"a client of {self.machine.name}")
+        self.position = self.oracle.answered(
+            self.partition, before, asked, found, f"a client of {self.machine.name}",
+            has_forgotten=self.machine.has_forgotten,
+        )  # fmt: skip
         if self.position <= before:
             self._last_epoch = -1
 

@@ -142,6 +142,21 @@ class SimCluster:
                 self.elect(partition)
         return topic
 
+    def lose_topic(self, topic: SimTopic) -> None:
+        """The controllers forget a topic, as after a restore of their log from an older copy. No record is lost."""
+        self.topics.pop(topic.name, None)
+        self.version += 1
+        for partition in topic.partitions:
+            self._changed(partition)
+
+    def bring_back(self, topic: SimTopic) -> None:
+        self.topics[topic.name] = topic
+        self.version += 1
+        for partition in topic.partitions:
+            if not self._is_reachable(partition.leader):
+                self.elect(partition)
+            self.copy_soon(partition)
+
     def partitions(self) -> Iterator[SimPartition]:
         for topic in list(self.topics.values()):
             yield from topic.partitions

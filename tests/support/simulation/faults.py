@@ -272,6 +272,12 @@ def _start_back(sim: Simulation, fault: Fault) -> None:
     sim.log_start_goes_back(fault.which)
 
 
+def _topic_missing(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    """No live broker knows the topic for a while. One that is cut off still knows it."""
+    sim.cluster.lose_topic(sim.topic)
+    return lambda: sim.cluster.bring_back(sim.topic)
+
+
 def _metadata_tail(sim: Simulation, fault: Fault) -> None:
     sim.metadata_loses_tail(fault.which, fault.size)
 
@@ -325,6 +331,7 @@ KINDS: Mapping[str, tuple[float, Apply]] = {
     "out-of-date-replica": (2, _out_of_date),
     "emptied-replica": (0.8, _emptied),
     "log-start-goes-back": (1.5, _start_back),
+    "topic-missing": (2, _topic_missing),
     "metadata-tail-lost": (1.2, _metadata_tail),
     "metadata-head-lost": (0.3, _metadata_head),
     "compaction": (4, _compaction),

@@ -86,7 +86,13 @@ class GroupCoordinator:
                 return self._joined(group, ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id, with_members=False)
             member = _Member(b"", request.session_timeout_ms, request.rebalance_timeout_ms, self._loop.now_ms)
             group.members[request.member_id] = member
+        is_same = member.metadata == bytes(protocol.metadata)
         member.metadata, member.seen_ms = bytes(protocol.metadata), self._loop.now_ms
+        is_leader = request.member_id == group.leader
+        if is_same and (group.state == "CompletingRebalance" or (group.state == "Stable" and not is_leader)):
+            # Nothing is new, so the member learns the present generation, and the others are left alone.
+            with_members = is_leader and group.state == "CompletingRebalance"
+            return self._joined(group, 0, request.member_id, with_members=with_members)
         group.protocol_name, group.protocol_type = protocol.name, request.protocol_type
         if member.joining is not None and not member.joining.done():
             member.joining.set_result(
@@ -201,9 +207,14 @@ class GroupCoordinator:
                 self._prepare(group, max(one.rebalance_ms for one in group.members.values()) / 1000)
 
     def leave(self, request: Any) -> Any:
+        answered = LeaveGroupResponse.MemberResponse
+        group = self._groups.setdefault(request.group_id, _Group())
+        members = []
         for member in request.members:
-            self._remove(self._groups.setdefault(request.group_id, _Group()), member.member_id)
-        return LeaveGroupResponse(throttle_time_ms=0, error_code=0, members=[])
+            code = ErrorCode.NONE if member.member_id in group.members else ErrorCode.UNKNOWN_MEMBER_ID
+            self._remove(group, member.member_id)
+            members.append(answered(member_id=member.member_id, group_instance_id=None, error_code=code))
+        return LeaveGroupResponse(throttle_time_ms=0, error_code=0, members=members)
 
     def expire(self) -> None:
         """Ends the sessions of members that were not heard of."""

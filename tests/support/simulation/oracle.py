@@ -276,8 +276,13 @@ class Oracle:
         known_since_s = self.loop.time() - self._visible_after_ms / 2000
         return Asked(expected.histories, expected.end, expected.confirmed_deleted_to(known_since_s))
 
-    def answered(self, partition: SimPartition, offset: int, asked: Asked, answer: Any, reader: str) -> int:
-        """Checks the answer to a Fetch at `offset`. Returns the next offset to ask for."""
+    def answered(
+        self, partition: SimPartition, offset: int, asked: Asked, answer: Any, reader: str, *, has_forgotten: bool
+    ) -> int:
+        """Checks the answer to a Fetch at `offset`. Returns the next offset to ask for.
+
+        A proxy that has forgotten how far it had read cannot see that the metadata topic lost records since
+        (docs/operations.md, "The metadata topic is lost")."""
         expected, now_ms = self.expected[partition], self.wall_ms()
         self.reads += 1
         code = answer.error_code
@@ -286,12 +291,13 @@ class Oracle:
             log_start = expected.log_start(now_ms)
             is_below = offset < log_start
             is_above = offset > asked.high_watermark or not is_same
-            if not (is_below or is_above) and not self._is_other_history(expected, offset):
+            is_unaware = has_forgotten and bool(self.truth.lost_records)
+            if not (is_below or is_above or is_unaware) and not self._is_other_history(expected, offset):
                 self.fail(
                     f"{reader}: offset {offset} of {partition} is in [{log_start}, {expected.end}] and was answered"
                     " OFFSET_OUT_OF_RANGE"
                 )
-            return log_start if is_below else min(offset, expected.end)
+            return log_start if is_below or is_unaware else min(offset, expected.end)
         if code != ErrorCode.NONE:
             if code not in _UNAVAILABLE:
                 self.fail(f"{reader}: offset {offset} of {partition} was answered error {code}")

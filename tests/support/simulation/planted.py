@@ -25,6 +25,7 @@ from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.metadata.topic.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.tenures import Tenures
 from tiers.metadata.topic.tombstone_age import TombstoneAge
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.collected_batches import CollectedBatches
@@ -34,6 +35,7 @@ from tiers.tasks import clamp_task, expiration_task, lineage, segment_deletion, 
 from tiers.tasks.copy import copy_task, segment_copy
 from tiers.tasks.expiration_task import RLMExpirationTask
 from tiers.tasks.log_gap_task import LogGapTask
+from tiers.tasks.missing_topics import MissingTopics
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.trim_task import TrimTask
 
@@ -203,12 +205,24 @@ def _missing_means_deleted(stack: ExitStack) -> None:
     _replace(stack, RemoteLogReader, "read", read)
 
 
+def _missing_topic_is_deleted(stack: ExitStack) -> None:
+    async def missing(self: Any, topics: Any) -> set[Any]:
+        return {each.topic_id for each in topics} & set(self._missing_since_ms)
+
+    _replace(stack, MissingTopics, "missing_for_long", missing)
+
+
 def _verifies_nothing(stack: ExitStack) -> None:
     _replace(stack, segment_copy, "verify_copied_segment", _nothing)
 
 
 def _takes_over_unread(stack: ExitStack) -> None:
-    """A new owner acts before it has read what the old one wrote."""
+    """A new owner acts before it has read what the old one wrote, and its rounds do not read it either."""
+    original = TopicBasedRemoteLogMetadataManager.ensure_fresh
+
+    async def ensure_fresh(self: Any, partition: Any, max_age_ms: int, timeout_ms: int) -> None:
+        if not self.owns(partition):
+            await original(self, partition, max_age_ms, timeout_ms)
 
     async def producer(self: Any, number: int) -> Any:
         made = self._producer(number, f"{self._transactional_id_prefix}-{number}")
@@ -216,6 +230,7 @@ def _takes_over_unread(stack: ExitStack) -> None:
         return made
 
     _replace(stack, MetadataPartitionOwnership, "_caught_up_producer", producer)
+    _replace(stack, TopicBasedRemoteLogMetadataManager, "ensure_fresh", ensure_fresh)
 
 
 def _writes_unfenced(stack: ExitStack) -> None:
@@ -298,6 +313,7 @@ PLANTED: Mapping[str, PlantedBug] = {
     "trusts-any-clock": PlantedBug("rule 6", "expires by a wrong clock", _trusts_any_clock),
     "expires-one-more": PlantedBug("rule 6", "expires one segment too many", _expires_one_more),
     "missing-is-deleted": PlantedBug("rule 7", "takes an object that is late for deleted", _missing_means_deleted),
+    "missing-topic": PlantedBug("rule 5", "takes a missing topic for a deleted one", _missing_topic_is_deleted),
     "verifies-nothing": PlantedBug("promise 4", "does not read back what it wrote", _verifies_nothing),
     "takes-over-unread": PlantedBug("rule 4", "owns a partition before it has read it", _takes_over_unread),
     "writes-unfenced": PlantedBug("rule 4", "writes without a generation, and after it was fenced", _writes_unfenced),

@@ -144,6 +144,8 @@ class SimMachine:
         self.is_disk_full = False
         self.full_since_s: float | None = None
         """Since when the disk is full, if it stays so for good."""
+        self.has_forgotten = False
+        """Whether the machine ever lost its state, or got an older one."""
         self.release = 1
         """The release of the next process. Release 2 knows one record type more."""
         self.process: SimProcess | None = None
@@ -166,6 +168,7 @@ class SimMachine:
             shutil.copytree(before, folder)
         else:
             folder.mkdir(parents=True)
+            self.has_forgotten = self.has_forgotten or bool(self.dead)
         if self.dead:
             shutil.rmtree(before, ignore_errors=True)
         process = self.process = SimProcess(self, folder)
@@ -219,6 +222,7 @@ class SimMachine:
     def damage_state(self, size: float) -> None:
         """Leaves the state as a disk may have it after a power failure: without the last commit, torn, or empty."""
         path = self._folder / "metadata" / STATE_FILE
+        self.has_forgotten = True
         if not path.exists():
             return
         if size < 0.6:
@@ -237,6 +241,7 @@ class SimMachine:
 
     def restore_state(self, copied: Path) -> None:
         """Puts a copy in the place of the folder of the last process."""
+        self.has_forgotten = True
         shutil.rmtree(self._folder, ignore_errors=True)
         copied.rename(self._folder)
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _STEP_S = 1.0
 _HANDED_OVER_S = 30.0
+_READ_WITHIN_MS = 5_000
+"""How old the metadata may be of a process whose state is compared with what was deleted before."""
 
 
 async def recover(sim: Simulation, within_s: float) -> None:
@@ -48,14 +50,19 @@ async def recover(sim: Simulation, within_s: float) -> None:
 
 def _compare_states(sim: Simulation) -> None:
     """No process may know a segment that was deleted: whoever deleted it has told all, also those that were away."""
-    deleted = {one.metadata.segment_id.id for one in sim.oracle.truth.segments.values() if one.is_gone}
+    before_s = sim.loop.time() - _READ_WITHIN_MS / 1000
+    deleted = {
+        one.metadata.segment_id.id
+        for one in sim.oracle.truth.segments.values()
+        if one.gone_at_s is not None and one.gone_at_s < before_s
+    }
     for machine in sim.machines:
         process = machine.process
         if process is None or process.metadata is None:
             continue
         for partition in sim.oracle.expected:
             place = TopicIdPartition(partition.topic.topic_id, partition.index, partition.topic.name)
-            if not process.metadata.is_fresh(place, 5_000):
+            if not process.metadata.is_fresh(place, _READ_WITHIN_MS):
                 continue
             known = {one.segment_id.id for one in process.metadata.list_remote_log_segments(place)}
             if known & deleted:

@@ -21,7 +21,7 @@ from typing import Any
 from proxy.config import TidegateConfig
 from tests.support.simulation.apis import SimApis
 from tests.support.simulation.clients import SimClient
-from tests.support.simulation.cluster import HOST, PORT, SimCluster, SimPartition
+from tests.support.simulation.cluster import HOST, PORT, SimCluster, SimPartition, SimTopic
 from tests.support.simulation.compaction import compact
 from tests.support.simulation.environment import WALL_START_MS, simulated_environment, unheard_garbage
 from tests.support.simulation.expectation import Retention
@@ -124,6 +124,9 @@ class Simulation:
     def _config(self, folder: Path) -> TidegateConfig:
         return TidegateConfig.model_validate({**self.settings, "state": {"path": folder}})
 
+    topic: SimTopic
+    """The topic of the users."""
+
     async def run(self, faults: Sequence[Fault]) -> None:
         configs = {
             "cleanup.policy": "delete",
@@ -131,7 +134,7 @@ class Simulation:
             "retention.bytes": str(self.retention.size_bytes),
             "min.insync.replicas": "1",
         }
-        topic = self.cluster.create_topic("orders", 2, configs)
+        topic = self.topic = self.cluster.create_topic("orders", 2, configs)
         for partition in topic.partitions:
             self.oracle.expect(partition, self.retention)
             self.producers.append(
@@ -409,8 +412,7 @@ class Simulation:
 
     def change_retention(self, size: float) -> None:
         retention = Retention((-1, 10_000, 16_000)[int(size * 2.999)], -1)
-        topic = self.cluster.topics["orders"]
-        topic.configs["retention.ms"], topic.configs["retention.bytes"] = map(str, retention)
+        self.topic.configs["retention.ms"], self.topic.configs["retention.bytes"] = map(str, retention)
         for expected in self.oracle.expected.values():
             expected.retentions.append(retention)
 

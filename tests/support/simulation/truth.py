@@ -31,8 +31,8 @@ class TrueSegment:
     is_deleted: bool = False
     """Whether a DELETE record was ever committed, also if the topic lost it."""
     started_at_s: float = 0.0
-    is_gone: bool = False
-    """Whether DELETE_SEGMENT_FINISHED was committed."""
+    gone_at_s: float | None = None
+    """When DELETE_SEGMENT_FINISHED was committed."""
 
 
 Place = tuple[UUID, int]
@@ -88,7 +88,8 @@ class MetadataTruth:
             if segment is None:
                 return
             segment.state = max(segment.state, record.state)
-            segment.is_gone = segment.state is State.DELETE_SEGMENT_FINISHED
+            if segment.state is State.DELETE_SEGMENT_FINISHED and segment.gone_at_s is None:
+                segment.gone_at_s = self._loop.time()
             if record.state is State.COPY_SEGMENT_FINISHED and segment.finished_at_s is None:
                 segment.finished_at_s = self._loop.time()
             if record.state in (State.DELETE_SEGMENT_STARTED, State.DELETE_SEGMENT_FINISHED):

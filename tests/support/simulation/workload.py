@@ -76,7 +76,8 @@ class Producer:
         stale = [one for one in self.cluster.brokers.values() if one.is_cut_off and one.is_up]
         if stale and rng.random() < 0.3:
             node = stale[0].node_id
-        if node < 0 or not self.cluster.brokers[node].is_up:
+        is_known = partition.topic.name in self.cluster.topics
+        if node < 0 or not self.cluster.brokers[node].is_up or not is_known:
             return 0
         now_ms, count = self.cluster.wall_ms(), rng.randint(1, 5)
         made = []
