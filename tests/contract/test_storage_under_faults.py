@@ -47,7 +47,7 @@ def calls_of(storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, 
 
 
 async def within(at_once: asyncio.Semaphore, call: Callable[[], Awaitable[object]]) -> object:
-    """What it returns or raises."""
+    """The result or the error of the call."""
     async with at_once:
         try:
             return await call()
@@ -101,7 +101,7 @@ async def test_every_call_ends_and_works_again(store: str, request: pytest.Fixtu
 async def test_a_connection_that_went_silent_for_good_is_given_up(
     hdfs: HdfsCluster, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """As a firewall leaves it that forgot it. The library has one to the NameNode, waits for ever, opens no other."""
+    """A connection that a firewall forgot. The HDFS library has one to the NameNode, and waits for it without end."""
     settings = await settings_of("hdfs", request, tmp_path)
     async with BreakingRelay(hdfs.name_node_port) as relay:
         settings |= {"url": f"hdfs://127.0.0.1:{relay.port}", "timeout.ms": "2000"}

@@ -182,7 +182,7 @@ class RemoteLogMetadataReader(Protocol):
         """Returns the topics recorded as missing, each with the time (ms, by the brokers' clock) of its record."""
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
-        """Returns the state of the deletion of the whole partition; None when nobody asked for it."""
+        """Returns the state of the deletion of the whole partition; None when no deletion was requested."""
 
     def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
         """Returns whether an operator asked for the deletion of this segment, which a clamp cut off."""

@@ -33,7 +33,7 @@ def in_folder(tmp_path: Path) -> TargetSettings:
 
 @pytest.fixture
 def in_s3(s3: VersityGateway, topic_name: str) -> TargetSettings:
-    """As the store of the tier is reached."""
+    """The target is reached like the store of the tier."""
     worker().run(s3.create_bucket(BUCKET))
     settings = {"implementation": "s3", **s3.settings(BUCKET), "part.size": str(5 << 20)}
     lines = [MINIMAL, "[storage]", *(f'{key} = "{value}"' for key, value in settings.items())]

@@ -47,7 +47,7 @@ VERSIONS = (0, 1, 2)
 
 
 class SlowRecorder:
-    """A log start that is under way until `gate` opens."""
+    """A log start whose write waits until `gate` opens."""
 
     def __init__(self, inner: LogStartRecorder) -> None:
         self.gate = asyncio.Event()
@@ -229,7 +229,7 @@ async def test_the_log_start_has_the_epoch_of_the_leader_that_confirmed_it(bench
 
 
 async def test_a_deletion_ahead_of_the_first_copy_is_recorded(bench: Bench) -> None:
-    """The copy that is under way must not bring back what was deleted."""
+    """A copy in progress must not bring deleted records back."""
     await bench.tier.rlmm.put_log_start(P1, LogStart(0, 5, LogStartReason.SEEN))
     bench.cluster.logs[P1] = LocalLog([], log_start_offset=7)
     assert await bench.delete(2, 7, 7, partition=1) == (0, 7)

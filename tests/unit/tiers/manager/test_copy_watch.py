@@ -154,7 +154,7 @@ async def test_attempts_that_fail_again_and_again_are_no_progress(
 
 
 def said_of_failures(caplog: pytest.LogCaptureFixture) -> set[str]:
-    """Of which partitions."""
+    """Returns the reported partitions."""
     return {vars(line)["partition"] for line in caplog.records if line.getMessage() == "a stage of a partition failed"}
 
 
