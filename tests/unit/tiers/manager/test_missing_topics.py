@@ -134,7 +134,7 @@ async def two_missing(missing: Workbench) -> Workbench:
     return missing
 
 
-async def test_topics_that_vanish_together_want_an_operator(
+async def test_topics_that_vanish_together_need_an_operator(
     two_missing: Workbench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench, (delay_ms, unproved_ms) = two_missing, delays(two_missing)
