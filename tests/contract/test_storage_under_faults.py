@@ -38,7 +38,7 @@ def calls_of(storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, 
         "copy": lambda: storage.copy_log_segment_data(metadata, data),
         "read": lambda: storage.fetch_log_segment(metadata, 0, 999),
         "indexes": lambda: storage.fetch_indexes(metadata),
-        # Of another attempt: a library may go on trying after its caller has given up.
+        # Another attempt may have sent them: a library may retry after its caller has stopped waiting.
         "delete": lambda: storage.delete_log_segment_data(other),
         "put": lambda: storage.put_object("manifest.json", b"{}"),
         "get": lambda: storage.get_object("manifest.json"),

@@ -253,7 +253,7 @@ async def test_nothing_is_deleted_of_a_log_that_does_not_continue_the_copy(
     assert await bench.delete(version, offset, -1, error_code=ErrorCode.OFFSET_OUT_OF_RANGE) == refused
     assert bench.forwarded_offset == -2
     assert bench.tier.rlmm.log_starts(P0) == []
-    # Who may not delete records learns nothing; and the leader may be elsewhere.
+    # A client without the right learns nothing, and the leader may be another broker.
     for code in (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.NOT_LEADER_OR_FOLLOWER):
         assert await bench.delete(version, offset, -1, error_code=code) == (code, -1)
 
