@@ -47,7 +47,7 @@ def flat(text: str) -> str:
 
 @cache
 def headings(page: str) -> frozenset[str]:
-    """What may be cited of a page in quotes. Empty: there is no such page."""
+    """Returns the headings that a citation of a page may have in quotes. Empty: there is no such page."""
     path = ROOT / "docs" / f"{page}.md"
     if not path.is_file():
         return frozenset()

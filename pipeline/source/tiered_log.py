@@ -26,7 +26,7 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.earliest_readable import earliest_readable
+from tiers.metadata.log_bounds import earliest_readable
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.stored_segment import StoredSegment

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
-from tiers.metadata.earliest_readable import earliest_readable
+from tiers.metadata.log_bounds import earliest_readable
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition

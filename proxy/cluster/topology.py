@@ -236,7 +236,7 @@ class Topology:
         return None
 
     async def resolve_topic_name(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> str | None:
-        """As the cluster names it, or did `max_age_ms` ago at most; None: the cluster names no such topic.
+        """Returns the topic's name as of at most `max_age_ms` ago. None: the cluster has no such topic.
 
         Raises `BrokerError` without an answer."""
         known = self.topic_name(topic_id)

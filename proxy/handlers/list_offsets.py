@@ -46,8 +46,8 @@ from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from tiers.errors import RemoteLogError
+from tiers.metadata.log_bounds import next_local_offset
 from tiers.metadata.log_history import ConfirmedLogStart
-from tiers.metadata.next_local_offset import next_local_offset
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader, TimestampOffset

@@ -236,7 +236,7 @@ async def test_a_listing_names_all_below_a_prefix_in_order(storage: RemoteStorag
     assert sizes == sorted([2, len(data.indexes), data.log_segment.stat().st_size])
     assert all(stored.key.startswith(prefix) for stored in found)
     written = [stored.modified_ms for stored in found]
-    # By the store's clock; S3 and Azure tell seconds.
+    # The times are the store's; those of S3 and Azure are whole seconds.
     assert all(each is not None and abs(each - now_ms) < 3_600_000 for each in written), written
     assert len(await keys(storage)) == 4
     # Beginnings that end amid the name of a folder.

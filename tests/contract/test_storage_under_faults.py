@@ -38,7 +38,7 @@ def calls_of(storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, 
         "copy": lambda: storage.copy_log_segment_data(metadata, data),
         "read": lambda: storage.fetch_log_segment(metadata, 0, 999),
         "indexes": lambda: storage.fetch_indexes(metadata),
-        # Of another attempt: a library may go on trying after its caller has given up.
+        # Another attempt may have sent them: a library may retry after its caller has stopped waiting.
         "delete": lambda: storage.delete_log_segment_data(other),
         "put": lambda: storage.put_object("manifest.json", b"{}"),
         "get": lambda: storage.get_object("manifest.json"),
@@ -47,7 +47,7 @@ def calls_of(storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, 
 
 
 async def within(at_once: asyncio.Semaphore, call: Callable[[], Awaitable[object]]) -> object:
-    """What it returns or raises."""
+    """The result or the error of the call."""
     async with at_once:
         try:
             return await call()
@@ -104,7 +104,7 @@ async def test_every_call_ends_and_works_again(store: str, request: pytest.Fixtu
 async def test_a_connection_that_went_silent_for_good_is_given_up(
     hdfs: HdfsCluster, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """As a firewall leaves it that forgot it. The library has one to the NameNode, waits for ever, opens no other."""
+    """A connection that a firewall forgot. The HDFS library has one to the NameNode, and waits for it without end."""
     settings = await settings_of("hdfs", request, tmp_path)
     async with BreakingRelay(hdfs.name_node_port) as relay:
         settings |= {"url": f"hdfs://127.0.0.1:{relay.port}", "timeout.ms": "2000"}

@@ -16,7 +16,7 @@ _VERSIONS = range(4, 19)
 
 
 def fetch_request(data: bytes) -> bool:
-    """What the schema accepts is read; a request for fewer partitions asks for those, in the same words."""
+    """A request that the schema accepts is read. A request for fewer partitions has the same fields for those."""
     if len(data) < 2:
         return False
     version, mask, body = _VERSIONS[data[0] % len(_VERSIONS)], data[1], data[2:]
@@ -108,7 +108,7 @@ def _parse_prefix(payload: bytes, version: int) -> FetchResponse:
 
 
 def _stream(payload: bytes, version: int, mask: int, step: int) -> tuple[bytes, list[PartitionHead], bool] | None:
-    """None when it cannot be read."""
+    """Returns None when the bytes cannot be read."""
     patches = _Patches(mask)
     patcher = StreamingFetchPatcher(
         version, patches, session_id=0 if mask & 64 else None, hide_node_endpoints=bool(mask & 128)

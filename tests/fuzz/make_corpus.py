@@ -170,7 +170,7 @@ def seeds(folder: Path, rng: random.Random) -> Iterator[tuple[str, str, bytes]]:
 
 
 def _decoded() -> Iterator[tuple[str, str, bytes]]:
-    """What `_logs` has, with checksums made to hold; an aborted transaction before a good one; all of a record."""
+    """The batches of `_logs` with right checksums, a good one after an aborted transaction, and a full record."""
     for name, log in _logs().items():
         yield "decoded_records", name, b"\x01" + log
     transactions = [

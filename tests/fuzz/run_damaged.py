@@ -18,7 +18,7 @@ def inputs(target: str) -> dict[str, bytes]:
 
 
 def run_damaged(target: str, rounds: int, seed: str = "") -> int:
-    """How many of the inputs the target took. Raises what the target raises, with the input."""
+    """Returns how many inputs the target accepted. Raises the target's error, with the input."""
     rng = random.Random(target + seed)
     corpus = list(inputs(target).values())
     accepted = 0

@@ -50,7 +50,7 @@ def _spans(version: int, payload: bytes, body: int) -> list[FieldSpan]:
 
 
 def _stream(payload: bytes, step: int) -> bytes | None:
-    """None when it cannot be read, or is not all there."""
+    """Returns None when the bytes cannot be read, or are incomplete."""
     patcher = StreamingShareFetchPatcher()
     out = bytearray()
     view = memoryview(payload)

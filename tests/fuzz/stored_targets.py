@@ -89,7 +89,7 @@ def _read(data: bytes, batch: RecordBatch) -> None:
 
 
 def metadata_record(data: bytes) -> bool:
-    """What can be read can be written, and says the same; half a record is an error."""
+    """A readable record can be written, and says the same. Half a record is an error."""
     try:
         key = decode_key(data)
     except RemoteLogMetadataError:
@@ -117,7 +117,7 @@ def metadata_record(data: bytes) -> bool:
 
 
 def producer_snapshot(data: bytes) -> bool:
-    """What decodes can be written again and says the same; half a snapshot is an error."""
+    """A snapshot that decodes can be written again, and says the same. Half a snapshot is an error."""
     if not data:
         return False
     content = data[1:]
@@ -161,7 +161,7 @@ def _sealed(data: bytes) -> bytes:
 
 
 def indexes_object(data: bytes) -> bool:
-    """What decodes is of one piece: numbers are numbers, chunks cover the segment, and it can be written again."""
+    """Decoded indexes are consistent: numbers are numbers, chunks cover the segment, and they encode again."""
     if not data:
         return False
     content = _sealed(data[1:]) if data[0] & 1 else data[1:]

@@ -183,7 +183,7 @@ def _advertised(node_id: int) -> Address | None:
 
 
 def addresses(data: bytes) -> bool:
-    """What is rewritten is a message of the same shape, of the advertised addresses alone, and rewriting ends there."""
+    """A rewritten message has the same shape and the advertised addresses alone. A second rewrite changes nothing."""
     if len(data) < _API.size:
         return False
     api_key, version = _API.unpack_from(data)

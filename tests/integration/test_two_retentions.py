@@ -82,7 +82,7 @@ async def test_the_broker_bounds_the_local_tier_and_the_total_is_ours(
         report = await check(load_config(proxy.config))
         assert not [problem for problem in report.problems if topic in problem]
 
-        # What would shorten the total without a number is refused, or leaves the total as it is.
+        # A change that would shorten the total without a number is refused, or leaves the total unchanged.
         assert await change({RETENTION_MINUTES: None}) == KafkaError.INVALID_CONFIG
         assert await asyncio.to_thread(replace, bootstrap, topic, {"retention.bytes": str(MIB)}) == 0
         assert await recorded(RETENTION_MINUTES) == (NINETY_DAYS, True)

@@ -52,7 +52,7 @@ def patient_tier() -> Iterator[None]:
 
 @pytest.fixture
 def patient_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has a job's metadata partitions may be slow to give them to it."""
+    """The owner of a job's metadata partitions may be slow to give them up."""
     for job in ("merge", "rebuild", "retain"):
         monkeypatch.setattr(f"pipeline.maintenance.{job}.owned_tier", partial(owned_tier, timeout_ms=CLAIM_TIMEOUT_MS))
 

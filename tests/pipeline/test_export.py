@@ -102,7 +102,7 @@ def test_a_table_has_them_too_and_says_how_far_it_has_come(stage: ReadStage, tmp
     assert len({commit[PLAN_ID] for commit in commits}) == 1
     assert json.loads(commits[-1][OFFSETS]) == offsets_of(table)
 
-    # What others commit says nothing of offsets; the next run looks behind it.
+    # Commits of others have no offsets; the next run looks at earlier commits.
     row = {"topic": "others", "partition": 0, "offset": -1}
     table.append(pa.Table.from_pylist([row], schema=table.schema().as_arrow()))
     stage.produce(20, partition=1)
@@ -130,7 +130,7 @@ def test_killed_between_files_or_before_the_commit_it_goes_on(stage: ReadStage, 
     assert committed < written
     run(stage, request)
     assert table_rows(request) == expected(stage)
-    # What was written is taken, and not written again under another name.
+    # The run takes the written files, and writes no second ones.
     assert {task.file.file_path for task in table_of(request).scan().plan_files()} > written
 
     files = {path: path.read_bytes() for path in (tmp_path / "files").rglob("*.parquet")}
@@ -235,7 +235,7 @@ def test_spark_exports_typed_values_and_keeps_what_does_not_fit(
     assert letters[:50] == [None] * 50
     assert [letter["value"] for letter in letters[50:]] == [b'{"id": "x"}', b"\xff"]
     assert letters[50]["error"] == 'id: expected an integer of 64 bits, found "x"'
-    # By Spark's own reader too.
+    # Spark's own reader reads the same rows.
     files = spark.read.option("recursiveFileLookup", "true").parquet(str(tmp_path / "lake"))
     assert files.where("dead_letter is null").count() == 50
 

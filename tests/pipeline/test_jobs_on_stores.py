@@ -133,7 +133,7 @@ def rig_of(kafka: KafkaCluster, folder: Path, topic: str, storage: dict[str, str
 
 
 def produced(site: Site, folder: Path) -> tuple[ReadStage, dict[str, str]]:
-    """What was produced, and how it is read back from the store alone."""
+    """The produced records, and a read of them from the store alone."""
     config = folder / "pipeline.toml"
     config.write_text(site.rig.text)
     proxy: Any = SimpleNamespace(config=config)

@@ -57,7 +57,7 @@ async def test_a_merge_whose_answer_was_lost_stays_after_its_parts_are_gone(
             await update(written)
             if written.state is FINISHED:
                 monkeypatch.undo()
-                await bench.owners_round(POLICY)  # of whoever owned it for a while
+                await bench.owners_round(POLICY)  # another member owned it for a while
                 raise RemoteLogMetadataError("timed out")
 
         monkeypatch.setattr(bench.metadata, "update_remote_log_segment_metadata", answer_lost)

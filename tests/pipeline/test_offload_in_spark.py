@@ -85,7 +85,7 @@ def until_copied(rig: OffloadRig, value_bytes: int) -> None:
 
 
 def stored_bytes(rig: OffloadRig) -> int:
-    """Of logs; what an attempt has left may go while it is looked at."""
+    """The objects of logs. Objects of an attempt may be deleted during the listing."""
     with suppress(FileNotFoundError):
         return sum(path.stat().st_size for path in (rig.folder / "remote").rglob("*.log"))
     return 0

@@ -45,7 +45,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[JobBench]:
 
 
 async def manifest_of(bench: JobBench) -> tuple[int, int]:
-    """How many segments it accepts, and how many it calls dead."""
+    """Returns how many segments the manifest accepts, and how many it calls dead."""
     found = decode_partition_manifest(
         await bench.storage.get_object(partition_manifest_key(CLUSTER_ID, bench.partition))
     )
@@ -98,7 +98,7 @@ async def test_refused_deletions_are_published_and_done_by_the_next_run(bench: J
 
 
 async def test_what_was_cut_since_it_was_chosen_is_left_to_an_operator(bench: JobBench) -> None:
-    """Its owner for a moment was somebody else, who found that the log diverged."""
+    """Another member owned the partition for a moment, and found that the log diverged."""
     chosen = bench.segments[:2]
     await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(bench.partition, "", 0, 0, 14))
     done = await purge(bench.services, bench.config, InlineRunner(), chosen)

@@ -39,7 +39,7 @@ def expected(stage: ReadStage) -> list[Found]:
 
 SECRET = "swordfish"
 SECRETS = {
-    # Without effect where the brokers ask for no name; Spark is given them all the same.
+    # The options have no effect on brokers without SASL, but Spark gets them.
     "kafka.sasl.jaas.config": f'PlainLoginModule required username="u" password="{SECRET}";',
     "kafka.ssl.key.password": SECRET,
 }
@@ -98,7 +98,7 @@ def test_filters_give_the_same_rows_pushed_down_or_not(
     late = stage.expected(partition=0)[1500]["timestamp"]
     by_time = data_of(stage, spark, pushdown="true").where(col("timestamp") >= late)
     assert by_time.count() == len([row for row in stage.expected() if row["timestamp"] >= late])
-    # What was pushed exactly, Spark does not look at again. Nor does a plan tell a secret.
+    # Spark does not evaluate an exactly pushed filter again. The plan shows no secret.
     given = {**SECRETS, "kafka.bootstrap.servers": stage.kafka.bootstrap_servers, "pushdown": "true"}
     data_of(stage, spark, **given).where(queries[0][0]).explain("extended")
     explained = capsys.readouterr().out

@@ -73,7 +73,7 @@ def test_either_tier_alone(stage: ReadStage) -> None:
 
 
 def test_the_brokers_send_nothing_of_what_is_remote(stage: ReadStage) -> None:
-    """As they say themselves. Where a log begins and ends is asked by a Fetch too, beyond all offsets."""
+    """The bounds as the leader says them. A Fetch beyond all offsets asks for them too."""
     topic, expected = stage.topic, without_headers(stage.expected(partition=0))
     assigned = {"config": stage.options["config"], "assign": f'{{"{topic}":[0]}}'}
     *remote, local = [one for task in tasks_of(reader_of(assigned)[0]) for one in task.ranges]

@@ -201,7 +201,7 @@ def test_indexes_that_are_lost_or_damaged_are_made_anew_of_the_log(tiered: Tiere
 
 
 def retention_bytes(tiered: Tiered, node_id: int) -> str:
-    """As that broker has it by now; any of them may be asked."""
+    """The topic as that broker knows it. Any broker may be asked."""
     resource = DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=ResourceType.TOPIC.value, resource_name=tiered.topic, configuration_keys=["retention.bytes"]
     )

@@ -80,7 +80,7 @@ async def site(kafka_of_three: KafkaCluster, s3: VersityGateway, topic_name: str
 def test_planted_faults_are_found_and_nothing_else(
     spark: SparkSession, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of the whole test run, which the commands that are not processes are a part of.
+    # The session of the whole test run: these commands run in this process.
     monkeypatch.setattr("proxy.commands.tier.tools.set_up_logging", lambda level, text: None)
     code, whole, _ = site.run("scrub", "--level", "deep")
     assert (code, whole["findings"]) == (0, [])

@@ -162,7 +162,7 @@ def check_the_quicker_attempt_counted(filled: Filled, master: str) -> None:
 
 
 def check_the_next_driver_goes_on(filled: Filled) -> None:
-    """Of the executor that was killed nothing is left; of the driver that was, nothing without a name."""
+    """The killed executor leaves nothing. The killed driver leaves nothing without a name."""
     rig = filled.rig
     assert names_of(rig.objects(), (rig.folder / "executor-killed").read_text()) == []
     committed = [rig.look(partition) for partition in (0, 1)]

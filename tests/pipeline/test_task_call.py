@@ -19,7 +19,7 @@ PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
 
 
 class Unreadable:
-    """What another version would have no class for."""
+    """An object whose class another version does not have."""
 
     def __call__(self, row: int) -> int:
         return row

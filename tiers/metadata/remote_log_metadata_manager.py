@@ -182,7 +182,7 @@ class RemoteLogMetadataReader(Protocol):
         """Returns the topics recorded as missing, each with the time (ms, by the brokers' clock) of its record."""
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
-        """Returns the state of the deletion of the whole partition; None when nobody asked for it."""
+        """Returns the state of the deletion of the whole partition; None when no deletion was requested."""
 
     def deleted_segments(
         self, partition: TopicIdPartition | None = None, until_ms: int | None = None

@@ -290,9 +290,9 @@ class SharedIndexFiles:
             try:
                 files = LocalIndexFiles.existing(folder, base_offset)
                 found = files.find(segment, self._ciphers)
-            except (EncryptionKeyError, OSError):
+            except EncryptionKeyError:
                 continue
-            except CorruptSegmentError:
+            except (CorruptSegmentError, OSError):
                 self._name_damaged(folder, base_offset)
                 continue
             if found is not None:

@@ -86,7 +86,7 @@ class RemoteDisableTask:
         return deleted
 
     def _check(self, partition: TopicIdPartition) -> None:
-        """Checks the ownership, and that nobody has enabled tiering again."""
+        """Checks the ownership, and that tiering was not enabled again."""
         self._services.require_ownership(partition)
         if not self._is_to_go(partition):
             raise RemoteLogError(f"{partition} is tiered again: its remote log is not deleted")

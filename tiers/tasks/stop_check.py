@@ -1,4 +1,4 @@
-"""What an operator accepts of a stopped partition (`AcceptedState`), and whether there is anything to accept.
+"""`AcceptedState`: the state of a stopped partition that an operator accepts. `may_be_stopped`: whether there is any.
 
 An acceptance concerns the state that the operator saw: the partition manifest, and the leader's log if it has another
 history than the copied records (docs/design.md, safety rule 5). The owner compares both with what it finds.

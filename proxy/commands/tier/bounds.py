@@ -24,7 +24,7 @@ from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table
 from tiers.errors import RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.next_local_offset import next_local_offset
+from tiers.metadata.log_bounds import next_local_offset
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap

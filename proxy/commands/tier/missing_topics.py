@@ -83,7 +83,7 @@ def forget(
 ) -> None:
     """Records that listed topics were deleted.
 
-    The owners then delete the topics' remote data. Nobody can restore it afterwards."""
+    The owners then delete the topics' remote data. It cannot be restored afterwards."""
     settings = load_config(config)
     found = _run(settings, ())
     chosen: list[MissingTopic] = []

@@ -73,7 +73,7 @@ def delete(
 ) -> None:
     """Asks the owners to delete listed segments for good.
 
-    The partition's owner deletes a segment in its next round. Nobody can restore its records afterwards."""
+    The partition's owner deletes a segment in its next round. Its records cannot be restored afterwards."""
     settings = load_config(config)
     found = {each.segment: each for each in _run(settings, ())}
     refused = [str(each) for each in segment if str(each) not in found]

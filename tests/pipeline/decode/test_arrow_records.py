@@ -59,7 +59,7 @@ def arrow_batches(
     aborted: Sequence[AbortedTransactionRange] | None = None,
     since: int | None = None,
 ) -> list[pa.RecordBatch]:
-    """What both decoders give."""
+    """Returns the result of both decoders."""
     compiled, plain = (
         list(one_decoder(log, columns, first, end, aborted, since, is_compiled)) for is_compiled in (True, False)
     )

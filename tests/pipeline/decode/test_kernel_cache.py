@@ -29,7 +29,7 @@ WHERE = "from pipeline.decode.kernel_cache import load_kernels; print(load_kerne
 
 
 def python(code: str, folder: Path, path: Path = ROOT, **environment: str) -> str:
-    """What another process prints; of ours it has nothing but the installed libraries."""
+    """Returns the output of another process, which has only the installed libraries."""
     done = subprocess.run(
         [sys.executable, "-c", code, batch_of(10, 1, value_bytes=4).hex()],
         cwd=folder,

@@ -33,7 +33,7 @@ def in_folder(tmp_path: Path) -> TargetSettings:
 
 @pytest.fixture
 def in_s3(s3: VersityGateway, topic_name: str) -> TargetSettings:
-    """As the store of the tier is reached."""
+    """The target is reached like the store of the tier."""
     worker().run(s3.create_bucket(BUCKET))
     settings = {"implementation": "s3", **s3.settings(BUCKET), "part.size": str(5 << 20)}
     lines = [MINIMAL, "[storage]", *(f'{key} = "{value}"' for key, value in settings.items())]
@@ -67,7 +67,7 @@ def test_a_file_appears_whole_and_is_never_replaced(place: str, request: pytest.
     assert target.names("a/") == ["a/0/1-2.parquet", "a/1/1-2.parquet"]
     assert target.uri("a/0/1-2.parquet") == f"{settings.url.rstrip('/')}/a/0/1-2.parquet"
 
-    # Of two at once one writes.
+    # One of two concurrent writers succeeds.
     created: list[bool] = []
     both = [threading.Thread(target=lambda: created.append(target.create("c/0/1-2.parquet", large))) for _ in range(2)]
     for one in both:

@@ -22,7 +22,7 @@ SILENT = replace(PARTITION, partition=1)
 
 
 class Client:
-    """Tells leaders until it is told not to; says nothing of disks."""
+    """A broker client that names leaders until a test stops it, and knows nothing of disks."""
 
     is_silent = False
 

@@ -27,7 +27,7 @@ def log_of(counts: list[tuple[int, int]]) -> bytes:
 
 
 def tile(log: bytes, start: int, hi: int, read_batches: int) -> tuple[bytes, int]:
-    """As a task fills it, by answers of so many batches that begin with the one that holds the asked offset."""
+    """A tile as a task fills it: answers of a number of batches, from the one that has the asked offset on."""
     pieces, offset = [], start
     while True:
         batches = [one for one in iterate_batches(log) if one.last_offset >= offset][:read_batches]
@@ -93,7 +93,7 @@ def test_tiles_cover_what_is_eligible_from_its_beginning_on(backlog: Backlog, ma
 
 
 def test_a_few_offsets_of_next_to_no_bytes_have_their_turn_too() -> None:
-    """Of a log that compaction has left sparse."""
+    """A log that compaction made sparse."""
     sparse = Backlog(TopicIdPartition(TOPIC_ID, 0, "orders"), 1_000, 1_003, 0.1, 1_000, 0)
     assert Wave(4, 1_000).choose([sparse]) == [sparse]
     assert not Wave(4, 1_000).choose([replace(sparse, next_offset=1_000)])

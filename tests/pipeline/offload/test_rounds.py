@@ -19,7 +19,7 @@ REPORT = OffloadReport((), 1, 1.0, 1.0)
 
 @dataclass
 class Service:
-    """What each round does, one after the other; then somebody interrupts the pause."""
+    """Runs the given rounds in order. Then an interrupt ends the pause."""
 
     rounds: list[Callable[[], OffloadReport]]
     has_work: list[bool] = field(default_factory=list)

@@ -160,4 +160,4 @@ async def test_calls_run_side_by_side_and_end_in_their_order() -> None:
     with pytest.raises(LookupError, match="gone"):
         await anext(results)
     assert begun == [0, 1, 2, 3]
-    assert has_ended[3].is_set()  # nobody asks for it any more
+    assert has_ended[3].is_set()  # no reader waits for it any more

@@ -80,7 +80,7 @@ async def test_the_tier_of_another_cluster_is_not_taken_for_an_empty_one(
 
 
 async def test_a_new_leaders_high_watermark_is_waited_for(broker: ScriptedBroker) -> None:
-    """What was read from the last leader is not taken for lost."""
+    """Records that were read from the former leader do not count as lost."""
 
     def lags(response: object) -> None:
         [topic] = response.responses  # type: ignore[attr-defined]  # kafka-python's

@@ -18,7 +18,7 @@ def config_of(stage: ReadStage) -> PipelineConfig:
 
 
 def to_files(stage: ReadStage, home: Path) -> ExportRequest:
-    """Of small files, a few per wave."""
+    """A request with small files, a few per wave."""
     target = target_settings(str(home / "lake"), config_of(stage), {})
     return ExportRequest(stage.topic, target, file_bytes=150_000, wave_files=3)
 

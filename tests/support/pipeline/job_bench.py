@@ -149,7 +149,7 @@ class JobBench:
         return self.root / partition_prefix(CLUSTER_ID, self.partition)
 
     async def owners_round(self, policy: TopicPolicy) -> None:
-        """What an owner does of itself with a partition, long after."""
+        """The rounds of an owner of the partition, much later."""
         self.now_ms += 60_000
         await collect_leftovers(self.services, self.partition)
         bounds = await self.broker.bounds(self.partition, 1000)

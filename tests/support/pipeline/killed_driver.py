@@ -32,7 +32,7 @@ async def die(*arguments: object, **more: object) -> None:
 
 
 class SecondCommit:
-    """The segment is announced by its own name by then, and not finished."""
+    """The segment is already announced by its name, and not finished."""
 
     def __init__(self) -> None:
         self.finished: set[RemoteLogSegmentId] = set()

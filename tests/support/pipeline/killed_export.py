@@ -23,7 +23,7 @@ from tests.support.pipeline.export_requests import to_files, to_table
 
 
 class Place:
-    """What the requests of the tests need of a stage."""
+    """The parts of a stage that the tests' requests need."""
 
     def __init__(self, config: Path, topic: str) -> None:
         self.proxy = self

@@ -38,7 +38,7 @@ SEGMENT_BYTES = 60_000
 
 @dataclass(frozen=True)
 class Looked:
-    """What a partition's remote tier is at one moment."""
+    """A partition's remote tier at one moment."""
 
     segments: list[RemoteLogSegmentMetadata]
     unfinished: list[RemoteLogSegmentMetadata]
@@ -77,7 +77,7 @@ class OffloadRig:
         return asyncio.run(self._with_tier(lambda tier: self._look(tier, partition)))
 
     def objects(self) -> list[str]:
-        """Of segments."""
+        """The objects of segments."""
         names = [path.name for path in (self.stored or self.folder / "remote").rglob("*") if path.is_file()]
         return sorted(name for name in names if name.endswith((".log", ".indexes")))
 
@@ -156,7 +156,7 @@ local.retention.bytes = 1
 
 
 def filled(kafka: KafkaCluster, folder: Path, topic: str, partitions: int = 1, records: int = 200) -> OffloadRig:
-    """As `offload_rig`, of a topic that this makes, with records in each partition."""
+    """An `offload_rig` with a new topic, which has records in each partition."""
     create_topic(kafka.bootstrap_servers, topic, partitions=partitions)
     for partition in range(partitions):
         produce(kafka.bootstrap_servers, topic, random_values(records), partition=partition)

@@ -26,7 +26,7 @@ class Offload:
         return continuation
 
     async def copied(self, *ends: int, attempts: int = 1) -> OffloadResult:
-        """By an executor, of which nothing counts yet; the last of so many attempts that all came to their end."""
+        """Copies by an executor whose results do not count yet: the last of that many complete attempts."""
         return await self.stored(await self.announced(*ends), attempts)
 
     async def stored(self, continuation: SegmentContinuation, attempts: int = 1) -> OffloadResult:

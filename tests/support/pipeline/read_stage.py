@@ -60,7 +60,7 @@ class ReadStage:
         )
 
     def is_at_rest(self) -> bool:
-        """What is not remote yet waits for more."""
+        """Waits until the records are remote."""
         reader, _ = reader_of({"config": self.options["config"], "assign": f'{{"{self.topic}":[0]}}'})
         local = tasks_of(reader)[-1].ranges[-1]
         return log_bytes(self.kafka, self.topic, local.first_offset) <= SEGMENT_BYTES
@@ -159,7 +159,7 @@ def read_stage(kafka: KafkaCluster, folder: Path, topic: str) -> Iterator[ReadSt
 def reader_of(
     options: Mapping[str, str], schema: StructType | None = None, filters: Sequence[Filter] = ()
 ) -> tuple[PushingTieredReader, list[Filter]]:
-    """As Spark's planning process makes it, and the filters that it leaves to Spark."""
+    """Plans as Spark's planning process does, and returns the filters that it leaves to Spark."""
     source = KafkaTieredDataSource({**options, "pushdown": "true"})
     reader = source.reader(schema or source.schema())
     assert isinstance(reader, PushingTieredReader)
@@ -172,7 +172,7 @@ def tasks_of(reader: PushingTieredReader) -> list[ReadTask]:
 
 
 def rows_of(options: Mapping[str, str], schema: StructType | None = None, filters: Sequence[Filter] = ()) -> list[Row]:
-    """By partition and offset as they came; what a task gives is in the order of the log."""
+    """The rows by partition and offset as they came. The rows of a task are in the order of the log."""
     reader, _ = reader_of(options, schema, filters)
     return [row for task in tasks_of(reader) for batch in reader.read(task) for row in batch.to_pylist()]
 

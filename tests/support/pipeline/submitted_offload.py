@@ -61,7 +61,7 @@ def copy_and_die(folder: str, task: OffloadTask) -> OffloadResult:
 
 
 def is_first(file: Path, text: str) -> bool:
-    """Of the attempts; which it is, nobody knows: Spark may double one that is slow to begin, and end it for that."""
+    """One of the attempts. Spark may start a slow attempt twice, and end one of them."""
     try:
         with file.open("x") as opened:
             opened.write(text)

@@ -156,7 +156,7 @@ class Scenario:
             yield Client(wire)
 
     def records_from(self, offset: int) -> bytes:
-        """Of partition 0, as it was written."""
+        """The records of partition 0, as they were written."""
         return b"".join(self.batches[offset // 10 :])
 
 

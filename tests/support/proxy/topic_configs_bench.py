@@ -112,7 +112,7 @@ def incremental(topics: Mapping[str, Sequence[tuple[str, int, str | None]]], *, 
 
 
 def altered(response_class: Any, codes: Answers) -> Any:
-    """Answers every resource; what is refused upstream by the key that nobody knows is INVALID_CONFIG."""
+    """Answers every resource. A resource with an unknown key gets INVALID_CONFIG, as from a broker."""
 
     def answer(seen: Any) -> Any:
         one = response_class.AlterConfigsResourceResponse

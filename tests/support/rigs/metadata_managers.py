@@ -25,7 +25,7 @@ PARTITIONS = 4
 
 
 def bear_standstills(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the machine. Members are not lost by them, nor transactions: where nobody is to take over from anybody."""
+    """Makes tests tolerate pauses of the machine: neither members nor transactions time out."""
     monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", TIMEOUT_MS)
     monkeypatch.setattr(topic_based, "MembershipSettings", partial(MembershipSettings, session_timeout_ms=TIMEOUT_MS))
     monkeypatch.setattr(metadata_producer, "TRANSACTION_TIMEOUT_MS", TRANSACTION_TIMEOUT_MS)

@@ -61,7 +61,7 @@ class Manifests:
         return self.task
 
     async def round(self) -> list[str]:
-        """What the end of a round asks the store."""
+        """Returns the requests of the end of a round to the store."""
         before = len(self.storage.asked)
         await self.task.check(await self.bench.log.bounds(PARTITION, 1000), None)
         await self.task.run()
@@ -72,7 +72,7 @@ class Manifests:
 
 
 async def trimmed(manifests: Manifests, policy: TopicPolicy) -> tuple[list[str], int | None]:
-    """What a trim asks the store, and where it ends."""
+    """Returns the requests of a trim to the store, and its end."""
     await manifests.round()
     bench, before = manifests.bench, len(manifests.storage.asked)
     task = TrimTask(manifests.services, PARTITION, manifests.task)

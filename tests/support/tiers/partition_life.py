@@ -66,8 +66,10 @@ class Life:
             await self.model.read_all(reader, start, max(start, self.log.log_start_offset))
 
     async def check_the_end(self, strangers: Set[str] = frozenset()) -> None:
-        """All is remote but what expired, by segments that are finished, with their objects and no others but
-        `strangers`, which nobody touched."""
+        """All records are remote except the expired ones.
+
+        All segments are finished and have their objects. No other objects exist, except `strangers`, which are
+        unchanged."""
         metadata = self.process.metadata
         start = metadata.log_start_offset(PARTITION)
         assert start is not None

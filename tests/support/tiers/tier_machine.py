@@ -168,8 +168,9 @@ class Tier(RuleBasedStateMachine):
     @precondition(lambda self: self.model.cuts(max(1, self.log.log_start_offset, self.log_start)))
     @rule(percent=st.integers(0, 100), batches=st.integers(0, 8))
     def elect_unclean(self, percent: int, batches: int) -> None:
-        """Of what was trimmed every replica that may lead is sure: one that is not was emptied or restored. It takes
-        records at once."""
+        """Every replica that may lead has the trimmed records, unless it was emptied or restored.
+
+        It takes records at once."""
         trimmed = self.owner_metadata().local_log_start(PARTITION)
         trimmed_to = 0 if trimmed is None else trimmed.offset
         ends = self.model.cuts(max(1, self.log.log_start_offset, self.log_start, trimmed_to))

@@ -27,7 +27,7 @@ class Existence:
 
 
 async def put_segments(bench: Workbench, count: int = 3, partition: TopicIdPartition = PARTITION) -> None:
-    """Of 30 offsets each, finished."""
+    """Finished segments of 30 offsets each."""
     for number in range(count):
         folder = bench.folder / f"{partition.topic_id}-{partition.partition}-{number}"
         built = build_segment(folder, [batch_of(30 * number, 30, value_bytes=15)], base_offset=30 * number)

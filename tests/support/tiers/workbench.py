@@ -87,7 +87,7 @@ class Workbench:
             raise ProcessEnded(name)
 
     def restart(self) -> None:
-        """As after a crash: the tasks' own memory and files are gone."""
+        """Restarts as after a crash: the memory and the files of the tasks are gone."""
         self.copy_task.discard()
         self._start()
 
@@ -116,17 +116,17 @@ class Workbench:
         return await self.copy_task.run(policy, bounds, start, log_start.offset)
 
     async def write_manifest(self) -> None:
-        """As a round does after copying."""
+        """Does what a round does after copying."""
         await self.check_manifest()
         await self.manifest_task.run()
 
     async def check_manifest(self) -> None:
-        """As a round does before all else."""
+        """Does what a round does first."""
         log_start = await self.log_start()
         await self.manifest_task.check(await self.log.bounds(PARTITION, 1000), log_start.offset)
 
     async def accept(self) -> None:
-        """As an operator does, with the manifest that the store has now. The owner judges it in its next round."""
+        """Accepts as an operator does, with the present manifest. The owner judges the acceptance in its next round."""
         await self.metadata.accept(PARTITION, await self.witness())
 
     async def witness(self) -> str:

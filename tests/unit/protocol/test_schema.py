@@ -119,7 +119,7 @@ _codecs: dict[str, StructField] = {}
 
 
 def kafka_python_codec(name: str) -> StructField:
-    """By the schema alone: the message classes patch some of them with names of their own."""
+    """Walks by the schema alone. The message classes patch some fields with names of their own."""
     if name not in _codecs:
         codec = StructField(load_json(name))
         codec.set_data_class(type(name, (DataContainer,), {"_struct": codec}))

@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 
 
 def resident_bytes() -> int:
-    """Without what is mapped of files: code that runs for the first time is no memory that anybody holds."""
+    """Returns the memory without mapped files, since code that runs for the first time maps more of them."""
     _, resident, of_files, *_ = map(int, Path("/proc/self/statm").read_text().split())
     return (resident - of_files) * 4096
 

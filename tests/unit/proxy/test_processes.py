@@ -102,7 +102,7 @@ async def test_a_port_that_is_taken_ends_the_start(tmp_path: Path, is_shared: bo
 
 
 class TimeThatPasses:
-    """As far as somebody sleeps; `events` happen at their seconds."""
+    """A clock that passes while the code sleeps. `events` happen at their seconds."""
 
     def __init__(self, events: Mapping[int, Callable[[], object]]) -> None:
         self.now_s = 0.0

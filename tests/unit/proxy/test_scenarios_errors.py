@@ -148,7 +148,7 @@ LARGE = 300_000
 
 
 async def is_well(cast: Scenario) -> bool:
-    """What broke was one connection."""
+    """Only one connection broke."""
     async with cast.client() as client:
         return bytes((await client.fetch(18, 150, 0))[0].records) == cast.records_from(150)
 

@@ -33,7 +33,7 @@ async def cast(tmp_path: Path) -> AsyncIterator[Scenario]:
 
 
 def asked(cast: Scenario) -> list[tuple[list[tuple[int, int]], int, int | None]]:
-    """What the broker was asked on the client's connection: partitions and offsets, max wait, session epoch."""
+    """The requests to the broker on the client's connection: partitions and offsets, max wait, session epoch."""
     return [
         (
             [(one.partition, one.fetch_offset) for topic in request.topics for one in topic.partitions],

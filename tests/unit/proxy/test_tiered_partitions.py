@@ -88,7 +88,7 @@ async def test_the_way_out_of_a_gap(tier: RemoteTier) -> None:
     await tier.rlmm.end_log_gap(P0, LogGap(40, 50))
     exit_ = tiered.gap_exit(P0, 35)
     assert exit_ is not None
-    assert not exit_.is_remote  # nobody recorded what became of 40 to 49
+    assert not exit_.is_remote  # no record explains the offsets 40 to 49
     assert tiered.remote_position(P0, 35) is None
 
 

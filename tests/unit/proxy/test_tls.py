@@ -41,7 +41,7 @@ class PlainBroker(FakeBroker):
 
 @pytest.fixture
 def one_attempt(monkeypatch: pytest.MonkeyPatch) -> LimitsConfig:
-    """What an attempt at a broker ends with is what is said: none is cut short, no second one is begun."""
+    """The log has the result of an attempt to connect. No attempt is cut short, and none is repeated."""
     monkeypatch.setattr("proxy.wire.upstream.CONNECT_BACKOFF_BASE_MS", 600_000)
     return LimitsConfig(connect_timeout_ms=60_000, connect_deadline_ms=60_000)
 

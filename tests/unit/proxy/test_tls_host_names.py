@@ -48,7 +48,7 @@ def three_names(authority: Authority) -> list[dict[str, object]]:
 
 
 def shown(port: int, name: str | None, authority: Authority, identity: Path | None = None) -> str:
-    """The host of the certificate that whoever asks for `name` is shown."""
+    """Returns the host name of the certificate that a client gets for `name`."""
     context = client_context(authority.ca, identity, None, None, verifies_host_name=False)
     with (
         socket.create_connection(("127.0.0.1", port), timeout=60) as plain,

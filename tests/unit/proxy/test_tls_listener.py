@@ -39,7 +39,7 @@ async def test_a_listener_may_be_closed_again(tmp_path: Path) -> None:
         bound, tls, lambda _: asyncio.Protocol(), Admissions(1, 1), LimitsConfig(), ProxyMetrics(), spawn
     )
     listener.close()
-    # Whoever has the descriptor's number next is not the second close's to touch.
+    # The second close must not touch the next owner of the descriptor's number.
     accepted = asyncio.Event()
 
     async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -102,7 +102,7 @@ async def test_half_a_handshake_has_a_deadline(authority: Authority) -> None:
     limits = LimitsConfig(handshake_timeout_ms=500, max_connections=2)
     hello = client_hello(authority)
     async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
-        for _ in range(2):  # in the places that were given back
+        for _ in range(2):  # in the released places
             async with connected(proxy.port) as one, connected(proxy.port) as other:
                 with contextlib.suppress(ConnectionError):  # a busy machine may be late with this already
                     await one.send_raw(hello[:100])

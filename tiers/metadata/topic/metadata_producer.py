@@ -418,7 +418,7 @@ class ClockSkew:
     Produce contains that time. If the clocks agree, the append time lies between the request and the response.
     Otherwise the clocks differ by the distance between the append time and that interval.
 
-    A measurement stays valid while nobody sets this machine's clock. The monotonic clock shows by how much the clock
+    A measurement stays valid until the clock of this machine is set. The monotonic clock shows by how much the clock
     was set since, and `skew_ms` corrects the measurement by that. But the monotonic clock stands still while a machine
     sleeps, and a wrong clock may be set right. So a caller that finds a large skew measures again before it believes
     the result."""

@@ -170,7 +170,7 @@ def test_a_request_for_some_partitions(message: tuple[int, Message], data: st.Da
 
 @given(requests(), st.data())
 def test_entries_that_stay_may_ask_for_other_offsets(message: tuple[int, Message], data: st.DataObject) -> None:
-    """What was fetched last says nothing about those. Everything else is as it was, unknown tags included."""
+    """The last Fetch says nothing about those partitions. Everything else is unchanged, unknown tags included."""
     version, (body, _) = message
     request = parse_fetch_request(b"head" + body, 4, version)
     offsets = {i: data.draw(st.integers(0, 2**62)) for i in range(len(request.partitions)) if data.draw(st.booleans())}

@@ -34,7 +34,7 @@ def payloads(draw: st.DrawFn) -> tuple[int, bytes, int]:
 
 
 def without_endpoints(version: int, payload: bytes, body: int) -> tuple[bytes, list[tuple[int, bytes]], int]:
-    """What comes before the endpoints, the tagged fields after them, and how many endpoints there are."""
+    """Returns the bytes before the endpoints, the tagged fields after them, and the number of endpoints."""
     plan = compile_message(ApiKey.SHARE_FETCH, version, "Response")
     spans = plan.walk(payload, body)
     assert plan.skip(payload, body) == len(payload)

@@ -22,7 +22,7 @@ contents = st.builds(lambda unit, times: unit * times, st.binary(min_size=1, max
 
 
 def usual_lz4_frame(content: bytes) -> bytes:
-    """As Java's producer and librdkafka write it: a block that does not shrink lies in it as it is."""
+    """A block that does not shrink is stored unchanged, as Java's producer and librdkafka do."""
     frame = bytes.fromhex("04224d18604082")
     for start in range(0, len(content), BLOCK):
         plain = content[start : start + BLOCK]

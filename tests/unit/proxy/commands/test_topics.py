@@ -19,7 +19,7 @@ MINUTE_MS = 60_000
 
 
 async def listed(bench: CommandBench) -> TieredTopic:
-    """Of a topic that exists, without a broker that says which settings it has."""
+    """An existing topic whose settings no broker names."""
 
     async def no_configs(*args: Any, **options: Any) -> Any:
         return SimpleNamespace(results=[])

@@ -47,7 +47,7 @@ VERSIONS = (0, 1, 2)
 
 
 class SlowRecorder:
-    """A log start that is under way until `gate` opens."""
+    """A log start whose write waits until `gate` opens."""
 
     def __init__(self, inner: LogStartRecorder) -> None:
         self.gate = asyncio.Event()
@@ -229,7 +229,7 @@ async def test_the_log_start_has_the_epoch_of_the_leader_that_confirmed_it(bench
 
 
 async def test_a_deletion_ahead_of_the_first_copy_is_recorded(bench: Bench) -> None:
-    """The copy that is under way must not bring back what was deleted."""
+    """A copy in progress must not bring deleted records back."""
     await bench.tier.rlmm.put_log_start(P1, LogStart(0, 5, LogStartReason.SEEN))
     bench.cluster.logs[P1] = LocalLog([], log_start_offset=7)
     assert await bench.delete(2, 7, 7, partition=1) == (0, 7)
@@ -253,7 +253,7 @@ async def test_nothing_is_deleted_of_a_log_that_does_not_continue_the_copy(
     assert await bench.delete(version, offset, -1, error_code=ErrorCode.OFFSET_OUT_OF_RANGE) == refused
     assert bench.forwarded_offset == -2
     assert bench.tier.rlmm.log_starts(P0) == []
-    # Who may not delete records learns nothing; and the leader may be elsewhere.
+    # A client without the right learns nothing, and the leader may be another broker.
     for code in (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.NOT_LEADER_OR_FOLLOWER):
         assert await bench.delete(version, offset, -1, error_code=code) == (code, -1)
 

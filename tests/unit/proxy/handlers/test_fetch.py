@@ -288,7 +288,7 @@ async def test_a_diverging_last_fetched_epoch_is_answered_as_by_the_broker(bench
 
 @pytest.mark.parametrize("last_fetched_epoch", [-1, 5])
 async def test_bounds_from_before_a_trim_do_not_explain_a_refusal(bench: Bench, last_fetched_epoch: int) -> None:
-    """A consumer is told OFFSET_OUT_OF_RANGE by what another request found out while its own was on the way."""
+    """A consumer must not get OFFSET_OUT_OF_RANGE because of bounds that another request asked for earlier."""
     log = bench.cluster.logs[P0]
     log.log_start_offset, trimmed = 60, log.log_start_offset
     exchange = FakeExchange(bench.cluster, fetch_frame(13, [ask(13, 60, last_fetched_epoch=last_fetched_epoch)]))
@@ -311,7 +311,7 @@ async def test_bounds_from_before_a_trim_do_not_explain_a_refusal(bench: Bench, 
 async def test_a_new_leader_that_begins_lower_does_not_explain_an_old_refusal(
     tmp_path: Path, leader_epoch: int, code: int, wait_ms: int
 ) -> None:
-    """Of the same leader, whose log start never falls, it was not the offset that was refused, but its epoch."""
+    """The log start of one leader never falls. So it refused the epoch, and not the offset."""
     async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=wait_ms))) as bench:
         log = bench.cluster.logs[P0]
         frame = fetch_frame(13, [ask(13, 60, leader_epoch=5, last_fetched_epoch=5)], max_wait_ms=1)
@@ -334,7 +334,7 @@ async def test_followers_get_what_the_broker_says(bench: Bench, version: int) ->
 
 
 async def test_metadata_that_is_not_open_costs_no_connection(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As while a state is rebuilt: local data flows, trimmed offsets are retried."""
+    """The state is being rebuilt: local records are served, and trimmed offsets are retried."""
     await bench.fetch(13, ask(13, 0))
 
     def not_ready(*_: object) -> None:

@@ -230,7 +230,7 @@ async def test_unrecorded_offsets_behind_a_gap_are_not_skipped(tmp_path: Path, i
 
 
 async def test_records_trimmed_meanwhile_are_not_skipped(bench: Bench) -> None:
-    """What is known of the leader is old: what its log began with then is remote by now."""
+    """The known bounds are old. The records at their log start are remote now."""
     assert records(await bench.fetch(13, ask(13, 65, partition=1, leader_epoch=5), max_wait_ms=60_000))
     await bench.tier.add(P1, LOCAL[:1], 80)
     bench.cluster.logs[P1].log_start_offset = 90

@@ -107,7 +107,7 @@ async def test_before_all_that_was_copied_there_is_nothing(bench: Bench) -> None
 
 @pytest.mark.parametrize("is_copied_on", [True, False])
 async def test_behind_all_that_was_deleted_a_gap_is_one_at_the_head(bench: Bench, is_copied_on: bool) -> None:
-    """What the broker removed there before it was copied is not recorded: the log begins behind it."""
+    """Records that the broker removed there before their copy are no recorded gap. The log begins behind them."""
     await bench.tier.add(P1, [batch_of(0, 20)], 0)
     await bench.tier.rlmm.put_log_start(P1, user_log_start(20))
     log = bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)

@@ -114,11 +114,11 @@ def test_a_merged_answer_keeps_order_budgets_and_min_one(asked: list[Partition],
         if not one.is_remote:
             given = bytes(broker.records(broker.partitions[n]))
             assert data == given or (not data and sum(sizes[:n]) + len(given) > max_bytes)
-    # As of one broker: what exceeds the limit is the first batch of whoever comes first, and nothing comes after it.
+    # As from one broker: only the first batch of the first partition may exceed the limit, and it comes alone.
     if sum(sizes) > max_bytes:
         (overshoot,) = (n for n, size in enumerate(sizes) if size)
         assert sizes[overshoot] == len(log_of(asked[overshoot]).batches[0])
-    # The first partition of the request that has anything brings something: nobody starves for ever.
+    # The first partition with records returns some, so no partition starves.
     first = asked[0]
     if first.batches:
         assert sizes[0] > 0

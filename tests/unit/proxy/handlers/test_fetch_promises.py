@@ -115,7 +115,7 @@ async def test_a_follower_with_other_bounds_makes_no_consumer_jump(
 
 
 async def test_what_a_client_does_not_read_stays_held(tmp_path: Path) -> None:
-    """Of both tiers together; what was reserved beyond the answer is given back as soon as it is made."""
+    """The limit holds for both tiers together. Memory beyond the answer is released when the answer is complete."""
     settings = FetchSettings(
         remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000), limits=LimitsConfig(max_held_remote_bytes=6 << 20)
     )
@@ -151,7 +151,7 @@ async def test_without_memory_one_batch_is_still_served(tmp_path: Path) -> None:
 async def test_bounds_that_come_too_late_for_one_answer_serve_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a local neighbour that always has records would starve the remote partition for good."""
+    """Otherwise a local partition that always has records would starve the remote partition."""
     gate, asked = asyncio.Event(), 0
 
     async def slow(partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:

@@ -370,7 +370,7 @@ async def test_the_greatest_timestamp_of_both_tiers(bench: Bench) -> None:
     assert found(await bench.ask(7, MAX, offset=5, timestamp=260)) == (0, 300, 1, 2)
     assert found(await bench.ask(7, MAX, offset=5, timestamp=300)) == (0, 300, 1, 2)
     assert found(await bench.ask(7, MAX, offset=5, timestamp=301)) == (0, 301, 5, 5)
-    # Its newest record is above the last stable offset, say: so it is, then, of the whole log.
+    # For example, its newest record is above the last stable offset. The same holds for the whole log.
     assert found(await bench.ask(7, MAX, offset=-1, timestamp=-1)) == (0, -1, -1, 5)
 
 

@@ -43,7 +43,7 @@ def head_of(version: int) -> bytes:
 
 
 def tags_of(version: int) -> bytes:
-    """Of the partition, the topic and the message, all empty."""
+    """The tagged fields of the partition, the topic and the message, all empty."""
     return b"\x00" * 3 if version >= 4 else b""
 
 

@@ -89,7 +89,7 @@ async def test_a_large_answer_is_streamed_without_endpoints(version: int) -> Non
         await client.send(request(ApiKey.SHARE_FETCH, version, 5))
         upstream = await broker.accepted()
         await upstream.send_raw(frame(whole)[: INT32.size + middle])
-        # What has arrived is here before the rest is sent.
+        # The first part arrives before the rest is sent.
         assert await client.receive_raw(INT32.size + middle) == frame(whole)[: INT32.size + middle]
         await upstream.send_raw(whole[middle:])
         streamed = whole[:middle] + await client.receive_raw(len(whole) - middle)

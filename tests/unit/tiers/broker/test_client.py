@@ -300,7 +300,7 @@ async def failure_of(call: Any) -> BrokerError:
 
 
 class Certificates:
-    """What the broker is shown, though it takes connections in plain text."""
+    """Returns the certificate that the broker sees, which also takes plain connections."""
 
     def __init__(self) -> None:
         self.replace()

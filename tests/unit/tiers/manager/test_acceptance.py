@@ -65,7 +65,7 @@ class Site:
             pass
 
     async def start_anew(self) -> None:
-        """As on a new machine: the state is read from the topic."""
+        """Starts as on a new machine: the state is read from the topic."""
         await self.process.end()
         for file in (self.folder / "a-state").iterdir():
             file.unlink()

@@ -25,7 +25,7 @@ HOUR_MS = 60 * MINUTE_MS
 
 
 class Outage:
-    """What the store answers, and what was begun meanwhile. `kept`: objects that it refuses to delete."""
+    """A store with scripted answers, which counts attempts. `kept`: objects that it refuses to delete."""
 
     def __init__(self, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bench = bench

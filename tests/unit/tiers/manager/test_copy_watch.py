@@ -114,7 +114,7 @@ async def test_a_slow_copy_that_moves_bytes_is_no_stalled_one(
             for _ in range(3):
                 clock.passed_ms += ALARM_MS // 2
                 activity.moved()
-                # By then it was looked at.
+                # The watch has looked at it now.
                 await until(lambda: lag_seconds(PARTITION.partition) >= clock.passed_ms / 1000)
         return await copy(metadata, data)
 
@@ -154,7 +154,7 @@ async def test_attempts_that_fail_again_and_again_are_no_progress(
 
 
 def said_of_failures(caplog: pytest.LogCaptureFixture) -> set[str]:
-    """Of which partitions."""
+    """Returns the reported partitions."""
     return {vars(line)["partition"] for line in caplog.records if line.getMessage() == "a stage of a partition failed"}
 
 

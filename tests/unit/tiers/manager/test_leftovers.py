@@ -17,7 +17,7 @@ DEADLINE_S = 60
 
 
 class Store:
-    """Deletes what is asked for alone at once, and everything else when eight deletions are under way."""
+    """Deletes a single object at once, and others only when eight deletions are in progress."""
 
     def __init__(self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, *, alone: frozenset[int]) -> None:
         self.refused: set[int] = set()
@@ -44,7 +44,7 @@ class Store:
 
 
 async def leave(bench: Workbench, tiles: int, attempts: int) -> None:
-    """Everything that a plan announced, and nobody copied."""
+    """The segments that a plan announced, and no executor copied."""
     bounds = tuple(range(0, 10 * tiles + 1, 10))
     await bench.metadata.put_copy_plan(CopyPlan(PARTITION, "a", bench.wall_ms, UUID(int=1), attempts, 0, bounds))
     assert len(bench.segments) == tiles * attempts
@@ -83,7 +83,7 @@ async def test_a_store_that_goes_down_meanwhile_is_left_alone(
 async def test_deletions_in_progress_end_before_an_error_is_raised(
     error: RemoteLogMetadataError, bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And it is the first one: who writes after it is told less."""
+    """The first error is raised. Later errors say less."""
     await leave(bench, tiles=30, attempts=1)
     update, written = bench.metadata.update_remote_log_segment_metadata, 0
     ended: list[RemoteLogSegmentMetadataUpdate] = []

@@ -73,7 +73,7 @@ class Tier:
         self.produce(end_offset)
 
     async def accept(self) -> None:
-        """As an operator does, with the state that the command shows now."""
+        """Accepts as an operator does, with the state that the command shows now."""
         await self.process.metadata.accept(PARTITION, (await self.state()).witness)
 
     async def state(self) -> AcceptedState:
@@ -95,7 +95,7 @@ class Tier:
         assert self.log.trims == self.trims
 
     async def delete_records(self, offset: int) -> None:
-        """As a proxy that does not check the history."""
+        """Deletes records as a proxy does that does not check the history."""
         start = LogStart(offset, self.log.leader_epoch, LogStartReason.USER)
         self.log.log_start_offset = max(self.log.log_start_offset, offset)
         await self.process.metadata.put_log_start(PARTITION, start)

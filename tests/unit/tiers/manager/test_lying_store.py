@@ -127,8 +127,9 @@ async def test_what_is_cut_short_in_the_middle_of_a_read_is_never_served(tmp_pat
 
 
 async def refusal(reader: RemoteLogReader) -> ErrorCode:
-    """What a client is told. It is told nothing where the time is over before the store's first answer, which is a busy
-    machine's doing: then it waits longer."""
+    """Returns the answer to a client.
+
+    If the time is over before the store's first answer, on a busy machine, the client asks again with more time."""
     for timeout_ms in (200, 2_000, 20_000):
         with pytest.raises(RemoteLogError) as raised:
             await read(reader, timeout_ms)

@@ -108,7 +108,7 @@ async def test_a_proved_deletion_waits_only_minutes_also_with_a_late_proof(missi
 
 
 async def test_a_broker_that_knows_the_topic_stops_a_proved_deletion(missing: Workbench) -> None:
-    """What a proxy proved by a name that another topic has by now."""
+    """A proxy recorded the deletion under a name that another topic has now."""
     await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
     task = TopicDeletionTask(missing.services, Existence())
     delay_ms, unproved_ms = delays(missing)
@@ -134,7 +134,7 @@ async def two_missing(missing: Workbench) -> Workbench:
     return missing
 
 
-async def test_topics_that_vanish_together_want_an_operator(
+async def test_topics_that_vanish_together_need_an_operator(
     two_missing: Workbench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench, (delay_ms, unproved_ms) = two_missing, delays(two_missing)
@@ -203,7 +203,7 @@ async def test_nothing_is_deleted_while_no_broker_knows_the_metadata_topic(missi
 
 
 async def test_nothing_is_deleted_or_recorded_while_the_metadata_is_suspended(missing: Workbench) -> None:
-    """As by the alarm that the metadata topic was deleted and created again: then nobody owns anything."""
+    """The metadata topic was deleted and created again, so no member owns a partition."""
     await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
     task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
     written, (delay_ms, _) = missing.metadata.written, delays(missing)

@@ -66,7 +66,7 @@ class History:
         elif what == "election":
             log.leader_epoch += 1
         elif what == "unclean election":
-            # Of what was trimmed, and of the log's own beginning, every replica that may lead is sure: else it stops.
+            # Every replica that may lead has the trims and the log's beginning. Otherwise the partition would stop.
             start = bench.metadata.log_start_offset(PARTITION) or 0
             first = max(1, log.log_start_offset, start)
             ends = [batch.next_offset for batch in iterate_batches(log.records) if batch.next_offset >= first]
@@ -124,7 +124,7 @@ class History:
         assert remote_end == bench.log.end_offset - 1 or start == bench.log.end_offset
 
     async def check_what_is_served(self) -> None:
-        """Of what was cut off no byte is: the remote tier reads as the leader's log would."""
+        """The remote tier has no byte above a clamp: it reads as the leader's log."""
         bench = self.bench
         start = max(self.user_start, bench.metadata.log_start_offset(PARTITION) or 0)
         end = bench.metadata.remote_end_offset(PARTITION)

@@ -51,7 +51,7 @@ async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench) -
 
 
 async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) -> None:
-    """Its offload died; or else whoever reads the topic anew would find its segments begun again."""
+    """The offload died. Without this deletion, a process that reads the topic anew would find its segments begun."""
     await copied.metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, (90, 95, 100)))
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     task = RemoteDisableTask(copied.services)

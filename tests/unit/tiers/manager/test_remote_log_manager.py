@@ -227,7 +227,7 @@ async def test_a_spool_file_of_an_earlier_process_is_removed(running: Running, t
 async def test_a_disk_that_is_full_at_the_start_delays_the_manager(
     running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The process owns its partitions by then: if its manager ended, nobody would copy them."""
+    """The process owns its partitions already. If its manager ended, no process would copy them."""
     spool, failures = running.bench.services.spool, 3
     open_spool = spool.open
 

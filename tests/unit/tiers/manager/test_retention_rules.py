@@ -54,7 +54,7 @@ async def test_a_new_owner_does_not_count_what_lies_in_both_tiers_twice(copied: 
 
 
 async def test_only_what_is_not_remote_counts_as_local(copied: Workbench) -> None:
-    """Of a partition that is trimmed or not, the size is the same."""
+    """The size of a partition is the same before and after a trim."""
     size_bytes = copied.segments[0].segment_size_bytes
     limit = replace(POLICY, retention_bytes=3 * size_bytes + copied.copy_task.local_only_bytes)
     assert await copied.expire(limit) == 0

@@ -21,7 +21,7 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 @pytest.mark.parametrize("cancellations", [1, 2, 3])
 async def test_a_cancelled_caller_waits_for_the_end_of_the_work(spool: Spool, cancellations: int) -> None:
-    """As a copy is that is given up, and cancelled once more when its process stops."""
+    """A copy is ended, and cancelled once more when its process stops."""
     begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:

@@ -54,7 +54,7 @@ def is_copied_and_trimmed(running: Running, to: int) -> bool:
 
 
 class Store:
-    """What the store refuses, or never answers."""
+    """The operations that the store refuses, or never answers."""
 
     def __init__(self, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refused: set[str] = set()

@@ -122,7 +122,7 @@ def played(history: Callable[[Tier], None]) -> None:
 def test_it_sees_a_planted_bug(
     plant: Callable[[pytest.MonkeyPatch], None], history: Callable[[Tier], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a history that is short, for the search need not come upon it in time."""
+    """A short history finds it, since the search may not find it in time."""
     played(history)
     plant(monkeypatch)
     with pytest.raises((AssertionError, RemoteLogError)):

@@ -112,7 +112,7 @@ async def deleted_after_the_delay(bench: Workbench) -> TopicDeletionTask:
 
 
 async def rebuilt(bench: Workbench) -> PartitionPlan | None:
-    """What `rebuild` makes of the store; None: nothing is there of the partition."""
+    """Returns the segments that `rebuild` finds in the store. None: the store has nothing of the partition."""
     scan = BucketScan("cluster")
     await scan.list(bench.store)
     await scan.read(bench.store, lambda read: read(), 1)

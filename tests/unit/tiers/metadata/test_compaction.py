@@ -122,7 +122,7 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
 
 
 def compacted(events: list[MetadataEvent], cleaned_to: int, *, keep_tombstones: bool) -> list[MetadataEvent]:
-    """What the cleaner leaves below `cleaned_to`: the last record of each key there."""
+    """Returns the records that the cleaner leaves below `cleaned_to`: the last one of each key."""
     last = {event.key: event.offset for event in events[:cleaned_to]}
     return [
         event
@@ -190,7 +190,7 @@ log_starts_in_any_order = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(log_starts_in_any_order, st.data())
 def test_compaction_loses_no_log_start(starts: list[LogStart], data: st.DataObject) -> None:
-    """Of each leader epoch the highest one of a user is there, whatever came after it, and however it was compacted."""
+    """Every leader epoch keeps its highest log start of a user, after any compaction and any later record."""
     records: list[tuple[RecordKey, MetadataRecord | None]] = []
     with tempfile.TemporaryDirectory() as folder, closing(open_state(Path(folder))) as state:
         topic = Topic(state)

@@ -171,7 +171,7 @@ async def test_nothing_is_fresh_while_the_state_is_emptied(
         await following.follower.ensure_fresh(0, 60_000, 100)
     go_on.set()
     await poll
-    # Who shares the state knew before it was empty.
+    # The processes that share the state knew it before the state was empty.
     assert set(at_the_start) == {None}
 
 

@@ -51,7 +51,7 @@ def test_a_log_continues_if_its_epoch_reaches_the_read_position(answered: EpochE
     has_grown = not continues and high_watermark > (answered.end_offset if 0 <= answered.leader_epoch <= 3 else 39)
     if answered.leader_epoch in (-1, 3) or answered.end_offset < 40:
         assert bool(lost.diverged) is has_grown or answered.leader_epoch in (4, 5)
-    # What only ends early may have its records again. What has diverged has not, whatever is said of it later.
+    # A partition that only ends early may get its records back. A diverged one never does.
     was_diverged = dict(lost.diverged)
     assert lost.check_lineage(0, read, EpochEndOffset(3, 40), 40) is bool(was_diverged)
     assert lost.check(0, 40, 0, 40) is bool(was_diverged)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.fakes.record_batches import build_batch, record
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
-from tiers.metadata.next_local_offset import next_local_offset
+from tiers.metadata.log_bounds import next_local_offset
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap

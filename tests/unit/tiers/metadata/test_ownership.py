@@ -23,7 +23,7 @@ TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 20, 86_4
 
 
 class Producer:
-    """Counts who initialized; the first ones wait to be let go on."""
+    """Counts the initialized producers. The first ones wait until the test releases them."""
 
     initialized: list[int]
     go_on: asyncio.Event

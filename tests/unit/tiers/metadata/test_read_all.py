@@ -13,7 +13,7 @@ from tiers.errors import RemoteLogMetadataNotReadyError
 async def test_a_topic_is_read_to_its_end_for_as_long_as_more_of_it_comes(
     cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Longer than anybody waits for a record: a metadata topic of a million segments is minutes of reading."""
+    """A time longer than any wait for a record: a topic of a million segments takes minutes to read."""
     whole = cluster.logs[0] = finished(1, 0) + finished(2, 10) + finished(3, 20)
     ensure_fresh = following.follower.ensure_fresh
     waits: list[int] = []

@@ -34,7 +34,7 @@ PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
 
 
 class Store:
-    """What the scan of a store found; offsets of a segment are its name."""
+    """The result of a scan of a store. The offsets of a segment are its name."""
 
     def __init__(self) -> None:
         self.found = FoundPartition(TopicIdPartition(PARTITION.topic_id, 0))
@@ -257,7 +257,7 @@ def refused(store: Store) -> str:
 
 
 def test_a_second_copy_of_what_is_accepted_is_not_needed_unless_it_differs(store: Store) -> None:
-    """An executor that nobody waited for any more has ended its copy after the owner had accepted another's."""
+    """A late executor ended its copy after the owner had accepted the copy of another one."""
     accepted = store.holds(0, 9)
     store.manifest(accepted)
     store.holds(0, 9, content=bytes((accepted.segment_id.id.int,)))

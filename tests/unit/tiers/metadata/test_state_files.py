@@ -157,7 +157,7 @@ def test_that_a_topic_diverged_is_kept_for_that_topic(
 
 
 def test_a_state_whose_topic_diverged_is_kept_however_old_it_is(tmp_path: Path) -> None:
-    """What it holds cannot be read again."""
+    """The records of this state cannot be read again."""
     fill(tmp_path)
     state = open_state(tmp_path)
     state.mark_diverged(0, "it lost records")

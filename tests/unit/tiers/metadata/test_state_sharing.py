@@ -78,7 +78,7 @@ def test_a_saved_state_has_an_identity_while_it_has_segments(tmp_path: Path) -> 
 
 
 def test_freshness_goes_before_a_foreign_state_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever shares the state would else take an empty one for all there is."""
+    """Otherwise the other processes would take an empty state for the whole one."""
     fill(tmp_path)
     state = open_state(tmp_path)
     state.mark_fresh({0: 4711})
@@ -139,7 +139,7 @@ def test_other_processes_see_each_transaction(tmp_path: Path) -> None:
 async def test_a_log_start_is_waited_for_as_long_as_its_caller_would(
     tmp_path: Path, timeout_ms: int | None, waited: str
 ) -> None:
-    """Nobody keeps this state fresh. Every look at the clock takes a while."""
+    """No process keeps this state fresh. Every look at the clock takes a while."""
     fill(tmp_path)
     open_state(tmp_path).close()
     ticks = itertools.count(0, 100)

@@ -86,7 +86,7 @@ class Stage:
         return bytes(await self.reads.fetch_log_segment(SEGMENT, 5, 14))
 
     async def pass_delay(self) -> int:
-        """How long it was."""
+        """Returns the duration."""
         delay_ms, over = await self.pauses.get()
         over.set()
         return delay_ms
@@ -287,7 +287,7 @@ async def test_slow_is_what_takes_longer_than_almost_all_others() -> None:
 
 
 async def test_a_get_that_was_hedged_still_counts_as_slow() -> None:
-    """Else the limit would sink with every hedge."""
+    """Otherwise the limit would sink with every hedge."""
     stage = Stage()
     await stage.take(*[100] * 128)
     for _ in range(7):

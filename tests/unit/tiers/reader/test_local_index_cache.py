@@ -290,12 +290,16 @@ def test_a_reader_never_writes_to_damaged_files(bench: Bench) -> None:
     assert not shared_holds(SharedIndexFiles(bench.folder / "missing"), segment)
 
 
-def test_the_writer_removes_a_set_that_a_reader_found_damaged(bench: Bench) -> None:
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_the_writer_removes_a_set_that_a_reader_found_damaged(bench: Bench, is_missing: bool) -> None:
     first, second, other = segment_object(0), segment_object(30), segment_object(60)
     cache, reader = bench.cache(roll_bytes=1), SharedIndexFiles(bench.folder)
     put(cache, first, second)
     path = next(bench.folder.glob(f"*/*30{LOG_INDEX}"))
-    path.write_bytes(path.read_bytes()[::-1])
+    if is_missing:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[::-1])
     assert not shared_holds(reader, second)
     put(cache, other)
     assert bench.sets() == [0, 60]

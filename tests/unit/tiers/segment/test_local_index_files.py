@@ -124,7 +124,7 @@ class Killed(BaseException):
 
 
 def killed_after(written_bytes: int) -> Callable[[Path, bytes], None]:
-    """The process ends when it has written so many bytes; what is written by then stays."""
+    """The process ends after it has written that many bytes, which stay."""
     left = written_bytes
 
     def append(path: Path, content: bytes) -> None:
@@ -162,7 +162,7 @@ def test_a_process_killed_at_any_byte_leaves_whole_segments_or_none() -> None:
 
 
 def never_wrong(folder: Path) -> int:
-    """How many segments are found; those are what was stored."""
+    """Returns the number of segments that are found. They equal the stored ones."""
     found = 0
     for segment in STORED:
         try:
@@ -177,7 +177,7 @@ def never_wrong(folder: Path) -> int:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_torn_files_and_files_with_zeros_never_give_a_wrong_answer(suffix: str) -> None:
-    """What a machine that loses its power may leave of one file while the others are whole."""
+    """The states of one file after a power loss, while the other files are whole."""
     with a_folder() as folder:
         path = filled(folder).path(suffix)
         whole = path.read_bytes()

@@ -90,7 +90,7 @@ def test_an_idle_producer_is_left_out_unless_its_transaction_is_open() -> None:
 
 
 def test_entries_are_in_the_order_of_javas_hash_map() -> None:
-    """As `new HashMap<Long, ...>` walks them in Java."""
+    """Returns the order in which Java's `new HashMap<Long, ...>` iterates."""
     state = ProducerState()
     for producer_id in (17, 1, 65536, 15, 0, 1 << 32, 33):
         state.on_data_batch(batch(producer_id, 0, 0))

@@ -72,7 +72,7 @@ def test_what_the_builder_makes_is_what_the_log_gives(
     # Brokers wrote legacy messages before they wrote batches, never after.
     steps = sorted(steps, key=lambda step: step[0] not in LEGACY)
     for kind, gap, bump, producer, count, timestamp in steps:
-        # What a wrapper's first offset is, nobody can tell from outside: it continues the log.
+        # The header of a wrapper does not have its first offset: it continues the log.
         offset += gap if kind != "wrapper" else 0
         epoch += bump
         appends.append(batch_at(offset, epoch, kind, producer, count, timestamp))

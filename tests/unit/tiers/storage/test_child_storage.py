@@ -148,7 +148,7 @@ async def test_a_cancelled_copy_is_taken_back_by_the_child(tmp_path: Path) -> No
             copying.cancel()
         assert written()
         [pid] = storage.processes
-        # Its cancellation goes the same way before this call.
+        # The cancellation is sent before this call, on the same pipe.
         assert len([stored async for stored in storage.list_objects("")]) == 2
         hold.unlink()
         await until(lambda: not written())

@@ -10,7 +10,7 @@ from tiers.storage.s3.storage import S3RemoteStorageManager
 
 
 def install(folder: Path, package: str, entry_point: str) -> None:
-    """What pip leaves of a package that offers a storage manager."""
+    """The files that pip installs of a package with a storage manager."""
     info = folder / f"{package}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")

@@ -1,10 +1,11 @@
-"""`earliest_readable` computes where the log of both tiers starts, from the metadata and the local log start."""
+"""The bounds of a log over both tiers: `earliest_readable` is its start, `next_local_offset` the end of its copy."""
 
 from __future__ import annotations
 
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 
 
 def earliest_readable(
@@ -32,3 +33,17 @@ def earliest_readable(
     if segment is None:
         return local_log_start
     return min(max(log_start, segment.start_offset), local_log_start)
+
+
+def next_local_offset(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, local: LocalLogBounds, log_start: int
+) -> int:
+    """NEXT_LOCAL_TIMESTAMP (docs/founding.md): returns the offset below which every record of the log is remote.
+
+    It is the remote end + 1, and at least `log_start`, which the leader confirms. The local log holds the offset, so it
+    lies in [local log start, last stable offset] (docs/semantics.md 5.1)."""
+    end_offset = metadata.remote_end_offset(partition)
+    offset = log_start if end_offset is None else max(log_start, end_offset + 1)
+    # The local log begins behind a gap that follows the remote end. If it begins inside the gap, a new leader has
+    # records of the gap, and the owner copies them. So the end of the gap does not count.
+    return max(local.log_start_offset, min(offset, local.last_stable_offset))
