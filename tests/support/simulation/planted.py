@@ -17,6 +17,7 @@ from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteResourceNot
 from tiers.fitness import Fitness
 from tiers.log import broker_log
 from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.partition_manifest import encode_partition_manifest
 from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
 from tiers.metadata.topic import follower
 from tiers.metadata.topic.follower import MetadataFollower
@@ -31,12 +32,15 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.collected_batches import CollectedBatches
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.circuit_breaker import CircuitBreaker
-from tiers.tasks import clamp_task, expiration_task, lineage, segment_deletion, trim_task
+from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks import clamp_task, expiration_task, lineage, partition_manifest, segment_deletion, trim_task
 from tiers.tasks.copy import copy_task, segment_copy
+from tiers.tasks.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.expiration_task import RLMExpirationTask
 from tiers.tasks.log_gap_task import LogGapTask
 from tiers.tasks.missing_topics import MissingTopics
 from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.trim_task import TrimTask
 
 WITHIN_SEEDS = 2_000
@@ -297,6 +301,41 @@ def _never_probes_a_store(stack: ExitStack) -> None:
     _replace(stack, CircuitBreaker, "__enter__", enter)
 
 
+def _stages_fail_together(stack: ExitStack) -> None:
+    """While one stage of a partition fails, the others wait."""
+    original = PartitionTasks.waits_ms
+
+    def waits(self: Any, name: str) -> int:
+        if any(stage.failures for other, stage in self.stages.items() if other != name):
+            return 1_000
+        return original(self, name)
+
+    _replace(stack, PartitionTasks, "waits_ms", waits)
+
+
+def _overwrites_any_manifest(stack: ExitStack) -> None:
+    """An owner replaces the manifest without reading it."""
+    module: Any = partition_manifest
+
+    async def overwrite(storage: Any, cluster_id: str, partition: Any, decide: Any) -> Any:
+        manifest = await decide(None)
+        key = partition_manifest_key(cluster_id, partition)
+        await storage.put_object(key, encode_partition_manifest(manifest))
+        return manifest
+
+    _replace(stack, module, "overwrite_manifest", overwrite)
+
+
+def _forgets_at_once(stack: ExitStack) -> None:
+    """A deleted segment is forgotten without a second deletion of its objects."""
+
+    async def forget(self: Any, partition: Any, segments: Any, troubles: Any) -> int:
+        await self._services.metadata.forget_deleted_segments([one.segment_id for one in segments])
+        return len(segments)
+
+    _replace(stack, DeletedSegmentsTask, "_forget", forget)
+
+
 PLANTED: Mapping[str, PlantedBug] = {
     "trims-at-once": PlantedBug("rule 1", "trims before T_vis has passed", _trims_at_once),
     "always-fresh": PlantedBug("rule 1", "answers from metadata of any age", _always_fresh),
@@ -329,6 +368,18 @@ PLANTED: Mapping[str, PlantedBug] = {
     "replays-aborted": PlantedBug("rule 1", "replays the records of aborted transactions", _replays_aborted),
     "forgets-aborts": PlantedBug("promise 3", "hides no aborted transaction", _forgets_aborts),
     "never-probes-a-store": PlantedBug("promise 5", "leaves a store alone for ever that failed", _never_probes_a_store),
+    "stages-fail-together": PlantedBug(
+        "log range", "stops trims and expiry while copying fails", _stages_fail_together,
+        ("unreadable-batch", "retention"),
+    ),
+    "overwrites-manifest": PlantedBug(
+        "objects", "replaces the manifest of a newer owner", _overwrites_any_manifest,
+        ("store-late-puts", "retention")
+    ),
+    "forgets-at-once": PlantedBug(
+        "objects", "leaves the objects that come after a deletion", _forgets_at_once,
+        ("store-late-puts", "retention"),
+    ),
     "copies-open": PlantedBug("rule 4", "copies beyond the last stable offset", _copies_open_transactions),
 }  # fmt: skip
 
