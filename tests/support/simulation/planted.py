@@ -22,11 +22,11 @@ from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
 from tiers.metadata.topic import follower
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.lost_records import LostRecords
+from tiers.metadata.topic.membership import GroupMembership
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.metadata.topic.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.tenures import Tenures
 from tiers.metadata.topic.tombstone_age import TombstoneAge
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.collected_batches import CollectedBatches
@@ -220,21 +220,9 @@ def _verifies_nothing(stack: ExitStack) -> None:
     _replace(stack, segment_copy, "verify_copied_segment", _nothing)
 
 
-def _takes_over_unread(stack: ExitStack) -> None:
-    """A new owner acts before it has read what the old one wrote, and its rounds do not read it either."""
-    original = TopicBasedRemoteLogMetadataManager.ensure_fresh
-
-    async def ensure_fresh(self: Any, partition: Any, max_age_ms: int, timeout_ms: int) -> None:
-        if not self.owns(partition):
-            await original(self, partition, max_age_ms, timeout_ms)
-
-    async def producer(self: Any, number: int) -> Any:
-        made = self._producer(number, f"{self._transactional_id_prefix}-{number}")
-        await made.initialize(15_000)
-        return made
-
-    _replace(stack, MetadataPartitionOwnership, "_caught_up_producer", producer)
-    _replace(stack, TopicBasedRemoteLogMetadataManager, "ensure_fresh", ensure_fresh)
+def _never_asks_the_group(stack: ExitStack) -> None:
+    """An owner acts however long ago the group confirmed it."""
+    _replace(stack, GroupMembership, "is_confirmed", lambda self, max_age_ms: True)
 
 
 def _writes_unfenced(stack: ExitStack) -> None:
@@ -354,7 +342,7 @@ PLANTED: Mapping[str, PlantedBug] = {
     "missing-is-deleted": PlantedBug("rule 7", "takes an object that is late for deleted", _missing_means_deleted),
     "missing-topic": PlantedBug("rule 5", "takes a missing topic for a deleted one", _missing_topic_is_deleted),
     "verifies-nothing": PlantedBug("promise 4", "does not read back what it wrote", _verifies_nothing),
-    "takes-over-unread": PlantedBug("rule 4", "owns a partition before it has read it", _takes_over_unread),
+    "never-asks-the-group": PlantedBug("rule 4", "trims long after the group confirmed it", _never_asks_the_group),
     "writes-unfenced": PlantedBug("rule 4", "writes without a generation, and after it was fenced", _writes_unfenced),
     "goes-on-without-tombstones": PlantedBug(
         "metadata", "continues from a position whose tombstones are gone", _goes_on_without_tombstones
