@@ -73,7 +73,7 @@ async def test_a_store_is_asked_again_as_often_before_a_wave_as_after_it(
     await driver.survey()
     asked = 0
 
-    async def silent_at_first(manifest: PartitionManifestTask, local_log_start: int) -> None:
+    async def silent_at_first(manifest: PartitionManifestTask, *arguments: object) -> None:
         nonlocal asked
         asked += 1
         if asked <= 2 * failures:
