@@ -34,6 +34,7 @@ from tiers.model.segment_metadata import (
 )
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.remote_storage_manager import Version
 
 
 @pytest.fixture(scope="module")
@@ -203,10 +204,10 @@ async def test_an_unwritable_manifest_keeps_the_parts_of_its_partition_alone(
     async with bench_of_two(root, log) as (bench, other):
         put, key = bench.storage.put_object, partition_manifest_key("cluster", bench.partition)
 
-        async def refused(name: str, content: bytes) -> None:
+        async def refused(name: str, content: bytes, if_match: Version | None = None) -> Version | None:
             if name == key:
                 raise RemoteStorageError("AccessDenied")
-            await put(name, content)
+            return await put(name, content, if_match)
 
         monkeypatch.setattr(bench.storage, "put_object", refused)
         done = await merged_both(bench, other)

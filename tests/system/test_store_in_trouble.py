@@ -53,8 +53,8 @@ def local_starts(cluster: KafkaCluster, topic: str) -> list[int]:
     """Returns where the broker's own log of each partition begins."""
     earliest: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # it has no annotations
     asked = {TopicPartition(topic, partition): earliest for partition in range(PARTITIONS)}
-    answers = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_offsets(asked)
-    return [answer.result(TIMEOUT_S).offset for answer in answers.values()]
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})  # without it, the answers never come
+    return [answer.result(TIMEOUT_S).offset for answer in admin.list_offsets(asked).values()]
 
 
 async def test_ten_backlogged_partitions_progress_over_a_slow_link(

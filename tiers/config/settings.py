@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, get_args
 
 from pydantic import (
@@ -25,7 +24,6 @@ from pydantic import (
 
 from tiers.metadata.topic.metadata_topic import DEFAULT_PARTITION_COUNT, DEFAULT_TOPIC_NAME, MetadataTopicSettings
 from tiers.quota import DEFAULT_WINDOW_NUM, DEFAULT_WINDOW_SIZE_MS, QuotaWindow
-from tiers.segment.segment_encryption import KeyRing, read_key_file
 
 MIB = 1024 * 1024
 DEFAULT_COPIER_THREADS: Final = 10
@@ -488,35 +486,6 @@ class StorageConfig(_StoreSettings):
         if location.implementation:
             return location.implementation, location.plain_settings()
         return self.implementation, self.plain_settings() | location.plain_settings()
-
-
-class EncryptionConfig(BaseModel):
-    """Encryption at rest: AES-256-GCM per chunk with one key per segment, which one of these keys wraps. Without
-    `current`, new segments are not encrypted. Encrypted segments are read with the key that they name.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    current: str | None = Field(
-        default=None, min_length=1, description="The name, in `keys`, of the key for new segments."
-    )
-    keys: Mapping[str, Path] = Field(
-        default_factory=dict,
-        description=(
-            'A name and a file for every key in use: `keys.k2026 = "/etc/tidegate/k2026"`. The file holds 32 bytes or '
-            "their base64. Keep a key as long as any segment names it; without the key, the segment is lost."
-        ),
-    )
-
-    @model_validator(mode="after")
-    def _check_current(self) -> EncryptionConfig:
-        if self.current is not None and self.current not in self.keys:
-            raise ValueError(f"current: there is no key {self.current!r} in keys")
-        return self
-
-    def key_ring(self) -> KeyRing:
-        """Reads the key files. Raises `ValueError`, which names the file to correct."""
-        return KeyRing({key_id: read_key_file(path) for key_id, path in self.keys.items()}, self.current)
 
 
 def text_of(value: object) -> str:

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from tiers.config.encryption_config import EncryptionConfig
 from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX, gathered
 from tiers.config.settings import (
-    EncryptionConfig,
     RemoteLogConfig,
     Section,
     StorageConfig,

@@ -55,6 +55,8 @@ class SimPartition:
     watchers: list[Callable[[], None]] = field(default_factory=list)
     """Called when the partition may have an answer for somebody who waits."""
     is_copying: bool = False
+    unreadable_at: int = -1
+    """An offset in a batch that the disks of all brokers have damaged; -1: none."""
 
     @property
     def log(self) -> ReplicaLog:

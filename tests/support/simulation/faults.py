@@ -236,10 +236,32 @@ def _store_late(sim: Simulation, fault: Fault) -> Callable[[], None]:
     return end
 
 
+def _store_refuses(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    sim.store.refuses_writes = True
+
+    def end() -> None:
+        sim.store.refuses_writes = False
+
+    return end
+
+
+def _store_late_puts(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    sim.store.late_put_rate = 0.2 + 0.6 * fault.size
+
+    def end() -> None:
+        sim.store.late_put_rate = 0.0
+
+    return end
+
+
 def _store_cut(sim: Simulation, fault: Fault) -> Callable[[], None]:
     name = _machine(sim, fault).name
     sim.store.cuts.add(name)
     return lambda: sim.store.cuts.discard(name)
+
+
+def _unreadable_batch(sim: Simulation, fault: Fault) -> None:
+    sim.damage_batch(fault.which)
 
 
 def _delete_records(sim: Simulation, fault: Fault) -> None:
@@ -324,6 +346,9 @@ KINDS: Mapping[str, tuple[float, Apply]] = {
     "store-late": (3, _store_late),
     "store-truncates": (2, _store_truncates),
     "store-cut": (3, _store_cut),
+    "store-refuses-writes": (3, _store_refuses),
+    "store-late-puts": (2, _store_late_puts),
+    "unreadable-batch": (0.7, _unreadable_batch),
     "delete-records": (4, _delete_records),
     "broker-removes": (3, _broker_removes),
     "hanging-transaction": (3, _hang),

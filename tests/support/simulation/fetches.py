@@ -114,6 +114,11 @@ def _read(
     records = b""
     if diverging is None:
         bound = log.last_stable_offset if asked.is_read_committed else log.high_watermark
+        if one.offset <= partition.unreadable_at < log.end:
+            damaged = log.batch_start(partition.unreadable_at)
+            if damaged is not None and damaged <= one.offset < bound:
+                return _refused(asked, one, ErrorCode.KAFKA_STORAGE_ERROR)
+            bound = bound if damaged is None else min(bound, damaged)
         records, _ = log.read(one.offset, bound, min(one.max_bytes, left), min_one)
     aborted: list[AbortedTransaction] | None = None
     if asked.is_read_committed:

@@ -15,9 +15,10 @@ from tests.support.simulation.loop import VirtualLoop
 from tests.support.simulation.replica_log import ABORT, Batch
 from tests.support.simulation.store import SimStore
 from tests.support.simulation.truth import MetadataTruth, Place, TrueSegment
+from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogStart
-from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
+from tiers.storage.object_key import indexes_key, log_key, parse_partition_manifest_key, parse_segment_key
 
 _UNAVAILABLE = frozenset(
     {
@@ -187,10 +188,24 @@ class Oracle:
         indexes = self.store.objects.get(indexes_key(CLUSTER_ID, segment.metadata))
         return stored is not None and indexes is not None and batch.data in stored.data
 
-    def _putting(self, key: str, client: str) -> None:
+    def _putting(self, key: str, client: str, data: bytes) -> None:
+        if parse_partition_manifest_key(key) is not None:
+            self._replacing_manifest(key, client, data)
         parsed = parse_segment_key(key)
         if parsed is not None and parsed.segment_uuid not in self.truth.segments:
             self.fail(f"{client} writes {key}, whose segment has no record")
+
+    def _replacing_manifest(self, key: str, client: str, data: bytes) -> None:
+        """Where conditional writes are proved, no manifest replaces one that reflects later metadata."""
+        stored = self.store.objects.get(key)
+        if stored is None or not self.store.has_conditional_writes or self.truth.lost_records:
+            return
+        before, after = decode_partition_manifest(stored.data), decode_partition_manifest(data)
+        if before.is_later_than(after.position):
+            self.fail(
+                f"{client} replaces a manifest that reflects metadata offset {before.position.next_offset} by one of"
+                f" {after.position.next_offset}"
+            )
 
     def _started(self, segment: TrueSegment) -> None:
         """A segment that is in progress during a rebalance is copied once, by the owner that began it."""

@@ -17,26 +17,30 @@ from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteResourceNot
 from tiers.fitness import Fitness
 from tiers.log import broker_log
 from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.partition_manifest import encode_partition_manifest
 from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
 from tiers.metadata.topic import follower
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.lost_records import LostRecords
+from tiers.metadata.topic.membership import GroupMembership
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.metadata.topic.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.tenures import Tenures
 from tiers.metadata.topic.tombstone_age import TombstoneAge
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.collected_batches import CollectedBatches
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.circuit_breaker import CircuitBreaker
-from tiers.tasks import clamp_task, expiration_task, lineage, segment_deletion, trim_task
+from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks import clamp_task, expiration_task, lineage, partition_manifest, segment_deletion, trim_task
 from tiers.tasks.copy import copy_task, segment_copy
+from tiers.tasks.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.expiration_task import RLMExpirationTask
 from tiers.tasks.log_gap_task import LogGapTask
 from tiers.tasks.missing_topics import MissingTopics
 from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.trim_task import TrimTask
 
 WITHIN_SEEDS = 2_000
@@ -216,21 +220,9 @@ def _verifies_nothing(stack: ExitStack) -> None:
     _replace(stack, segment_copy, "verify_copied_segment", _nothing)
 
 
-def _takes_over_unread(stack: ExitStack) -> None:
-    """A new owner acts before it has read what the old one wrote, and its rounds do not read it either."""
-    original = TopicBasedRemoteLogMetadataManager.ensure_fresh
-
-    async def ensure_fresh(self: Any, partition: Any, max_age_ms: int, timeout_ms: int) -> None:
-        if not self.owns(partition):
-            await original(self, partition, max_age_ms, timeout_ms)
-
-    async def producer(self: Any, number: int) -> Any:
-        made = self._producer(number, f"{self._transactional_id_prefix}-{number}")
-        await made.initialize(15_000)
-        return made
-
-    _replace(stack, MetadataPartitionOwnership, "_caught_up_producer", producer)
-    _replace(stack, TopicBasedRemoteLogMetadataManager, "ensure_fresh", ensure_fresh)
+def _never_asks_the_group(stack: ExitStack) -> None:
+    """An owner acts however long ago the group confirmed it."""
+    _replace(stack, GroupMembership, "is_confirmed", lambda self, max_age_ms: True)
 
 
 def _writes_unfenced(stack: ExitStack) -> None:
@@ -297,6 +289,41 @@ def _never_probes_a_store(stack: ExitStack) -> None:
     _replace(stack, CircuitBreaker, "__enter__", enter)
 
 
+def _stages_fail_together(stack: ExitStack) -> None:
+    """While one stage of a partition fails, the others wait."""
+    original = PartitionTasks.waits_ms
+
+    def waits(self: Any, name: str) -> int:
+        if any(stage.failures for other, stage in self.stages.items() if other != name):
+            return 1_000
+        return original(self, name)
+
+    _replace(stack, PartitionTasks, "waits_ms", waits)
+
+
+def _overwrites_any_manifest(stack: ExitStack) -> None:
+    """An owner replaces the manifest without reading it."""
+    module: Any = partition_manifest
+
+    async def overwrite(storage: Any, cluster_id: str, partition: Any, decide: Any) -> Any:
+        manifest = await decide(None)
+        key = partition_manifest_key(cluster_id, partition)
+        await storage.put_object(key, encode_partition_manifest(manifest))
+        return manifest
+
+    _replace(stack, module, "overwrite_manifest", overwrite)
+
+
+def _forgets_at_once(stack: ExitStack) -> None:
+    """A deleted segment is forgotten without a second deletion of its objects."""
+
+    async def forget(self: Any, partition: Any, segments: Any, troubles: Any) -> int:
+        await self._services.metadata.forget_deleted_segments([one.segment_id for one in segments])
+        return len(segments)
+
+    _replace(stack, DeletedSegmentsTask, "_forget", forget)
+
+
 PLANTED: Mapping[str, PlantedBug] = {
     "trims-at-once": PlantedBug("rule 1", "trims before T_vis has passed", _trims_at_once),
     "always-fresh": PlantedBug("rule 1", "answers from metadata of any age", _always_fresh),
@@ -315,7 +342,7 @@ PLANTED: Mapping[str, PlantedBug] = {
     "missing-is-deleted": PlantedBug("rule 7", "takes an object that is late for deleted", _missing_means_deleted),
     "missing-topic": PlantedBug("rule 5", "takes a missing topic for a deleted one", _missing_topic_is_deleted),
     "verifies-nothing": PlantedBug("promise 4", "does not read back what it wrote", _verifies_nothing),
-    "takes-over-unread": PlantedBug("rule 4", "owns a partition before it has read it", _takes_over_unread),
+    "never-asks-the-group": PlantedBug("rule 4", "trims long after the group confirmed it", _never_asks_the_group),
     "writes-unfenced": PlantedBug("rule 4", "writes without a generation, and after it was fenced", _writes_unfenced),
     "goes-on-without-tombstones": PlantedBug(
         "metadata", "continues from a position whose tombstones are gone", _goes_on_without_tombstones
@@ -329,6 +356,18 @@ PLANTED: Mapping[str, PlantedBug] = {
     "replays-aborted": PlantedBug("rule 1", "replays the records of aborted transactions", _replays_aborted),
     "forgets-aborts": PlantedBug("promise 3", "hides no aborted transaction", _forgets_aborts),
     "never-probes-a-store": PlantedBug("promise 5", "leaves a store alone for ever that failed", _never_probes_a_store),
+    "stages-fail-together": PlantedBug(
+        "log range", "stops trims and expiry while copying fails", _stages_fail_together,
+        ("unreadable-batch", "retention"),
+    ),
+    "overwrites-manifest": PlantedBug(
+        "objects", "replaces the manifest of a newer owner", _overwrites_any_manifest,
+        ("store-late-puts", "retention")
+    ),
+    "forgets-at-once": PlantedBug(
+        "objects", "leaves the objects that come after a deletion", _forgets_at_once,
+        ("store-late-puts", "retention"),
+    ),
     "copies-open": PlantedBug("rule 4", "copies beyond the last stable offset", _copies_open_transactions),
 }  # fmt: skip
 

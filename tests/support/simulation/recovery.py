@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from protocol.errors import ErrorCode
 from tests.support.simulation.cluster import SimPartition
 from tiers.model.ids import TopicIdPartition
+from tiers.storage.object_key import parse_segment_key
 
 if TYPE_CHECKING:
     from tests.support.simulation.clients import SimClient
@@ -101,6 +102,7 @@ def _trouble(sim: Simulation) -> str | None:
             if one.base_offset >= max(remote_end, partition.log.start)
             and now_ms - one.timestamp_ms > segment_ms + 15_000
             and one.next_offset <= partition.log.last_stable_offset
+            and partition.unreadable_at < 0
         ]
         if late:
             return f"{partition} is copied to {remote_end} only, and {late[0].base_offset} is old"
@@ -110,6 +112,18 @@ def _trouble(sim: Simulation) -> str | None:
         local = sum(len(one.data) for one in partition.log.batches if one.next_offset <= remote_end)
         if local > 6_000 and sim.settings["topics"][0]["local.retention.bytes"] >= 0:
             return f"{partition} keeps {local} copied bytes local"
+    return None if sim.oracle.truth.lost_records else _left_behind(sim)
+
+
+def _left_behind(sim: Simulation) -> str | None:
+    """Returns an object that came after the deletion of its segment. The owner deletes it once more."""
+    if sim.loop.time() < sim.store.late_until_s:
+        return "a late write has not arrived yet"
+    for key in sim.store.objects:
+        parsed = parse_segment_key(key)
+        segment = None if parsed is None else sim.oracle.truth.segments.get(parsed.segment_uuid)
+        if segment is not None and segment.gone_at_s is not None:
+            return f"{key} is still there, {sim.loop.time() - segment.gone_at_s:.0f} s after its segment was deleted"
     return None
 
 
@@ -149,7 +163,7 @@ async def _read_all(sim: Simulation, client: SimClient, deadline_s: float) -> No
     client.is_checking = True
     await client.is_idle.wait()
     client.position = expected.log_start(sim.wall_ms())
-    if _is_stopped(sim, partition) or expected.has_other_history:
+    if _is_stopped(sim, partition) or expected.has_other_history or partition.unreadable_at >= 0:
         for _ in range(10):
             await client.step(100_000)
         return

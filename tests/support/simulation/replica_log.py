@@ -205,6 +205,10 @@ class ReplicaLog:
             next_offset = batch.next_offset
         return b"".join(out), next_offset
 
+    def batch_start(self, offset: int) -> int | None:
+        """Returns the first offset of the batch that holds `offset`; None without one."""
+        return next((one.base_offset for one in self.batches if one.base_offset <= offset < one.next_offset), None)
+
     def aborted_between(self, first_offset: int, next_offset: int) -> list[tuple[int, int]]:
         """Returns (producer id, first offset) of the aborted transactions that overlap the offsets."""
         return [

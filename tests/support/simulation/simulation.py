@@ -43,6 +43,7 @@ _METADATA_MANAGER = "tiers.metadata.topic.topic_based:TopicBasedRemoteLogMetadat
 METADATA_TOPIC = "__remote_log_metadata"
 VISIBLE_AFTER_MS = 3_000
 RECOVERY_S = 90.0
+DELETED_SEGMENT_RETENTION_MS = 30_000
 MAX_CLOCK_SKEW_MS = 60_000
 _ROOT = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 _RETENTIONS_MS = (-1, -1, -1, 14_000)
@@ -112,6 +113,7 @@ class Simulation:
             "topics": [topic],
             "remote.log.manager.task.interval.ms": rng.choice((1_000, 2_000)),
             "remote.log.manager.task.retry.backoff.ms": 300,
+            "remote.log.deleted.segment.retention.ms": DELETED_SEGMENT_RETENTION_MS,
             "remote.log.visible.after.ms": VISIBLE_AFTER_MS,
             "remote.log.metadata.manager.class.name": _METADATA_MANAGER,
             "remote.log.metadata.topic.num.partitions": 2,
@@ -283,6 +285,14 @@ class Simulation:
 
         assert self._background is not None
         self._background.create_task(delete())
+
+    def damage_batch(self, which: int) -> None:
+        """Damages the next batch to copy, for good. What is copied must be trimmed and must expire all the same."""
+        partition = self._partition(which)
+        finished = self.oracle.truth.finished((partition.topic.topic_id, partition.index))
+        remote_end = max((one.metadata.end_offset + 1 for one in finished), default=-1)
+        if partition.unreadable_at < 0 <= remote_end and partition.log.start <= remote_end < partition.log.end:
+            partition.unreadable_at = remote_end
 
     def broker_removes(self, which: int, size: float) -> None:
         """An administrator deletes records at the broker, behind the proxies' back."""

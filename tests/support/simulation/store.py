@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,8 @@ from tiers.storage.remote_storage_manager import (
 
 T = TypeVar("T")
 _TIMEOUT_S = 10.0
+_LATEST_PUT_S = 14.0
+"""Less than half of the time for which the metadata keeps a deleted segment."""
 
 
 @dataclass
@@ -54,17 +57,22 @@ class SimStore:
         """How probable it is that a request takes effect, but is answered an error or not at all."""
         self.truncate_rate = 0.0
         """How probable it is that the store keeps only half of a segment's object that it confirms."""
+        self.late_put_rate = 0.0
+        """How probable it is that a write of a segment's object arrives long after its sender gave it up."""
+        self.late_until_s = 0.0
+        """When the last late write has arrived."""
+        self.refuses_writes = False
         self.slow_ms = 0
         self.late_ms = 0
         """How long a new object stays invisible at most."""
         self.cuts: set[str] = set()
         """The names of the processes that do not reach the store."""
         self.on_delete: Callable[[str, str], None] = lambda key, name: None
-        self.on_put: Callable[[str, str], None] = lambda key, name: None
+        self.on_put: Callable[[str, str, bytes], None] = lambda key, name, data: None
         self.requests = 0
 
-    async def call(self, name: str, work: Callable[[], T]) -> T:
-        """Sends a request, which does `work` when it arrives."""
+    async def call(self, name: str, work: Callable[[], T], delay_s: float = 0.0) -> T:
+        """Sends a request, which does `work` when it arrives, at least `delay_s` later."""
         loop, rng = self.loop, self.rng
         answer: asyncio.Future[Any] = loop.create_future()
         self.requests += 1
@@ -98,13 +106,25 @@ class SimStore:
                 answer.set_exception(error)
                 answer.exception()
 
-        loop.later(latency_s(), arrive)
+        loop.later(delay_s + latency_s(), arrive)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 result: T = await answer
                 return result
         except TimeoutError as error:
             raise RetriableRemoteStorageError("the store did not answer in time") from error
+
+    def put_delay_s(self) -> float:
+        """How long a write is on its way. The network may keep the last packets of a process that was stopped."""
+        if not self.late_put_rate or self.rng.random() >= self.late_put_rate:
+            return 0.0
+        delay_s = self.rng.uniform(_TIMEOUT_S, _LATEST_PUT_S)
+        self.late_until_s = max(self.late_until_s, self.loop.time() + delay_s + 1)
+        return delay_s
+
+    def _check_writes(self) -> None:
+        if self.refuses_writes:
+            raise RetriableRemoteStorageError("507 Insufficient Storage")
 
     def get(self, key: str, name: str) -> bytes:
         found = self.objects.get(key)
@@ -113,7 +133,8 @@ class SimStore:
         return found.data
 
     def put(self, key: str, data: bytes, name: str) -> None:
-        self.on_put(key, name)
+        self._check_writes()
+        self.on_put(key, name, data)
         # A manifest that the store damaged stops its partition until an operator decides, so manifests stay whole.
         if self.truncate_rate and parse_segment_key(key) is not None and self.rng.random() < self.truncate_rate:
             data = data[: len(data) // 2]
@@ -144,6 +165,7 @@ class SimStore:
             return VersionedObject(None, ABSENT if self.has_conditional_writes else None)
 
     def delete(self, key: str, name: str) -> None:
+        self._check_writes()
         self.on_delete(key, name)
         if self.objects.pop(key, None) is not None:
             self.deleted.add(key)
@@ -173,8 +195,9 @@ class SimStorage:
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         log, indexes = self._keys(metadata)
         raw = Path(data.log_segment).read_bytes()  # noqa: ASYNC240  # the loop is virtual
-        await self._store.call(self._name, lambda: self._store.put(log, raw, self._name))
-        await self._store.call(self._name, lambda: self._store.put(indexes, data.indexes, self._name))
+        for key, content in ((log, raw), (indexes, data.indexes)):
+            put = partial(self._store.put, key, content, self._name)
+            await self._store.call(self._name, put, self._store.put_delay_s())
         return None
 
     async def fetch_log_segment(
@@ -202,7 +225,10 @@ class SimStorage:
         return await self._store.call(self._name, lambda: [StoreFeatures(proved, proved, "simulated")])
 
     async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
-        return await self._store.call(self._name, lambda: self._store.put_if(key, data, self._name, if_match))
+        # The first manifest is never late: without one, an operator decides about copies that did not end.
+        delay_s = self._store.put_delay_s() if key in self._store.objects else 0.0
+        put = partial(self._store.put_if, key, data, self._name, if_match)
+        return await self._store.call(self._name, put, delay_s)
 
     async def get_versioned(self, key: str) -> VersionedObject:
         return await self._store.call(self._name, lambda: self._store.get_versioned(key, self._name))
