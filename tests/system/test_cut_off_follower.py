@@ -73,6 +73,7 @@ async def test_a_proxy_that_stood_still_knows_no_segment_that_expired_meanwhile(
     settings: dict[str, str | int] = {
         "remote.log.metadata.topic.name": metadata_topic,
         "remote.log.metadata.topic.num.partitions": 1,
+        "remote.log.deleted.segment.retention.ms": 10_000,
     }
     create_topic(kafka.bootstrap_servers, topic_name, config={"retention.ms": "15000"})
     with ExitStack() as stack:
