@@ -429,7 +429,9 @@ class SimApis:
         return self.transactions.verify(partition, producer_id, epoch)
 
     def _commit_offsets(self, broker: SimBroker, request: Any, client: str) -> Answer:
-        code = self.transactions.check_epoch(request.transactional_id, request.producer_id, request.producer_epoch)
+        code = self.transactions.verify_offsets(
+            request.transactional_id, request.producer_id, request.producer_epoch, request.group_id
+        )
         code = code or self.groups.check_member(request.group_id, request.generation_id, request.member_id)
         return _committed(request, code)
 

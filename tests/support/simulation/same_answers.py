@@ -17,6 +17,7 @@ from uuid import UUID
 import google_crc32c
 from kafka.protocol.admin import DeleteRecordsRequest
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
@@ -46,8 +47,8 @@ def operations(seed: int, count: int) -> list[Operation]:
     is_open, end = False, 0
     for _ in range(count):
         kind = rng.choices(
-            ["produce", "begin", "txn-produce", "end", "zombie", "delete", "fetch", "list", "epoch"],
-            [4, 2, 3, 2, 1, 1, 7, 2, 3],
+            ["produce", "begin", "txn-produce", "end", "zombie", "delete", "fetch", "list", "epoch", "metadata"],
+            [4, 2, 3, 2, 1, 1, 7, 2, 3, 1],
         )[0]
         if kind == "begin":
             if is_open:
@@ -118,6 +119,8 @@ class AnsweringBroker:
                 return await self._delete(asked.number)
             case "fetch":
                 return [await self._fetch(asked.number, asked.other, isolation) for isolation in (0, 1)]
+            case "metadata":
+                return await self._described(bool(asked.number))
             case "list":
                 return await self._list(asked.number, asked.other)
             case _:
@@ -235,6 +238,20 @@ class AnsweringBroker:
             (await self._client.request(self._node_id, message, _TIMEOUT_MS, max_version=8)).topics[0].partitions[0]
         )
         return int(answer.error_code), int(answer.offset)
+
+    async def _described(self, is_known: bool) -> Any:
+        """Asks for a topic by its id, and by its name."""
+        topic_id, name = (self._topic_id, self._topic) if is_known else (UUID(int=77), "nothing")
+        answers = []
+        for asked in ({"topic_id": topic_id, "name": None}, {"topic_id": UUID(int=0), "name": name}):
+            message = MetadataRequest(
+                topics=[MetadataRequest.MetadataRequestTopic(**asked)], allow_auto_topic_creation=False
+            )
+            (answer,) = (await self._client.request(self._node_id, message, _TIMEOUT_MS, min_version=12)).topics
+            says = answer.topic_id in (UUID(int=0), topic_id), answer.name in (None, "", name)
+            known = answer.topic_id == topic_id, answer.name == name
+            answers.append((int(answer.error_code), says, known, len(answer.partitions)))
+        return answers
 
     async def _epoch(self, leader_epoch: int) -> tuple[int, int, int]:
         topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic

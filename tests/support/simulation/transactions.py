@@ -21,6 +21,7 @@ from tests.support.simulation.replica_log import ABORT, COMMIT, marker
 
 _INVALID_PRODUCER_ID_MAPPING = 49
 _INVALID_TXN_STATE = 48
+_TRANSACTION_ABORTABLE = 120
 
 
 @dataclass(eq=False)
@@ -31,6 +32,8 @@ class _Transactional:
     state: str = "Empty"
     began_ms: int = 0
     partitions: list[SimPartition] = field(default_factory=list)
+    groups: set[str] = field(default_factory=set)
+    """The groups whose offsets belong to the transaction."""
     ended_as: str = ""
 
 
@@ -112,7 +115,7 @@ class TransactionCoordinator:
 
     def _add(self, one: _Transactional, partition: SimPartition | None) -> None:
         if one.state != "Ongoing":
-            one.state, one.began_ms, one.partitions = "Ongoing", self._loop.now_ms, []
+            one.state, one.began_ms, one.partitions, one.groups = "Ongoing", self._loop.now_ms, [], set()
         if partition is not None and partition not in one.partitions:
             one.partitions.append(partition)
 
@@ -120,6 +123,7 @@ class TransactionCoordinator:
         code, one = self._checked(request.transactional_id, request.producer_id, request.producer_epoch)
         if not code and one is not None:
             self._add(one, None)
+            one.groups.add(request.group_id)
         return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=code)
 
     def verify(self, partition: SimPartition, producer_id: int, epoch: int) -> int:
@@ -133,12 +137,16 @@ class TransactionCoordinator:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         return ErrorCode.NONE if one.state == "Ongoing" and partition in one.partitions else _INVALID_TXN_STATE
 
-    def check_epoch(self, name: str, producer_id: int, epoch: int) -> int:
-        """The group coordinator refuses the offsets of an old producer, by the markers that it has read."""
+    def verify_offsets(self, name: str, producer_id: int, epoch: int, group_id: str) -> int:
+        """Returns an error code unless the transaction is open, and the group's offsets were added to it (KIP-890)."""
         one = self._ids.get(name)
         if one is None or one.producer_id != producer_id:
             return _INVALID_PRODUCER_ID_MAPPING
-        return ErrorCode.NONE if one.epoch <= epoch else ErrorCode.INVALID_PRODUCER_EPOCH
+        if one.epoch != epoch:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        if one.state in ("PrepareCommit", "PrepareAbort"):
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        return ErrorCode.NONE if one.state == "Ongoing" and group_id in one.groups else _TRANSACTION_ABORTABLE
 
     def end(self, request: Any) -> Any:
         code, one = self._checked(request.transactional_id, request.producer_id, request.producer_epoch)

@@ -62,7 +62,10 @@ class _Follower:
     def position(self, number: int) -> int:
         return 0
 
-    async def read_past(self, number: int, offset: int, timeout_ms: int, *, position: int) -> None:
+    def leader_epoch(self, number: int) -> int:
+        return 0
+
+    async def read_past(self, number: int, offset: int, timeout_ms: int, *, position: int, leader_epoch: int) -> None:
         return
 
     async def ensure_fresh(self, number: int, max_age_ms: int, timeout_ms: int) -> None:

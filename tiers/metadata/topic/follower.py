@@ -205,11 +205,18 @@ class MetadataFollower:
             )
         self._followed.mark_fresh({metadata_partition: as_of_ms}, asked_at)
 
-    async def read_past(self, metadata_partition: int, offset: int, timeout_ms: int, *, position: int) -> None:
+    def leader_epoch(self, metadata_partition: int) -> int:
+        return self._leadership.epoch(metadata_partition)
+
+    async def read_past(
+        self, metadata_partition: int, offset: int, timeout_ms: int, *, position: int, leader_epoch: int
+    ) -> None:
         """Waits until the record at `offset` is replayed, which was written when the position was `position` or higher.
 
         Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`, and at once when the offset lies below `position`:
-        the log lost the records there, so this process has read other records, and does not read the written one."""
+        the log lost the records there, so this process has read other records, and does not read the written one. An
+        unclean election may also have put another record at the offset. So the error comes, too, if `leader_epoch`, the
+        last one known before the write, is not the last one known now."""
         if offset < position:
             self._followed.doubt(metadata_partition)
             raise RemoteLogMetadataNotReadyError(
@@ -223,6 +230,12 @@ class MetadataFollower:
             raise RemoteLogMetadataNotReadyError(
                 f"offset {offset} of metadata partition {metadata_partition} was not read in {timeout_ms} ms"
             ) from error
+        if self.leader_epoch(metadata_partition) != leader_epoch:
+            self._followed.doubt(metadata_partition)
+            raise RemoteLogMetadataNotReadyError(
+                f"the leader of metadata partition {metadata_partition} changed during a write at offset {offset}: the"
+                " record may be lost"
+            )
 
     async def run(self) -> None:
         """Reads until cancelled, and retries after errors of brokers."""

@@ -73,6 +73,11 @@ class MetadataLeadership:
             )
         return leader
 
+    def epoch(self, number: int) -> int:
+        """Returns the last known leader epoch; -1 while none is known."""
+        leader = self._leaders.get(number)
+        return -1 if leader is None else leader.leader_epoch
+
     def holds_as_of(self, number: int, leader: Leader, at_ms: int) -> int | None:
         """Returns as of when the answer to a request that was sent to `leader` at `at_ms` is complete.
 

@@ -162,9 +162,12 @@ class MetadataPartitionOwnership:
             to_write = records()
             check_writable(to_write, owned.assignment.record_types)
             consumed_offset = self._follower.position(metadata_partition)
+            epoch = self._follower.leader_epoch(metadata_partition)
             try:
                 offset = await owned.producer.commit(to_write, owned.assignment.member, consumed_offset, timeout_ms)
-                await self._follower.read_past(metadata_partition, offset, timeout_ms, position=consumed_offset)
+                await self._follower.read_past(
+                    metadata_partition, offset, timeout_ms, position=consumed_offset, leader_epoch=epoch
+                )
             except OwnershipLostError as error:
                 logger.warning(
                     "this process lost the ownership of a metadata partition",

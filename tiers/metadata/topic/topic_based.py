@@ -259,8 +259,9 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
         metadata_partition = self.metadata_partition(partition)
         timeout_ms = self._settings.write_timeout_ms
         position = self.follower.position(metadata_partition)
+        epoch = self.follower.leader_epoch(metadata_partition)
         written = await self._producer.send(metadata_partition, records, timeout_ms)
-        await self.follower.read_past(metadata_partition, written, timeout_ms, position=position)
+        await self.follower.read_past(metadata_partition, written, timeout_ms, position=position, leader_epoch=epoch)
 
     async def _append_when_fresh(
         self, partition: TopicIdPartition, records: MakeRecords, timeout_ms: int | None
@@ -277,9 +278,10 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             if not to_write:
                 return
             position = self.follower.position(metadata_partition)
+            epoch = self.follower.leader_epoch(metadata_partition)
             written = await self._producer.send(metadata_partition, to_write, deadline_ms - self._clock_ms())
             left_ms = deadline_ms - self._clock_ms()
-            await self.follower.read_past(metadata_partition, written, left_ms, position=position)
+            await self.follower.read_past(metadata_partition, written, left_ms, position=position, leader_epoch=epoch)
 
     async def _append_in_turn(self, partition: TopicIdPartition, records: MakeRecords) -> None:
         metadata_partition = self.metadata_partition(partition)
@@ -292,9 +294,12 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             return next(iter(records()), None)
 
         position = self.follower.position(metadata_partition)
+        epoch = self.follower.leader_epoch(metadata_partition)
         written = await self._tier_configs.write(self.topic, metadata_partition, read_to_end, record, timeout_ms)
         if written is not None:
-            await self.follower.read_past(metadata_partition, written, timeout_ms, position=position)
+            await self.follower.read_past(
+                metadata_partition, written, timeout_ms, position=position, leader_epoch=epoch
+            )
 
     def metadata_topic_id(self) -> UUID:
         return self.topic.topic_id

@@ -359,5 +359,22 @@ async def test_a_write_below_the_position_is_no_write_that_was_read_back(
     assert await following.poll()
     cluster.logs[0] = finished(2, 0)[:1]
     with pytest.raises(RemoteLogMetadataNotReadyError, match="lost records"):
-        await following.follower.read_past(0, 0, 60_000, position=following.follower.position(0))
+        await following.follower.read_past(
+            0, 0, 60_000, position=following.follower.position(0), leader_epoch=following.follower.leader_epoch(0)
+        )
+    assert following.follower.fresh_at_ms(0) is None
+
+
+async def test_a_write_during_an_election_is_no_write_that_was_read_back(
+    cluster: Cluster, following: Following
+) -> None:
+    """The new leader may have another record at the offset of the written one."""
+    cluster.logs[0] = finished(1, 0)
+    assert await following.poll()
+    leader_epoch = following.follower.leader_epoch(0)
+    cluster.logs[0] = finished(2, 0)
+    cluster.leaders = {NODE: Leader(NODE, leader_epoch + 1)}
+    assert await following.poll()
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="may be lost"):
+        await following.follower.read_past(0, 0, 60_000, position=0, leader_epoch=leader_epoch)
     assert following.follower.fresh_at_ms(0) is None

@@ -59,7 +59,12 @@ class Follower:
     def position(self, metadata_partition: int) -> int:
         return 0
 
-    async def read_past(self, metadata_partition: int, offset: int, timeout_ms: int, *, position: int) -> None:
+    def leader_epoch(self, metadata_partition: int) -> int:
+        return 0
+
+    async def read_past(
+        self, metadata_partition: int, offset: int, timeout_ms: int, *, position: int, leader_epoch: int
+    ) -> None:
         return
 
     async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
