@@ -75,7 +75,7 @@ class FollowedState:
         """Waits for a commit in progress. `run` must have ended."""
         self._state_thread.shutdown()
         try:
-            self._state.mark_read_to_end(self.age.read_at_ms())
+            self._state.mark_read_to_end(self._read_at_ms())
         except lmdb.Error as error:
             logger.warning(
                 "the time of the last read to the end cannot be saved: the next start reads the topic again",
@@ -221,9 +221,13 @@ class FollowedState:
         is_marked = self._marked_at_ms is not None and now_ms - self._marked_at_ms < _READ_TO_END_MARK_MS
         if is_marked and self.trouble is None:
             return
-        read_at_ms = self.age.read_at_ms()
+        read_at_ms = self._read_at_ms()
         await self.in_state_thread(lambda: self._state.mark_read_to_end(read_at_ms))
         self._marked_at_ms = now_ms
+
+    def _read_at_ms(self) -> dict[int, int]:
+        """Returns the times to save. The saved records of a partition that is to be cleared are as old as before."""
+        return {number: at_ms for number, at_ms in self.age.read_at_ms().items() if number not in self._to_clear}
 
     def in_state_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         return asyncio.get_running_loop().run_in_executor(self._state_thread, work)

@@ -48,9 +48,11 @@ class Tenures:
                 del self._held[number]
 
     def owned(self, number: int, member: GroupMember) -> Tenure:
-        """Returns the tenure of a partition that this process owns now. It begins if there is none."""
+        """Returns the tenure of a partition that this process owns now. It begins if there is none.
+
+        The time of the last call does not matter: while this process owns the partition, no other one does."""
         held = self._held.get(number)
-        if held is None or self._is_over(held):
+        if held is None:
             held = self._held[number] = _Held(Tenure(number, next(self._numbers)), member, 0)
         held.owned_at_ms = self._clock_ms()
         return held.tenure

@@ -138,3 +138,16 @@ async def test_heartbeats_that_are_late_end_no_tenure(monkeypatch: pytest.Monkey
         group.beat()
         await writing
         assert group.committed == [1]
+
+
+async def test_a_partition_that_was_owned_all_the_time_keeps_its_tenure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manager asked for it last before a slow answer of a broker."""
+    async with group_of_one(monkeypatch) as group:
+        group.assign({0})
+        await group.owns(0)
+        tenure = group.owning.tenure(0)
+        group.now_ms += AWAIT_MS + 1
+        group.beat()
+        assert group.owning.tenure(0) == tenure
+        await write_in(group, tenure)
+        assert group.committed == [1]

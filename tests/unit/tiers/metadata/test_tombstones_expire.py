@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from tests.support.tiers.following import Cluster, Following, finished
@@ -166,4 +167,26 @@ async def test_a_restart_goes_on_with_the_read_from_the_start(cluster: Cluster, 
     assert (state.next_offset(0), state.next_offset(1)) == (0, 2)
     assert state.reached(0).offset == 2, "a log that ends below has lost records"
     assert state.read_at_ms()[0] == NOW_MS + HALF_MS + 1
+    state.close()
+
+
+async def test_a_state_that_could_not_be_cleared_is_not_saved_as_read(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The map has no room to clear the records, but room for the times. The process ends meanwhile."""
+    async with reopened(cluster, tmp_path, HALF_MS + 1) as after:
+        expire(cluster)
+
+        def full(*cleared: object) -> None:
+            raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL")
+
+        monkeypatch.setattr(after.state, "start_over_partitions", full)
+        for _ in range(2):
+            with pytest.raises(lmdb.MapFullError):
+                await after.poll()
+    state = RemoteLogMetadataStateWriter.open(tmp_path, IDENTITY, wall_clock_ms=lambda: 0, map_size_bytes=1 << 24)
+    again = Following(cluster, state)
+    again.wall_ms += HALF_MS + 2
+    await is_read_again(again)
+    again.follower.close()
     state.close()
