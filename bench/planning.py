@@ -60,7 +60,7 @@ from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.segment.segment_encryption import KeyRing
-from tiers.tasks.expiration_task import RLMExpirationTask
+from tiers.tasks.retention.expiration_task import RLMExpirationTask
 
 if TYPE_CHECKING:
     from tiers.broker.cluster_metadata import ClusterMetadata

@@ -23,10 +23,10 @@ from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogEr
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.failed_deletions import FailedDeletions
-from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
+from tiers.tasks.deletion.failed_deletions import FailedDeletions
+from tiers.tasks.deletion.failed_deletions_topic import FailedDeletionsTopic
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
-from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
 

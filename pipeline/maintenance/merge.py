@@ -39,7 +39,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.segment_deletion import delete_segment, write_state
+from tiers.tasks.deletion.segment_deletion import delete_segment, write_state
 from tiers.tasks.task_services import TaskServices
 
 DEFAULT_GRACE_MS = 60_000

@@ -35,15 +35,15 @@ from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.tasks.expiration_task import RLMExpirationTask
-from tiers.tasks.lineage import check_remote_lineage
-from tiers.tasks.stored_manifest import check_stored_positions
-from tiers.tasks.task_services import TaskServices
-from tiers.tasks.topic_deletion import (
+from tiers.tasks.deletion.topic_deletion import (
     ClusterTopicExistence,
     begin_partition_deletion,
     end_partition_deletion,
 )
+from tiers.tasks.history.lineage import check_remote_lineage
+from tiers.tasks.history.stored_manifest import check_stored_positions
+from tiers.tasks.retention.expiration_task import RLMExpirationTask
+from tiers.tasks.task_services import TaskServices
 
 Sleep = Callable[[float], Awaitable[object]]
 _AT_ONCE = 16

@@ -39,13 +39,13 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.clamp_task import RLMClampTask
 from tiers.tasks.copy.copy_attempts import check_last_attempt
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
-from tiers.tasks.lineage import check_lineage
-from tiers.tasks.log_gap_task import LogGapTask
-from tiers.tasks.partition_manifest import PartitionManifestTask
-from tiers.tasks.segment_deletion import collect_leftovers, delete_segment, write_state
+from tiers.tasks.deletion.segment_deletion import collect_leftovers, delete_segment, write_state
+from tiers.tasks.history.clamp_task import RLMClampTask
+from tiers.tasks.history.lineage import check_lineage
+from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.task_services import TaskServices
 
 ATTEMPTS = 3

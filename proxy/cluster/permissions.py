@@ -22,7 +22,7 @@ from tiers.broker.client import BrokerClient
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import BrokerError
 from tiers.metadata.topic.settings import metadata_group_id
-from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
+from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 
 logger = logging.getLogger(__name__)
 

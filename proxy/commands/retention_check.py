@@ -24,8 +24,8 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.retention.uncopied_watch import HeadBatch, first_uncopied, head_of, used_share
 from tiers.tasks.tiered_topics import TieredTopics
-from tiers.tasks.uncopied_watch import HeadBatch, first_uncopied, head_of, used_share
 
 TIMEOUT_MS = 10_000
 _PARTITIONS_AT_ONCE = 16

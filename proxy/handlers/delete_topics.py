@@ -12,7 +12,7 @@ not answer the question, the proxy uses the ids that the cluster told last. The 
 
 The client gets the broker's answer in any case, and waits for the record for a few seconds at most. If the record is
 missing, the owners delete the remote data after days, or when an operator says that the topic was deleted
-(`tiers/tasks/missing_topics.py`).
+(`tiers/tasks/deletion/missing_topics.py`).
 """
 
 from __future__ import annotations

@@ -34,14 +34,14 @@ from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.quota import RateQuota
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.failed_deletions import FailedDeletions
-from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
+from tiers.tasks.deletion.failed_deletions import FailedDeletions
+from tiers.tasks.deletion.failed_deletions_topic import FailedDeletionsTopic
+from tiers.tasks.deletion.remote_disable import RemoteDisableTask
+from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
-from tiers.tasks.remote_disable import RemoteDisableTask
 from tiers.tasks.remote_log_manager import RemoteLogManager
 from tiers.tasks.task_services import LocalIndexWriter, RemoteLogManagerSettings, TaskServices, wall_clock_ms
 from tiers.tasks.tiered_topics import TieredTopics
-from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
 logger = logging.getLogger(__name__)
 

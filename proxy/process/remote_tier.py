@@ -52,8 +52,8 @@ from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
-from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
-from tiers.tasks.lineage import check_before_deletion
+from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
+from tiers.tasks.history.lineage import check_before_deletion
 from tiers.tasks.task_services import NoLocalIndexes
 
 Metadata = RemoteLogMetadataManager | SharedRemoteLogMetadataReader

@@ -26,7 +26,7 @@ from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks.segment_deletion import write_state
+from tiers.tasks.deletion.segment_deletion import write_state
 
 
 @pytest.fixture

@@ -35,13 +35,13 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.expiration_task import RLMExpirationTask
-from tiers.tasks.log_gap_task import LogGapTask
+from tiers.tasks.deletion.segment_deletion import collect_leftovers
+from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
-from tiers.tasks.partition_manifest import PartitionManifestTask
-from tiers.tasks.segment_deletion import collect_leftovers
+from tiers.tasks.retention.expiration_task import RLMExpirationTask
+from tiers.tasks.retention.trim_task import TrimTask
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
-from tiers.tasks.trim_task import TrimTask
 
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 300_000

@@ -27,11 +27,11 @@ from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager,
 from tiers.model.ids import TopicIdPartition
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.tasks.copy.spool import Spool
+from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
-from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 300_000

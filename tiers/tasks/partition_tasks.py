@@ -28,16 +28,16 @@ from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.tasks.clamp_task import RLMClampTask
 from tiers.tasks.copy.copy_task import RLMCopyTask
-from tiers.tasks.expiration_task import RLMExpirationTask
-from tiers.tasks.log_gap_task import LogGapTask
-from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.deletion.segment_deletion import Leftovers, collect_leftovers
+from tiers.tasks.history.clamp_task import RLMClampTask
+from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.partition_watch import PartitionWatch
-from tiers.tasks.segment_deletion import Leftovers, collect_leftovers
+from tiers.tasks.retention.expiration_task import RLMExpirationTask
+from tiers.tasks.retention.trim_task import TrimTask
 from tiers.tasks.stage import Stage
 from tiers.tasks.task_services import TaskServices
-from tiers.tasks.trim_task import TrimTask
 
 _STOPS = {
     "metadata-lost": "the metadata of a partition was lost: the partition is not copied, trimmed or expired",

@@ -14,8 +14,8 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.bounds import violated_bounds
 from tiers.tasks.copy.copy_task import RLMCopyTask
+from tiers.tasks.retention.uncopied_watch import UncopiedWatch
 from tiers.tasks.task_services import TaskServices
-from tiers.tasks.uncopied_watch import UncopiedWatch
 
 _ALARMS = {
     "copy-lag": "copying is behind by more than half of the retention: records may expire before they are copied",

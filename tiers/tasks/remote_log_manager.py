@@ -27,12 +27,12 @@ from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.tenure import begin_in
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.copy.spool_opening import open_spool
-from tiers.tasks.deleted_segments import DeletedSegmentsTask
+from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
+from tiers.tasks.deletion.remote_disable import RemoteDisableTask
+from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
-from tiers.tasks.remote_disable import RemoteDisableTask
+from tiers.tasks.retention.total_retention import TotalRetentionTask
 from tiers.tasks.task_services import TaskServices
-from tiers.tasks.topic_deletion import TopicDeletionTask
-from tiers.tasks.total_retention import TotalRetentionTask
 
 _OWNERSHIP_INTERVAL_MS = 1000
 _WATCH_INTERVAL_MS = 1000

@@ -19,7 +19,7 @@ from tiers.quota import RateQuota
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.failed_deletions import FailedDeletions
+from tiers.tasks.deletion.failed_deletions import FailedDeletions
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 
 _TOPICS_INTERVAL_MS: Final = 10_000

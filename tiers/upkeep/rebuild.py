@@ -29,8 +29,8 @@ from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.retries import with_retries
-from tiers.tasks.stored_manifest import manifest_of, overwrite_manifest, readable_manifest
-from tiers.tasks.topic_deletion import ClusterTopicExistence
+from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
+from tiers.tasks.history.stored_manifest import manifest_of, overwrite_manifest, readable_manifest
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.importing import WRITER, records_read, write_all
 from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition, records_of, tier_configs_of

@@ -49,14 +49,14 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager,
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.stop_check import (
+from tiers.tasks.history.stop_check import (
     AcceptedLog,
     AcceptedState,
     may_be_stopped,
     reaches_positions,
     state_to_accept,
 )
-from tiers.tasks.stored_manifest import read_manifest
+from tiers.tasks.history.stored_manifest import read_manifest
 
 
 class ReplacedRecords(NamedTuple):

@@ -22,8 +22,8 @@ from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now,
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table, time_text
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
-from tiers.tasks.missing_topics import vanished_together
-from tiers.tasks.topic_deletion import ClusterTopicExistence
+from tiers.tasks.deletion.missing_topics import vanished_together
+from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
 
 _HELP = (
     "Lists tiered topics that no broker knows.\n\nExit code 1: a topic is listed whose remote data the owners delete"

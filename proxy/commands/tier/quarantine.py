@@ -21,7 +21,7 @@ from tiers.access.open_tier import RemoteTierError, metadata_to_now, tiered_clus
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.tasks.expiration_task import is_in_quarantine
+from tiers.tasks.retention.expiration_task import is_in_quarantine
 
 _HELP = (
     "Lists segments that unclean elections cut off.\n\nThe leader's log does not have their records. An operator may"

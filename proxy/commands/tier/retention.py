@@ -26,7 +26,7 @@ from tiers.config.topic_settings import InvalidTierConfigError, check_tier_confi
 from tiers.config.total_retention import MAX_MINUTES, UNLIMITED, Retention, TotalRetention, recorded_total
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager, RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
-from tiers.tasks.expiration_task import expired_to
+from tiers.tasks.retention.expiration_task import expired_to
 
 Minutes = Annotated[
     int | None,

@@ -21,7 +21,7 @@ from tiers.model.log_source import LogRead
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.segment_deletion import collect_leftovers, write_state
+from tiers.tasks.deletion.segment_deletion import collect_leftovers, write_state
 
 
 async def test_a_segment_that_continues_the_tier_counts(bench: Workbench) -> None:

@@ -16,7 +16,7 @@ from tiers.broker.client import Leader
 from tiers.errors import BrokerError, OffsetGapError, RemoteLogError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogRead
-from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
 
 SILENT = replace(PARTITION, partition=1)
 

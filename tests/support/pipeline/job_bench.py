@@ -30,11 +30,11 @@ from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import partition_prefix
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.expiration_task import RLMExpirationTask
-from tiers.tasks.failed_deletions import FailedDeletions
+from tiers.tasks.deletion.failed_deletions import FailedDeletions
+from tiers.tasks.deletion.segment_deletion import collect_leftovers, write_state
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
-from tiers.tasks.partition_manifest import PartitionManifestTask
-from tiers.tasks.segment_deletion import collect_leftovers, write_state
+from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 
 P = TypeVar("P")

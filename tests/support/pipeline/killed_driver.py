@@ -21,7 +21,7 @@ from tests.support.pipeline.offload_rig import CLAIM_TIMEOUT_MS, in_process
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.segment_deletion import write_state
+from tiers.tasks.deletion.segment_deletion import write_state
 from tiers.tasks.task_services import TaskServices
 
 PLACES = ("before", "within", "behind")

@@ -21,7 +21,7 @@ from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks.stored_manifest import manifest_of
+from tiers.tasks.history.stored_manifest import manifest_of
 
 CLUSTER_ID = "cluster"
 

@@ -55,7 +55,7 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
-from tiers.tasks.lineage import check_before_deletion
+from tiers.tasks.history.lineage import check_before_deletion
 
 ADVERTISED_HOST = "proxy.example"
 BASE_PORT = 20_000

@@ -42,12 +42,12 @@ from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.lineage import check_before_deletion
+from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
+from tiers.tasks.history.lineage import check_before_deletion
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
 from tiers.tasks.tiered_topics import TieredTopics
-from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
 TIMEOUT_MS = 60_000
 

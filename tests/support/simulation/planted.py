@@ -33,15 +33,17 @@ from tiers.reader.collected_batches import CollectedBatches
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.circuit_breaker import CircuitBreaker
 from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks import clamp_task, expiration_task, lineage, partition_manifest, segment_deletion, trim_task
 from tiers.tasks.copy import copy_task, segment_copy
-from tiers.tasks.deleted_segments import DeletedSegmentsTask
-from tiers.tasks.expiration_task import RLMExpirationTask
-from tiers.tasks.log_gap_task import LogGapTask
-from tiers.tasks.missing_topics import MissingTopics
-from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.deletion import segment_deletion
+from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
+from tiers.tasks.deletion.missing_topics import MissingTopics
+from tiers.tasks.history import clamp_task, lineage, partition_manifest
+from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.partition_tasks import PartitionTasks
-from tiers.tasks.trim_task import TrimTask
+from tiers.tasks.retention import expiration_task, trim_task
+from tiers.tasks.retention.expiration_task import RLMExpirationTask
+from tiers.tasks.retention.trim_task import TrimTask
 
 WITHIN_SEEDS = 2_000
 

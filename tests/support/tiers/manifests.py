@@ -18,9 +18,9 @@ from tiers.metadata.partition_manifest import (
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import Version
-from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
+from tiers.tasks.retention.trim_task import TrimTask
 from tiers.tasks.task_services import TaskServices
-from tiers.tasks.trim_task import TrimTask
 
 KEY = partition_manifest_key("cluster", PARTITION)
 

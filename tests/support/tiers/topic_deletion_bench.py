@@ -11,7 +11,7 @@ from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.topic_deletion import TopicDeletionTask
+from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
 
 
 class Existence:

@@ -22,18 +22,18 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks.clamp_task import RLMClampTask
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.expiration_task import RLMExpirationTask
-from tiers.tasks.failed_deletions import FailedDeletions
-from tiers.tasks.failed_deletions_topic import FailedDeletion
-from tiers.tasks.log_gap_task import LogGapTask
+from tiers.tasks.deletion.failed_deletions import FailedDeletions
+from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion
+from tiers.tasks.deletion.segment_deletion import collect_leftovers
+from tiers.tasks.history.clamp_task import RLMClampTask
+from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
-from tiers.tasks.partition_manifest import PartitionManifestTask
-from tiers.tasks.segment_deletion import collect_leftovers
+from tiers.tasks.retention.expiration_task import RLMExpirationTask
+from tiers.tasks.retention.trim_task import TrimTask
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
-from tiers.tasks.trim_task import TrimTask
 
 PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
 POLICY = TopicPolicy(

@@ -35,7 +35,7 @@ from tiers.tasks.copy.copy_attempts import check_last_attempt
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
 from tiers.tasks.copy.segment_copy import copy_segment
 from tiers.tasks.copy.spool import SpoolError
-from tiers.tasks.lineage import check_lineage, check_remote_lineage
+from tiers.tasks.history.lineage import check_lineage, check_remote_lineage
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.storage.activity import while_active
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.segment_deletion import delete_segment, write_state
+from tiers.tasks.deletion.segment_deletion import delete_segment, write_state
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import verify_copied_segment
 

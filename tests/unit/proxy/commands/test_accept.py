@@ -19,8 +19,8 @@ from tests.support.proxy.parsed_config import parse_config
 from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, TotalRetention, recorded_total
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import witness_of
-from tiers.tasks.stop_check import AcceptedState
-from tiers.tasks.stored_manifest import read_manifest
+from tiers.tasks.history.stop_check import AcceptedState
+from tiers.tasks.history.stored_manifest import read_manifest
 
 CONFIG = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
 BOUNDS = PartitionBounds(PARTITION.topic, PARTITION.partition)

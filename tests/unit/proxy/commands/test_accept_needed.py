@@ -12,8 +12,8 @@ from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks.stop_check import may_be_stopped
-from tiers.tasks.stored_manifest import read_manifest
+from tiers.tasks.history.stop_check import may_be_stopped
+from tiers.tasks.history.stored_manifest import read_manifest
 
 Damage = Callable[[CommandBench, InMemoryLog], Awaitable[None]]
 

@@ -17,7 +17,7 @@ from proxy.commands.tier.missing_topics import MissingTopic, missing_of
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.tiers.segment_metadata import copied, segment
 from tiers.model.ids import TopicIdPartition
-from tiers.tasks.missing_topics import SAME_TIME_MS
+from tiers.tasks.deletion.missing_topics import SAME_TIME_MS
 
 DAY_MS = 86_400_000
 SINCE_MS = 1_700_000_000_000

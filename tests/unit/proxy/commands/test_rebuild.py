@@ -17,7 +17,7 @@ from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.stored_manifest import manifest_of, read_manifest
+from tiers.tasks.history.stored_manifest import manifest_of, read_manifest
 from tiers.upkeep.rebuild import (
     Rebuild,
     RebuildOptions,

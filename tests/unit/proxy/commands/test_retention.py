@@ -24,7 +24,7 @@ from tiers.config.topic_policy import TopicConfig, TopicPolicy, policy_of
 from tiers.config.total_retention import RETENTION_MINUTES, TotalRetention
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.tasks.uncopied_watch import HeadBatch
+from tiers.tasks.retention.uncopied_watch import HeadBatch
 
 PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
 DAY_MS = 86_400_000

@@ -39,7 +39,7 @@ from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
-from tiers.tasks.lineage import check_before_deletion
+from tiers.tasks.history.lineage import check_before_deletion
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 P1 = TopicIdPartition(TOPIC_ID, 1, "orders")

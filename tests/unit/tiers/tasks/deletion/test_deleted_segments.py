@@ -1,0 +1,110 @@
+"""The objects of a deleted segment are deleted once more after a day, and only then the segment is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.workbench import PARTITION, Workbench, with_retention
+from tiers.errors import OwnershipLostError, RetriableRemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.object_key import indexes_key, log_key
+from tiers.storage.remote_storage_manager import LogSegmentData
+from tiers.tasks.copy.copy_task import RLMCopyTask
+from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
+from tiers.tasks.history.stored_manifest import manifest_of
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+async def late(bench: Workbench) -> RemoteLogSegmentMetadata:
+    """A deleted segment whose objects a paused process writes after the deletion."""
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(5)))
+    await bench.copy_all()
+    (segment,) = bench.segments
+    assert await bench.expire(with_retention(retention_bytes=0)) == 1
+    assert await bench.objects() == []
+    for key in (log_key("cluster", segment), indexes_key("cluster", segment)):
+        await bench.store.put_object(key, b"late")
+    return segment
+
+
+async def test_a_late_object_is_deleted_after_a_day(bench: Workbench, late: RemoteLogSegmentMetadata) -> None:
+    task = DeletedSegmentsTask(bench.services)
+    bench.wall_ms += DAY_MS - 1
+    assert await task.run() == 0
+    assert len(await bench.objects()) == 2
+    (kept,) = bench.metadata.deleted_segments(PARTITION)
+    assert (kept.segment_id, kept.state) == (late.segment_id, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
+    bench.wall_ms += 1
+    assert await task.run() == 1
+    assert await bench.objects() == []
+    assert bench.metadata.deleted_segments() == []
+    assert await task.run() == 0
+
+
+async def test_a_segment_stays_known_while_its_objects_cannot_be_deleted(
+    bench: Workbench, late: RemoteLogSegmentMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(metadata: RemoteLogSegmentMetadata) -> bool:
+        raise RetriableRemoteStorageError("503")
+
+    bench.wall_ms += DAY_MS
+    with monkeypatch.context() as failing:
+        failing.setattr(bench.store, "delete_log_segment_data", refused)
+        with pytest.raises(RetriableRemoteStorageError):
+            await DeletedSegmentsTask(bench.services).run()
+    assert [one.segment_id for one in bench.metadata.deleted_segments()] == [late.segment_id]
+    assert await DeletedSegmentsTask(bench.services).run() == 1
+
+
+async def test_only_the_owner_forgets_and_only_with_a_clock_that_it_trusts(
+    bench: Workbench, late: RemoteLogSegmentMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.wall_ms += DAY_MS
+    bench.metadata.owned = False
+    assert await DeletedSegmentsTask(bench.services).run() == 0
+    bench.metadata.owned = True
+
+    async def ahead(*arguments: object, **options: object) -> int:
+        return 61_000
+
+    with monkeypatch.context() as skewed:
+        skewed.setattr(bench.metadata, "clock_skew_ms", ahead)
+        assert await DeletedSegmentsTask(bench.services).run() == 0
+
+    async def lost(metadata: RemoteLogSegmentMetadata) -> bool:
+        bench.metadata.owned = False
+        return True
+
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", lost)
+    with pytest.raises(OwnershipLostError):
+        await DeletedSegmentsTask(bench.services).run()
+    assert [one.segment_id for one in bench.metadata.deleted_segments()] == [late.segment_id]
+
+
+async def test_the_manifest_calls_a_kept_segment_dead(bench: Workbench, late: RemoteLogSegmentMetadata) -> None:
+    """Otherwise `rebuild` would take its late objects for those of a newer segment."""
+    assert late.segment_id.id in manifest_of(bench.metadata, "cluster", PARTITION).dead
+
+
+async def test_a_copy_gives_up_after_half_of_the_time(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        await asyncio.Event().wait()
+        return None
+
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", never)
+    remote_log = bench.services.settings.remote_log.model_copy(update={"deleted_segment_retention_ms": 40})
+    settings = replace(bench.services.settings, remote_log=remote_log)
+    bench.services = replace(bench.services, settings=settings)
+    bench.copy_task = RLMCopyTask(bench.services, PARTITION)
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(5)))
+    with pytest.raises(RetriableRemoteStorageError, match="given up"):
+        await bench.copy_all()
+    assert [one.state for one in bench.segments] == [RemoteLogSegmentState.COPY_SEGMENT_STARTED]
+    assert (bench.copy_task.attempt, bench.spooled()) == (None, [])

@@ -1,0 +1,169 @@
+"""A store that refuses deletions: each segment has its own backoff, is published, and withdrawn when deleted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion
+from tiers.tasks.deletion.segment_deletion import collect_leftovers, write_state
+
+HOUR_MS = 3_600_000
+EXPIRED = replace(POLICY, retention_ms=1000)
+
+
+class Undeletable:
+    """A store that refuses to delete some segments."""
+
+    def __init__(self, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused: set[int] = {0, 30, 60}
+        self.asked: list[int] = []
+        delete = bench.store.delete_log_segment_data
+
+        async def refuse(metadata: RemoteLogSegmentMetadata) -> bool:
+            self.asked.append(metadata.start_offset)
+            if metadata.start_offset in self.refused:
+                raise RetriableRemoteStorageError("AccessDenied")
+            return await delete(metadata)
+
+        monkeypatch.setattr(bench.store, "delete_log_segment_data", refuse)
+
+
+@pytest.fixture
+async def store(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Undeletable:
+    """Segments 0-29, 30-59 and 60-89 are remote."""
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
+    await bench.copy_all()
+    bench.wall_ms += HOUR_MS
+    return Undeletable(bench, monkeypatch)
+
+
+async def round_of(bench: Workbench) -> None:
+    await collect_leftovers(bench.services, PARTITION)
+    await bench.expire(EXPIRED)
+
+
+async def test_one_segment_that_never_goes_holds_up_no_other(bench: Workbench, store: Undeletable) -> None:
+    store.refused = {0}
+    for _ in range(3):
+        await round_of(bench)
+    assert [one.start_offset for one in bench.segments] == [0]
+    assert bench.segments[0].state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+    assert store.asked == [0, 30, 60]
+    assert bench.metric("remote_failed_deletions") == 1
+
+
+async def test_the_pause_doubles_for_each_segment_up_to_an_hour(bench: Workbench, store: Undeletable) -> None:
+    store.refused = {0}
+    await round_of(bench)
+    asked_at_ms = [0]
+    for second in range(3 * 3600):
+        bench.now_ms += 1000
+        count = len(store.asked)
+        await collect_leftovers(bench.services, PARTITION)
+        if len(store.asked) > count:
+            asked_at_ms.append(second + 1)
+    pauses = [later - earlier for earlier, later in pairwise(asked_at_ms)]
+    assert pauses[:7] == [30, 60, 120, 240, 480, 960, 1920]
+    assert set(pauses[7:]) == {3600}
+
+
+async def test_a_failed_deletion_is_published_and_withdrawn_when_it_succeeds(
+    bench: Workbench, store: Undeletable
+) -> None:
+    store.refused = {30}
+    for _ in range(4):
+        await round_of(bench)
+        bench.now_ms += HOUR_MS
+        bench.wall_ms += HOUR_MS
+    assert bench.failed_deletion_log.published == {}
+    await round_of(bench)
+    (stuck,) = bench.segments
+    (published,) = bench.failed_deletion_log.published.values()
+    assert published == FailedDeletion(
+        topic="orders",
+        topic_id=str(PARTITION.topic_id),
+        partition=0,
+        segment=str(stuck.segment_id.id),
+        start_offset=30,
+        end_offset=59,
+        size_bytes=stuck.segment_size_bytes,
+        attempts=5,
+        first_failed_at_ms=bench.wall_ms - 4 * HOUR_MS,
+        last_failed_at_ms=bench.wall_ms,
+        error="AccessDenied",
+    )
+    assert FailedDeletion.decode(published.encode()) == published
+
+    store.refused = set()
+    bench.now_ms += HOUR_MS
+    await round_of(bench)
+    assert bench.segments == []
+    assert bench.failed_deletion_log.published == {}
+    assert bench.metric("remote_failed_deletions") == 0
+
+
+async def test_publications_of_another_process_are_withdrawn_too(bench: Workbench, store: Undeletable) -> None:
+    store.refused = set()
+    first = bench.segments[0]
+    await write_state(bench.services, first, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+    bench.failed_deletion_log.published[str(first.segment_id.id)] = FailedDeletion(
+        "orders", str(PARTITION.topic_id), 0, str(first.segment_id.id), 0, 29, 1, 7, 0, 0, "AccessDenied"
+    )
+    await collect_leftovers(bench.services, PARTITION)
+    assert bench.failed_deletion_log.published == {}
+    assert first.segment_id not in [one.segment_id for one in bench.segments]
+
+
+async def test_a_failed_withdrawal_keeps_the_segment_but_not_the_round(bench: Workbench, store: Undeletable) -> None:
+    store.refused = set()
+    await write_state(bench.services, bench.segments[0], RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+    bench.failed_deletion_log.failure = RemoteLogMetadataError("not writable")
+    assert await collect_leftovers(bench.services, PARTITION) == 0
+    assert len(bench.segments) == 3
+    bench.failed_deletion_log.failure = None
+    bench.now_ms += HOUR_MS
+    assert await collect_leftovers(bench.services, PARTITION) == 1
+    assert len(bench.segments) == 2
+
+
+async def test_a_topic_that_cannot_be_written_is_tried_again_with_the_segment(
+    bench: Workbench, store: Undeletable
+) -> None:
+    store.refused = {0}
+    bench.failed_deletion_log.failure = RemoteLogMetadataError("not writable")
+    for _ in range(6):
+        await round_of(bench)
+        bench.now_ms += HOUR_MS
+    assert bench.failed_deletion_log.published == {}
+    bench.failed_deletion_log.failure = None
+    await round_of(bench)
+    (published,) = bench.failed_deletion_log.published.values()
+    assert published.attempts == 7
+
+
+async def test_a_store_that_is_down_is_left_alone_after_three_failures(bench: Workbench, store: Undeletable) -> None:
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])
+    await bench.copy_all()
+    assert len(bench.segments) > 4
+    await bench.record_log_start(bench.segments[-1].end_offset + 1)
+    for segment in bench.segments:
+        await write_state(bench.services, segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+    store.refused = set(range(1000))
+    assert await collect_leftovers(bench.services, PARTITION) == 0
+    assert store.asked == [0, 30, 60]
+    assert await collect_leftovers(bench.services, PARTITION) == 0
+    assert store.asked[3:] == [one.start_offset for one in bench.segments[3:6]]
+
+
+def test_what_is_no_failed_deletion_is_an_error() -> None:
+    for raw in (b"?", b"{}", b"[]", b"\xff"):
+        with pytest.raises(RemoteLogMetadataError):
+            FailedDeletion.decode(raw)

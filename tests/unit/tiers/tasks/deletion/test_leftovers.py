@@ -1,0 +1,107 @@
+"""Leftovers of copies are deleted several at a time while the store deletes, and one at a time while it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import pytest
+
+from tests.support.tiers.workbench import PARTITION, Workbench
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
+from tiers.model.copy_plan import CopyPlan
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
+from tiers.tasks.deletion.segment_deletion import collect_leftovers
+
+DEADLINE_S = 60
+
+
+class Store:
+    """Deletes a single object at once, and others only when eight deletions are in progress."""
+
+    def __init__(self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, *, alone: frozenset[int]) -> None:
+        self.refused: set[int] = set()
+        """By the place in the order of asking, as `alone`."""
+        self.asked = self.under_way = self.most_under_way = 0
+        eight, delete = asyncio.Barrier(8), bench.store.delete_log_segment_data
+
+        async def slowly(metadata: RemoteLogSegmentMetadata) -> bool:
+            place = self.asked
+            self.asked += 1
+            self.under_way += 1
+            self.most_under_way = max(self.most_under_way, self.under_way)
+            if place in alone:
+                assert self.under_way == 1
+            else:
+                async with asyncio.timeout(DEADLINE_S):
+                    await eight.wait()
+            self.under_way -= 1
+            if place in self.refused:
+                raise RetriableRemoteStorageError("AccessDenied")
+            return await delete(metadata)
+
+        monkeypatch.setattr(bench.store, "delete_log_segment_data", slowly)
+
+
+async def leave(bench: Workbench, tiles: int, attempts: int) -> None:
+    """The segments that a plan announced, and no executor copied."""
+    bounds = tuple(range(0, 10 * tiles + 1, 10))
+    await bench.metadata.put_copy_plan(CopyPlan(PARTITION, "a", bench.wall_ms, UUID(int=1), attempts, 0, bounds))
+    assert len(bench.segments) == tiles * attempts
+
+
+async def test_all_attempts_of_a_plan_go_eight_at_a_time(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await leave(bench, tiles=11, attempts=3)
+    store = Store(bench, monkeypatch, alone=frozenset({0}))
+    assert await collect_leftovers(bench.services, PARTITION) == store.asked == 33
+    assert store.most_under_way == 8
+    assert (bench.segments, bench.metadata.copy_plans(PARTITION)) == ([], [])
+
+
+async def test_after_a_failure_one_alone_tells_how_the_store_is(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await leave(bench, tiles=18, attempts=1)
+    store = Store(bench, monkeypatch, alone=frozenset({0, 9}))
+    store.refused = {8}
+    assert await collect_leftovers(bench.services, PARTITION) == 17
+    assert (store.asked, len(bench.segments)) == (18, 1)
+    assert bench.metadata.copy_plans(PARTITION) != []
+
+
+async def test_a_store_that_goes_down_meanwhile_is_left_alone(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await leave(bench, tiles=30, attempts=1)
+    store = Store(bench, monkeypatch, alone=frozenset({0}))
+    store.refused = set(range(1, 100))
+    assert await collect_leftovers(bench.services, PARTITION) == 1
+    assert store.asked == 9
+
+
+@pytest.mark.parametrize("error", [RemoteLogMetadataError("timed out"), OwnershipLostError("fenced")])
+async def test_deletions_in_progress_end_before_an_error_is_raised(
+    error: RemoteLogMetadataError, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first error is raised. Later errors say less."""
+    await leave(bench, tiles=30, attempts=1)
+    update, written = bench.metadata.update_remote_log_segment_metadata, 0
+    ended: list[RemoteLogSegmentMetadataUpdate] = []
+
+    async def fail_twice(one: RemoteLogSegmentMetadataUpdate) -> None:
+        nonlocal written
+        written += 1
+        if written == 3:  # after both of the first segment, which went alone
+            raise error
+        if written == 4:
+            await asyncio.sleep(0)
+            raise OwnershipLostError("not owned any more")
+        await update(one)
+        ended.append(one)
+
+    monkeypatch.setattr(bench.metadata, "update_remote_log_segment_metadata", fail_twice)
+    with pytest.raises(type(error)) as raised:
+        await collect_leftovers(bench.services, PARTITION)
+    assert raised.value is error
+    assert len(ended) == 2 + 2 * 6
+    assert len(bench.segments) == 30 - 7

@@ -1,0 +1,136 @@
+"""Remote data of a topic is deleted when the topic is disabled with that option, and only then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
+from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
+from tiers.errors import MetadataLostError, RemoteLogMetadataError, RetriableRemoteStorageError
+from tiers.model.copy_plan import CopyPlan
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.deletion.remote_disable import RemoteDisableTask
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
+from tiers.upkeep.bucket_scan import BucketScan
+from tiers.upkeep.rebuild_plan import plan_partition
+
+DISABLED = {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "true"}
+ENABLED_AGAIN = {REMOTE_STORAGE_ENABLE: "true", DELETE_ON_DISABLE: "false"}
+
+
+def idle(partition: TopicIdPartition) -> bool:
+    return False
+
+
+@pytest.fixture
+async def copied(bench: Workbench) -> Workbench:
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    await bench.copy_all()
+    bench.steps.clear()
+    return bench
+
+
+async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench) -> None:
+    task = RemoteDisableTask(copied.services)
+    assert await task.run(idle) == 0
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    assert await task.run(lambda partition: partition == PARTITION) == 0
+    assert len(copied.finished) == 3
+    assert await task.run(idle) == 3
+    assert await copied.objects() == [partition_manifest_key("cluster", PARTITION)]
+    assert copied.segments == []
+    assert copied.steps[0] == "log-start-raised"
+    assert copied.metadata.log_start_offset(PARTITION) == 0
+    assert await task.run(idle) == 0
+
+
+async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) -> None:
+    """The offload died. Without this deletion, a process that reads the topic anew would find its segments begun."""
+    await copied.metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, (90, 95, 100)))
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    task = RemoteDisableTask(copied.services)
+    assert await task.run(idle) == 5
+    assert await task.run(idle) == 0
+    assert copied.metadata.copy_plans(PARTITION) == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {REMOTE_STORAGE_ENABLE: "false"},
+        {REMOTE_STORAGE_ENABLE: "true", DELETE_ON_DISABLE: "true"},
+        {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "false"},
+        {DELETE_ON_DISABLE: "true"},  # and the topic is not in the settings file any more
+    ],
+)
+async def test_nothing_else_deletes(copied: Workbench, config: dict[str, str]) -> None:
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", config)
+    assert await RemoteDisableTask(copied.services).run(idle) == 0
+    assert len(copied.finished) == 3
+
+
+async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:
+    copied.services = replace(copied.services, cluster_id="cluster")
+    await PartitionManifestTask(copied.services, PARTITION).run()
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    copied.end_after = "delete-started-written"
+    with pytest.raises(ProcessEnded):
+        await RemoteDisableTask(copied.services).run(idle)
+    scan = BucketScan("cluster")
+    await scan.list(copied.store)
+    await scan.read(copied.store, lambda read: read(), 1)
+    plan = plan_partition(scan.partitions[PARTITION.topic_id, PARTITION.partition])
+    assert (plan.segments, plan.refused, len(plan.dropped)) == ([], [], 3)
+
+
+async def test_a_store_that_fails_is_left_alone_until_the_next_round(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(20)])
+    await bench.copy_all()
+    assert len(bench.finished) == 6
+    asked: list[int] = []
+
+    async def refuse(metadata: RemoteLogSegmentMetadata) -> bool:
+        asked.append(metadata.start_offset)
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", refuse)
+    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    task = RemoteDisableTask(bench.services)
+    assert await task.run(idle) == 0
+    assert asked == [0, 30, 60]
+    assert await task.run(idle) == 0
+    assert asked == [0, 30, 60, 90, 120, 150]
+
+
+async def test_only_the_owner_deletes_and_a_failure_is_tried_again(copied: Workbench) -> None:
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    task = RemoteDisableTask(copied.services)
+    copied.metadata.owned = False
+    assert await task.run(idle) == 0
+    copied.metadata.owned = True
+    copied.metadata.fail_writes = RemoteLogMetadataError("not now")
+    with pytest.raises(RemoteLogMetadataError, match="not now"):
+        await task.run(idle)
+    assert len(copied.finished) == 3
+    copied.metadata.fail_writes = None
+    assert await task.run(idle) == 3
+
+
+async def test_a_request_that_came_back_with_lost_metadata_deletes_nothing(copied: Workbench) -> None:
+    """The user has enabled tiering again since, and the metadata has lost the record of that."""
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", ENABLED_AGAIN)
+    await copied.write_manifest()
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    copied.metadata.is_position_confirmed = False
+    with pytest.raises(MetadataLostError, match="lost records since"):
+        await RemoteDisableTask(copied.services).run(idle)
+    assert len(copied.finished) == 3
+    assert copied.metadata.log_starts(PARTITION) == []

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import cast
+from uuid import UUID
+
+import pytest
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+
+from protocol.errors import ErrorCode
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.tiers.topic_deletion_bench import Existence, put_segments
+from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import ClusterMetadata
+from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
+from tiers.model.segment_state import RemotePartitionDeleteState
+from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
+from tiers.upkeep.bucket_scan import BucketScan
+from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition
+
+
+class EmptyCluster:
+    async def gone(self, topic_ids: Iterable[UUID], timeout_ms: int) -> set[UUID]:
+        return set(topic_ids)
+
+
+@pytest.fixture
+async def copied(bench: Workbench) -> Workbench:
+    """Three segments of a topic whose deletion is proved."""
+    await put_segments(bench)
+    await bench.metadata.put_topic_deletion(PARTITION.topic_id, PARTITION.topic)
+    return bench
+
+
+async def test_a_deleted_topic_leaves_nothing_after_the_delay(copied: Workbench) -> None:
+    existence = Existence()
+    task = TopicDeletionTask(copied.services, existence)
+    delay_ms = copied.services.settings.remote_log.topic_deletion_delay_ms
+    assert await task.run() == 0
+    existence.deleted = {PARTITION.topic_id}
+    assert await task.run() == 0
+    copied.now_ms += delay_ms - 1
+    assert await task.run() == 0
+    assert len(await copied.objects()) == 6
+    copied.now_ms += 1
+    assert await task.run() == 1
+    assert await copied.objects() == []
+    assert copied.segments == []
+    assert copied.steps[:2] == ["partition-marked", "partition-deletion-started"]
+    assert copied.metadata.deletions[PARTITION] is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
+    assert await task.run() == 0
+
+
+async def test_a_deleted_topic_goes_without_a_metadata_topic_too(copied: Workbench) -> None:
+    """The brokers know no topic at all. The metadata is in a database."""
+    copied.metadata.topic_id = None
+    task = TopicDeletionTask(copied.services, EmptyCluster())
+    assert await task.run() == 0
+    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
+    assert await task.run() == 1
+    assert await copied.objects() == []
+
+
+async def test_a_topic_that_is_seen_again_starts_the_delay_again(copied: Workbench) -> None:
+    existence = Existence(PARTITION.topic_id)
+    task = TopicDeletionTask(copied.services, existence)
+    delay_ms = copied.services.settings.remote_log.topic_deletion_delay_ms
+    await task.run()
+    existence.deleted = set()
+    copied.now_ms += delay_ms
+    await task.run()
+    existence.deleted = {PARTITION.topic_id}
+    assert await task.run() == 0
+    assert len(copied.finished) == 3
+
+
+async def test_what_is_recorded_after_the_deletion_ended_goes_too(copied: Workbench) -> None:
+    existence = Existence(PARTITION.topic_id)
+    task = TopicDeletionTask(copied.services, existence)
+    await task.run()
+    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
+    assert await task.run() == 1
+    await copied.metadata.put_log_start(PARTITION, LogStart(50, 0, LogStartReason.USER))
+    assert copied.metadata.partitions() == [PARTITION]
+    assert await task.run() == 1
+    assert copied.metadata.partitions() == []
+    assert await task.run() == 0
+
+
+@pytest.fixture
+async def told(copied: Workbench) -> Workbench:
+    """The store has the partition's manifest too."""
+    copied.services = replace(copied.services, cluster_id="cluster")
+    await PartitionManifestTask(copied.services, PARTITION).run()
+    copied.steps.clear()
+    return copied
+
+
+async def deleted_after_the_delay(bench: Workbench) -> TopicDeletionTask:
+    """The next round deletes."""
+    existence = Existence(PARTITION.topic_id)
+    task = TopicDeletionTask(bench.services, existence)
+    await task.run()
+    bench.now_ms += bench.services.settings.remote_log.topic_deletion_delay_ms
+    return task
+
+
+async def rebuilt(bench: Workbench) -> PartitionPlan | None:
+    """Returns the segments that `rebuild` finds in the store. None: the store has nothing of the partition."""
+    scan = BucketScan("cluster")
+    await scan.list(bench.store)
+    await scan.read(bench.store, lambda read: read(), 1)
+    found = scan.partitions.get((PARTITION.topic_id, PARTITION.partition))
+    return None if found is None else plan_partition(found)
+
+
+async def test_the_manifest_goes_last(told: Workbench) -> None:
+    task = await deleted_after_the_delay(told)
+    assert await task.run() == 1
+    assert await told.objects() == []
+    assert told.steps[-2:] == ["manifest-deleted", "partition-deletion-finished"]
+
+
+async def test_while_anything_is_left_the_manifest_says_that_it_is_dead(
+    told: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete, stuck = told.store.delete_log_segment_data, told.segments[1].segment_id
+
+    async def refuse(metadata: RemoteLogSegmentMetadata) -> bool:
+        if metadata.segment_id == stuck:
+            raise RetriableRemoteStorageError("503")
+        return await delete(metadata)
+
+    monkeypatch.setattr(told.store, "delete_log_segment_data", refuse)
+    task = await deleted_after_the_delay(told)
+    for _ in range(2):
+        assert await task.run() == 0
+        assert len(await told.objects()) == 3
+        plan = await rebuilt(told)
+        assert plan is not None
+        assert (plan.segments, plan.refused) == ([], [])
+        assert len(plan.dropped) == 1
+    monkeypatch.setattr(told.store, "delete_log_segment_data", delete)
+    told.now_ms += 3_600_000
+    assert await task.run() == 1
+    assert await rebuilt(told) is None
+
+
+async def test_a_store_that_fails_is_left_alone_until_the_next_round(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put_segments(bench, 6)
+    await bench.metadata.put_topic_deletion(PARTITION.topic_id, PARTITION.topic)
+    asked: list[int] = []
+
+    async def refuse(metadata: RemoteLogSegmentMetadata) -> bool:
+        asked.append(metadata.start_offset)
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", refuse)
+    task = await deleted_after_the_delay(bench)
+    assert await task.run() == 0
+    assert asked == [0, 30, 60]
+    assert await task.run() == 0
+    assert asked == [0, 30, 60, 90, 120, 150]
+
+
+@pytest.mark.parametrize("step", ["manifest-buried", "delete-started-written", "objects-deleted", "manifest-deleted"])
+async def test_a_deletion_that_ends_anywhere_brings_no_segment_back(told: Workbench, step: str) -> None:
+    task = await deleted_after_the_delay(told)
+    told.end_after = step
+    with pytest.raises(ProcessEnded):
+        await task.run()
+    plan = await rebuilt(told)
+    assert plan is None or (plan.segments, plan.refused) == ([], [])
+    told.end_after = ""
+    assert await (await deleted_after_the_delay(told)).run() == 1
+    assert await told.objects() == []
+
+
+async def test_only_the_owner_deletes(copied: Workbench) -> None:
+    existence = Existence(PARTITION.topic_id)
+    task = TopicDeletionTask(copied.services, existence)
+    await task.run()
+    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
+    copied.metadata.owned = False
+    assert await task.run() == 0
+    assert len(copied.finished) == 3
+
+
+@pytest.mark.parametrize(
+    "step", ["partition-marked", "partition-deletion-started", "delete-started-written", "objects-deleted"]
+)
+async def test_a_deletion_that_ended_after_any_step_is_taken_up_again(copied: Workbench, step: str) -> None:
+    existence = Existence(PARTITION.topic_id)
+    first, second = TopicDeletionTask(copied.services, existence), TopicDeletionTask(copied.services, existence)
+    await first.run()
+    await second.run()
+    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
+    copied.end_after = step
+    with pytest.raises(ProcessEnded):
+        await first.run()
+    copied.end_after = ""
+    assert await second.run() == 1
+    assert copied.segments == []
+    assert await copied.objects() == []
+
+
+async def test_losing_the_partition_ends_the_deletion(copied: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    existence = Existence(PARTITION.topic_id)
+    task = TopicDeletionTask(copied.services, existence)
+    await task.run()
+    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
+    delete = copied.store.delete_log_segment_data
+
+    async def then_lose(*args: object) -> bool:
+        done = await delete(*args)  # type: ignore[arg-type]  # handed through
+        copied.metadata.owned = False
+        return done
+
+    monkeypatch.setattr(copied.store, "delete_log_segment_data", then_lose)
+    with pytest.raises(OwnershipLostError):
+        await task.run()
+    assert len(await copied.objects()) == 5  # the manifest goes last
+
+
+async def test_a_partition_that_cannot_be_deleted_leaves_the_others_alone(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = TopicIdPartition(UUID(int=0), 0, "stuck")
+    await copied.metadata.put_log_start(stuck, LogStart(1, 0, LogStartReason.USER))
+    await copied.metadata.put_topic_deletion(stuck.topic_id, stuck.topic)
+    existence = Existence(PARTITION.topic_id, stuck.topic_id)
+    task = TopicDeletionTask(copied.services, existence)
+    await task.run()
+    copied.now_ms += copied.services.settings.remote_log.topic_deletion_delay_ms
+    put = copied.metadata.put_remote_partition_delete_metadata
+
+    async def refuses(metadata: RemotePartitionDeleteMetadata) -> None:
+        if metadata.topic_id_partition == stuck:
+            raise RemoteLogMetadataError("no")
+        await put(metadata)
+
+    monkeypatch.setattr(copied.metadata, "put_remote_partition_delete_metadata", refuses)
+    assert copied.metadata.partitions() == [stuck, PARTITION]
+    with pytest.raises(RemoteLogMetadataError):
+        await task.run()
+    assert await copied.objects() == []
+
+
+@pytest.mark.parametrize(
+    ("codes", "gone"),
+    [
+        ((ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_ID), True),
+        ((ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.NONE), False),
+        ((ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.TOPIC_AUTHORIZATION_FAILED), False),
+    ],
+)
+async def test_a_topic_is_gone_when_every_broker_says_so_by_its_id(codes: tuple[int, int], gone: bool) -> None:
+    topic_id = UUID(int=5)
+    async with ScriptedBroker(1) as first, ScriptedBroker(2) as second:
+        first.brokers = second.brokers = [first, second]
+        for broker, code in zip((first, second), codes, strict=True):
+            answer_by_id(broker, topic_id, code)
+        client = BrokerClient([("127.0.0.1", first.port)], client_id="test")
+        existence = ClusterTopicExistence(client)
+        found = await existence.gone([topic_id], 60_000)
+        told_apart = await existence.gone_and_doubtful([topic_id], 60_000)
+        await client.close()
+    assert found == ({topic_id} if gone else set())
+    assert told_apart == (found, {topic_id} - found)
+
+
+async def test_a_cluster_that_names_no_broker_says_nothing() -> None:
+    class Empty:
+        async def metadata(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
+            return ClusterMetadata("cluster", -1, {}, {}, 0)
+
+    with pytest.raises(BrokerError):
+        await ClusterTopicExistence(cast(BrokerClient, Empty())).gone([UUID(int=5)], 1_000)
+
+
+def answer_by_id(broker: ScriptedBroker, topic_id: UUID, code: int) -> None:
+    """Lists no topic, and answers `code` when asked for `topic_id`."""
+    listing = broker.answers[MetadataRequest.API_KEY]
+
+    async def answer(request: object) -> object:
+        response = await listing(request)
+        if getattr(request, "topics", None):
+            topic = MetadataResponse.MetadataResponseTopic
+            response.topics = [topic(error_code=code, name=None, topic_id=topic_id, is_internal=False, partitions=[])]
+        return response
+
+    broker.answers[MetadataRequest.API_KEY] = answer

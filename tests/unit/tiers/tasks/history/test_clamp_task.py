@@ -1,0 +1,249 @@
+"""Unclean elections: the tier is cut where the histories part, and stops where a broker was emptied or restored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of, build_batch, record
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
+from tiers.errors import LogDivergedError, OwnershipLostError
+from tiers.model.log_source import EpochEndOffset
+from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.segment.indexes.indexes_object import decode_indexes_object
+from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
+from tiers.tasks.history.lineage import find_common_end
+
+AT_ONCE = replace(POLICY, segment_ms=0)
+
+
+def produce(bench: Workbench, count: int) -> None:
+    for _ in range(count):
+        bench.log.append(batch_of(bench.log.end_offset, 10, value_bytes=15, leader_epoch=bench.log.leader_epoch))
+
+
+def answering(bench: Workbench) -> list[tuple[int, int]]:
+    """Offsets (inclusive) that the segments answer for, in order."""
+    found, offset = [], 0
+    while (segment := bench.metadata.next_segment(PARTITION, offset)) is not None:
+        found.append((max(offset, segment.start_offset), segment.valid_end_offset))
+        offset = segment.valid_end_offset + 1
+    return found
+
+
+async def copied(bench: Workbench, batches: int) -> None:
+    produce(bench, batches)
+    await bench.copy_all(AT_ONCE)
+    assert bench.metadata.remote_end_offset(PARTITION) == bench.log.end_offset - 1
+
+
+async def test_the_end_that_another_leader_replaced_is_cut_off_and_copied_again(bench: Workbench) -> None:
+    await copied(bench, 10)
+    objects = await bench.objects()
+    bench.log.elect_unclean(50)
+    produce(bench, 3)
+
+    await bench.copy_all(AT_ONCE)
+    ends = answering(bench)
+    assert ends[0][0] == 0
+    assert [start for start, _ in ends[1:]] == [end + 1 for _, end in ends[:-1]]
+    assert ends[-1][1] == 79
+    assert 49 in [end for _, end in ends]
+    assert set(objects) < set(await bench.objects())
+    first_after = bench.metadata.remote_log_segment_metadata(PARTITION, 50)
+    assert first_after is not None
+    assert first_after.segment_leader_epochs == (LeaderEpochEntry(1, 50),)
+    assert bench.metric("remote_log_clamps_total", topic="orders") == 1
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 1
+
+
+async def test_what_is_cut_off_leaves_no_epoch_in_later_segments(bench: Workbench) -> None:
+    await copied(bench, 3)
+    bench.log.leader_epoch = 1
+    await copied(bench, 3)
+    bench.log.leader_epoch = 2
+    await copied(bench, 3)
+    bench.log.elect_unclean(40)
+    bench.restart()
+    await copied(bench, 2)
+    last = bench.metadata.remote_log_segment_metadata(PARTITION, 59)
+    assert last is not None
+    stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
+    assert stored.indexes.leader_epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(1, 30), LeaderEpochEntry(3, 40))
+
+
+async def test_a_segment_that_is_cut_before_its_last_epoch_does_not_hand_that_on(bench: Workbench) -> None:
+    produce(bench, 1)
+    bench.log.leader_epoch = 1
+    produce(bench, 3)
+    await bench.copy_all()
+    assert bench.finished == [(0, 29)]
+    bench.log.elect_unclean(10)
+    assert not await bench.copy()
+    async with RemoteLogReader(bench.metadata, bench.store) as reader:
+        epochs = await reader.leader_epochs(PARTITION, deadline_ms=monotonic_ms() + 20_000, connection_id=1)
+    assert epochs == (LeaderEpochEntry(0, 0),)
+
+    bench.restart()
+    await copied(bench, 2)
+    last = bench.metadata.remote_log_segment_metadata(PARTITION, 29)
+    assert last is not None
+    stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
+    assert stored.indexes.leader_epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(2, 10))
+
+
+async def test_a_segment_that_is_cut_hands_on_no_state_of_producers(bench: Workbench) -> None:
+    """It would tell of what was cut off."""
+    for first in range(0, 40, 10):
+        records = [record(first, value=b"x" * 300)]
+        bench.log.append(build_batch(first, records, last_offset=first + 9, producer_id=first, producer_epoch=0))
+    await bench.copy_all()
+    assert bench.finished == [(0, 19)]
+    bench.log.elect_unclean(10)
+    assert not await bench.copy()
+    bench.restart()
+    await copied(bench, 2)
+    last = bench.metadata.remote_log_segment_metadata(PARTITION, 29)
+    assert last is not None
+    stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
+    assert decode_producer_snapshot(stored.indexes.producer_snapshot) == ()
+
+
+async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench) -> None:
+    await copied(bench, 3)
+    for epoch in (1, 2, 3):
+        bench.log.leader_epoch = epoch
+        await copied(bench, 2)
+    bench.log.elect_unclean(30)
+    bench.log.leader_epoch = 7
+    produce(bench, 9)
+    common = await find_common_end(bench.log, bench.metadata, PARTITION, 0, None, 1000)
+    assert common == (29, 0)
+
+
+async def test_a_leader_with_nothing_new_cuts_too(bench: Workbench) -> None:
+    await copied(bench, 10)
+    bench.log.elect_unclean(70)
+    await bench.copy_all(AT_ONCE)
+    assert bench.metadata.remote_end_offset(PARTITION) == 69
+    await bench.copy_all(AT_ONCE)
+    assert bench.metric("remote_log_clamps_total", topic="orders") == 1
+
+
+@pytest.mark.parametrize("answer", [EpochEndOffset(0, 0), EpochEndOffset(-1, -1), EpochEndOffset(9, 70)])
+async def test_an_answer_that_leaves_nothing_stops_the_partition(bench: Workbench, answer: EpochEndOffset) -> None:
+    await copied(bench, 10)
+    bench.log.epoch_answer = answer
+    with pytest.raises(LogDivergedError):
+        await bench.copy(AT_ONCE)
+    assert bench.metadata.clamps == []
+    assert bench.metadata.remote_end_offset(PARTITION) == 99
+
+
+async def test_an_answer_below_the_confirmed_local_start_stops_the_partition(bench: Workbench) -> None:
+    await copied(bench, 20)
+    bench.now_ms += 60_000
+    start = await bench.trim(with_retention(local_retention_bytes=300))
+    assert start is not None
+    bench.log.log_start_offset = 0
+    bench.log.elect_unclean(start - 10)
+    with pytest.raises(LogDivergedError, match="emptied or restored"):
+        await bench.copy(AT_ONCE)
+    assert bench.metadata.clamps == []
+
+
+async def test_a_trim_is_remembered_over_a_restart_and_by_the_next_owner(bench: Workbench) -> None:
+    await copied(bench, 20)
+    bench.now_ms += 60_000
+    start = await bench.trim(with_retention(local_retention_bytes=300))
+    assert start is not None
+    assert bench.metadata.local_log_start(PARTITION) == (start, 0)
+    bench.log.log_start_offset = 0
+    bench.log.elect_unclean(start - 10)
+    bench.restart()
+    with pytest.raises(LogDivergedError, match="emptied or restored"):
+        await bench.copy(AT_ONCE)
+    assert bench.metadata.clamps == []
+
+
+async def test_a_cut_above_the_last_trim_is_only_a_clamp(bench: Workbench) -> None:
+    await copied(bench, 20)
+    bench.now_ms += 60_000
+    start = await bench.trim(with_retention(local_retention_bytes=300))
+    assert start is not None
+    bench.log.elect_unclean(start + 10)
+    bench.restart()
+    await bench.copy_all(AT_ONCE)
+    assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [start + 9]
+
+
+async def test_records_below_the_log_start_do_not_diverge(bench: Workbench) -> None:
+    await copied(bench, 10)
+    produce(bench, 10)
+    await bench.record_log_start(150)
+    bench.log.log_start_offset = 150
+    bench.log.elect_unclean(170)
+    produce(bench, 5)
+    await bench.copy_all(AT_ONCE)
+    await bench.expire(POLICY)
+    assert answering(bench)[0][0] == 150
+    assert bench.metadata.clamps == []
+
+
+async def test_a_log_start_of_records_that_the_leader_never_had_deletes_nothing(bench: Workbench) -> None:
+    """Records 50 to 219 are the new leader's: no user deleted any of them."""
+    await copied(bench, 10)
+    produce(bench, 10)
+    await bench.record_log_start(150)
+    bench.log.elect_unclean(50)
+    produce(bench, 17)
+    await bench.copy_all(AT_ONCE)
+    await bench.expire(POLICY)
+    assert bench.log.trims == []
+    assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [49]
+    assert bench.metadata.log_start_offset(PARTITION) == 0
+    assert bench.metadata.remote_end_offset(PARTITION) == 219
+
+
+async def test_a_former_owner_does_not_clamp(bench: Workbench) -> None:
+    await copied(bench, 10)
+    bench.log.elect_unclean(50)
+    bench.metadata.owned = False
+    with pytest.raises(OwnershipLostError):
+        await bench.copy(AT_ONCE)
+
+
+async def test_retention_leaves_the_quarantine_alone_until_an_operator_asks(bench: Workbench) -> None:
+    produce(bench, 20)
+    await bench.copy_all()
+    before = bench.segments
+    bench.log.elect_unclean(50)
+    await copied(bench, 10)
+    cut_off = [one for one in bench.segments if one.is_cut_off]
+    assert cut_off
+    straddling = next(one for one in bench.segments if one.clamped_to is not None and not one.is_cut_off)
+
+    bench.wall_ms += 10_000_000_000
+    expired = with_retention(retention_ms=1000)
+    while await bench.expire(expired):
+        pass
+    assert bench.metadata.log_start_offset(PARTITION) == bench.log.end_offset
+    kept = {one.segment_id for one in bench.segments}
+    assert kept == {one.segment_id for one in before if one.end_offset >= 50}
+
+    for one in (cut_off[0], straddling):
+        await bench.metadata.ask_for_quarantine_deletion(one.segment_id)
+    assert await bench.expire(expired) == 2
+    assert kept - {one.segment_id for one in bench.segments} == {cut_off[0].segment_id, straddling.segment_id}
+
+
+async def test_a_wish_does_not_delete_what_can_be_read(bench: Workbench) -> None:
+    await copied(bench, 20)
+    bench.log.elect_unclean(55)
+    await bench.copy_all(AT_ONCE)
+    for one in bench.segments:
+        if not one.is_cut_off:
+            await bench.metadata.ask_for_quarantine_deletion(one.segment_id)
+    assert await bench.expire(POLICY) == 0

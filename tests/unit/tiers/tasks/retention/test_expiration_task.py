@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
+from tiers.errors import OwnershipLostError
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.deletion.segment_deletion import write_state
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+async def copied(bench: Workbench) -> Workbench:
+    """Segments 0-29, 30-59 and 60-89, an hour of records each; 90-99 is only local."""
+    for n in range(10):
+        bench.log.append(batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms + n // 3 * HOUR_MS))
+    bench.wall_ms += 3 * HOUR_MS
+    await bench.copy_all()
+    bench.steps.clear()
+    return bench
+
+
+async def test_nothing_expires_without_a_limit(copied: Workbench) -> None:
+    copied.wall_ms += 10_000 * HOUR_MS
+    assert await copied.expire(POLICY) == 0
+    assert len(copied.finished) == 3
+
+
+async def test_the_log_start_moves_before_segments_expire_by_their_newest_record(copied: Workbench) -> None:
+    assert await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS)) == 1
+    assert copied.finished == [(30, 59), (60, 89)]
+    assert copied.metadata.log_start_offset(PARTITION) == 30
+    assert len(await copied.objects()) == 4
+    assert copied.steps == [
+        "log-start-raised",
+        "log-start-applied",
+        "delete-started-written",
+        "objects-deleted",
+        "delete-finished-written",
+    ]
+
+
+async def test_the_total_size_counts_both_tiers(copied: Workbench) -> None:
+    size_bytes = copied.segments[0].segment_size_bytes
+    total_bytes = 3 * size_bytes + copied.copy_task.local_only_bytes
+    assert await copied.expire(replace(POLICY, retention_bytes=total_bytes - size_bytes + 1)) == 0
+    assert await copied.expire(replace(POLICY, retention_bytes=total_bytes - size_bytes)) == 1
+    assert copied.finished[0] == (30, 59)
+
+
+async def test_a_range_that_was_copied_twice_counts_once(copied: Workbench) -> None:
+    size_bytes = copied.segments[0].segment_size_bytes
+    for segment in copied.segments:
+        again = replace(
+            segment,
+            segment_id=RemoteLogSegmentId(PARTITION, uuid4()),
+            state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+        )
+        await copied.metadata.add_remote_log_segment_metadata(again)
+        await write_state(copied.services, again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+    assert await copied.expire(replace(POLICY, retention_bytes=3 * size_bytes)) == 0
+    assert copied.metadata.log_start_offset(PARTITION) == 0
+
+
+async def test_segments_below_the_log_start_go_and_one_that_straddles_it_stays(copied: Workbench) -> None:
+    await copied.record_log_start(45)
+    assert await copied.expire(POLICY) == 1
+    assert copied.finished == [(30, 59), (60, 89)]
+
+
+async def test_one_run_deletes_no_more_bytes_than_it_may(copied: Workbench) -> None:
+    settings = replace(copied.services.settings, expire_max_bytes_per_run=copied.segments[0].segment_size_bytes)
+    copied.services = replace(copied.services, settings=settings)
+    copied.restart()
+    everything = replace(POLICY, retention_ms=0)
+    copied.wall_ms += HOUR_MS
+    assert [await copied.expire(everything) for _ in range(4)] == [1, 1, 1, 0]
+    assert copied.finished == []
+
+
+@pytest.mark.parametrize(("our_clock_ms", "measured_ms"), [(-61_000, 0), (0, 61_000), (0, -61_000)])
+async def test_nothing_expires_while_the_clocks_differ(copied: Workbench, our_clock_ms: int, measured_ms: int) -> None:
+    copied.wall_ms += our_clock_ms
+    copied.metadata.skew_ms = measured_ms
+    assert await copied.expire(replace(POLICY, retention_ms=0)) == 0
+    assert len(copied.finished) == 3
+    assert copied.metric("remote_log_alarms_total", topic="orders", reason="clock-skew") == 1
+
+
+async def test_a_skew_that_a_new_measurement_does_not_find_stops_nothing(copied: Workbench) -> None:
+    copied.metadata.skew_ms, copied.metadata.true_skew_ms = 61_000, 0
+    assert await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS)) == 1
+    assert copied.metric("remote_log_alarms_total", topic="orders", reason="clock-skew") == 0
+
+
+async def test_records_without_a_timestamp_age_from_their_copy(bench: Workbench) -> None:
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=-1000) for n in range(4)])
+    await bench.copy_all()
+    one_hour = replace(POLICY, retention_ms=HOUR_MS)
+    assert await bench.expire(one_hour) == 0
+    bench.wall_ms += HOUR_MS + 1
+    assert await bench.expire(one_hour) == 1
+
+
+async def test_a_trim_is_repeated_after_the_log_start_went_back(copied: Workbench) -> None:
+    copied.log.log_start_offset = 0
+    await copied.record_log_start(45)
+    await copied.expire(POLICY)
+    assert copied.log.trims == [45]
+
+
+async def test_the_remote_start_deletes_no_earlier_record_of_the_broker(copied: Workbench) -> None:
+    del copied.metadata.segments[copied.segments[0].segment_id]
+    assert copied.metadata.log_start_offset(PARTITION) == 30
+    await copied.expire(POLICY)
+    assert copied.log.trims == []
+
+
+async def test_a_log_start_above_the_log_is_not_applied(copied: Workbench) -> None:
+    await copied.record_log_start(500)
+    await copied.expire(POLICY)
+    assert copied.log.trims == []
+
+
+async def test_only_the_owner_expires(copied: Workbench) -> None:
+    copied.metadata.owned = False
+    with pytest.raises(OwnershipLostError):
+        await copied.expire(replace(POLICY, retention_ms=0))
+    assert len(copied.finished) == 3
+    assert copied.metadata.log_start_offset(PARTITION) == 0
+
+
+@pytest.mark.parametrize(
+    "step", ["log-start-raised", "delete-started-written", "objects-deleted", "delete-finished-written"]
+)
+async def test_an_expiry_that_ended_after_any_step_is_taken_up_again(copied: Workbench, step: str) -> None:
+    copied.wall_ms += HOUR_MS
+    everything = replace(POLICY, retention_ms=0)
+    copied.end_after = step
+    with pytest.raises(ProcessEnded):
+        await copied.expire(everything)
+    copied.end_after = ""
+    copied.restart()
+    await copied.copy()
+    await copied.expire(everything)
+    assert copied.segments == []
+    assert await copied.objects() == []
+    assert copied.metadata.log_start_offset(PARTITION) == 90
+
+
+async def test_segments_that_another_owner_cut_are_not_deleted(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = copied.store.delete_log_segment_data
+
+    async def cut_then_delete(segment: RemoteLogSegmentMetadata) -> bool:
+        await copied.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 34))
+        return await delete(segment)
+
+    monkeypatch.setattr(copied.store, "delete_log_segment_data", cut_then_delete)
+    assert await copied.expire(replace(POLICY, retention_ms=HOUR_MS // 2)) == 1
+    assert copied.finished == [(30, 59), (60, 89)]
+    assert len(await copied.objects()) == 4

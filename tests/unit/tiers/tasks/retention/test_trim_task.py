@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
+from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError
+from tiers.model.log_source import EpochEndOffset
+from tiers.tasks.deletion.segment_deletion import delete_segment
+
+KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
+T_VIS_MS = 10_000
+
+
+@pytest.fixture
+async def copied(bench: Workbench) -> Workbench:
+    """Segments 0-29, 30-59 and 60-89 are remote and visible; 90-99 is only local."""
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
+    await bench.copy_all()
+    await bench.write_manifest()
+    bench.now_ms += T_VIS_MS
+    bench.steps.clear()
+    return bench
+
+
+async def test_all_but_the_newest_segment_may_go(copied: Workbench) -> None:
+    assert await copied.trim(KEEP_NOTHING) == 60
+    assert copied.log.trims == [60]
+    assert copied.steps == ["trim-decided", "trimmed"]
+
+
+async def test_where_a_trim_ends_is_recorded_before_it_begins(copied: Workbench) -> None:
+    copied.metadata.fail_writes = OwnershipLostError("fenced")
+    with pytest.raises(OwnershipLostError):
+        await copied.trim(KEEP_NOTHING)
+    assert copied.log.trims == []
+    copied.metadata.fail_writes = None
+    copied.end_after = "trim-decided"
+    with pytest.raises(ProcessEnded):
+        await copied.trim(KEEP_NOTHING)
+    assert copied.log.trims == []
+    assert copied.metadata.local_log_start(PARTITION) == (60, 0)
+
+
+async def test_without_local_retention_nothing_is_trimmed(copied: Workbench) -> None:
+    assert await copied.trim(POLICY) is None
+    assert copied.log.trims == []
+
+
+async def test_a_segment_is_trimmed_only_when_all_proxies_had_time_to_see_it(copied: Workbench) -> None:
+    copied.now_ms -= 1
+    assert await copied.trim(KEEP_NOTHING) is None
+    copied.now_ms += 1
+    assert await copied.trim(KEEP_NOTHING) == 60
+
+
+async def test_a_segment_that_the_owners_reader_has_not_seen_is_not_trimmed(copied: Workbench) -> None:
+    second = copied.segments[1]
+    del copied.metadata.seen[second.segment_id]
+    assert await copied.trim(KEEP_NOTHING) == 30
+
+
+async def test_size_counts_what_is_only_local_too(copied: Workbench) -> None:
+    segment_bytes = copied.segments[0].segment_size_bytes
+    assert copied.copy_task.local_only_bytes == len(copied.log.bytes_of(90, 99))
+    keep = 2 * segment_bytes + copied.copy_task.local_only_bytes
+    assert await copied.trim(replace(POLICY, local_retention_bytes=keep + 1)) is None
+    assert await copied.trim(replace(POLICY, local_retention_bytes=keep)) == 30
+
+
+async def test_age_counts_from_the_newest_record_of_a_segment(copied: Workbench) -> None:
+    by_age = replace(POLICY, local_retention_ms=60_000)
+    copied.wall_ms += 60_000
+    assert await copied.trim(by_age) is None
+    copied.wall_ms += 10
+    assert await copied.trim(by_age) == 60
+
+
+async def test_the_last_stable_offset_is_never_passed(copied: Workbench) -> None:
+    copied.log.last_stable_offset = 45
+    assert copied.trim_task.target(KEEP_NOTHING, await copied.log.bounds(PARTITION, 1000), 0) == 30
+
+
+@pytest.mark.parametrize(("start", "trimmed_to"), [(0, None), (45, 45), (60, 60), (95, 60)])
+async def test_the_start_of_a_share_group_is_never_passed(
+    copied: Workbench, start: int, trimmed_to: int | None
+) -> None:
+    copied.share_groups.start = start
+    assert await copied.trim(KEEP_NOTHING) == trimmed_to
+    held = copied.metric("local_trims_held_by_share_groups_total", topic=PARTITION.topic)
+    assert held == (1 if start < 60 else 0)
+
+
+async def test_a_gap_in_the_remote_tier_ends_the_trim(copied: Workbench) -> None:
+    await delete_segment(copied.services, copied.segments[1])
+    assert await copied.trim(KEEP_NOTHING) is None
+
+
+async def test_a_diverged_log_is_not_trimmed(copied: Workbench) -> None:
+    copied.log.epoch_answer = EpochEndOffset(0, 0)
+    with pytest.raises(LogDivergedError):
+        await copied.trim(KEEP_NOTHING)
+    assert copied.log.trims == []
+
+
+async def test_only_the_owner_trims(copied: Workbench) -> None:
+    copied.metadata.owned = False
+    with pytest.raises(OwnershipLostError):
+        await copied.trim(KEEP_NOTHING)
+    assert copied.log.trims == []
+
+
+async def test_the_trim_names_the_leader_epoch_of_the_bounds_it_was_decided_on(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = await copied.log.bounds(PARTITION, 1000)
+    copied.log.leader_epoch += 1
+
+    async def before_the_election(*_: object) -> object:
+        return bounds
+
+    monkeypatch.setattr(copied.log, "bounds", before_the_election)
+    with pytest.raises(BrokerError):
+        await copied.trim(KEEP_NOTHING)
+    assert copied.log.trims == []

@@ -1,0 +1,102 @@
+"""Alarms before the broker's own retention removes records that are not copied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.config.total_retention import Retention, TotalRetention
+from tiers.errors import BrokerError
+from tiers.tasks.retention.uncopied_watch import UncopiedWatch
+
+DAY_MS = 86_400_000
+IN_TIME = replace(POLICY, broker_retention=Retention(DAY_MS, -1), recorded_total=TotalRetention(minutes=90 * 1_440))
+REASONS = ("broker-retention-50", "broker-retention-80", "broker-retention-passed")
+
+
+@pytest.fixture
+def watch(bench: Workbench) -> UncopiedWatch:
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
+    return UncopiedWatch(bench.services, PARTITION)
+
+
+def raised(bench: Workbench) -> list[float]:
+    return [bench.metric("remote_log_alarms_total", topic="orders", reason=reason) for reason in REASONS]
+
+
+async def looked(bench: Workbench, watch: UncopiedWatch, policy: object = IN_TIME, lag_bytes: int = 0) -> list[float]:
+    for _ in range(2):
+        await watch.run(policy, await bench.log.bounds(PARTITION, 1000), lag_bytes)  # type: ignore[arg-type]
+    return raised(bench)
+
+
+async def test_each_alarm_comes_once_as_the_oldest_record_gets_old(bench: Workbench, watch: UncopiedWatch) -> None:
+    assert await looked(bench, watch) == [0, 0, 0]
+    for share, expected in ((0.49, [0, 0, 0]), (0.5, [1, 0, 0]), (0.8, [1, 1, 0]), (1.0, [1, 1, 1])):
+        bench.wall_ms = 1_700_000_000_000 + int(share * DAY_MS)
+        assert await looked(bench, watch) == expected
+
+
+async def test_a_copy_ends_the_episode(bench: Workbench, watch: UncopiedWatch) -> None:
+    bench.wall_ms += DAY_MS
+    assert await looked(bench, watch) == [1, 1, 1]
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10, 16)])
+    await bench.copy_all()
+    assert bench.metadata.remote_end_offset(PARTITION) == 149
+    assert await looked(bench, watch) == [1, 1, 1]
+    bench.wall_ms += DAY_MS
+    assert await looked(bench, watch) == [2, 2, 2]
+
+
+async def test_imported_records_with_an_old_create_time_alarm_at_once(bench: Workbench, watch: UncopiedWatch) -> None:
+    bench.log.records = batch_of(0, 10, timestamp=bench.wall_ms - 2 * DAY_MS)
+    assert await looked(bench, watch) == [1, 1, 1]
+
+
+async def test_bytes_that_are_not_copied_alarm_too(bench: Workbench, watch: UncopiedWatch) -> None:
+    size_bytes = len(bench.log.records)
+    for limit, expected in ((3 * size_bytes, [0, 0, 0]), (int(1.9 * size_bytes), [1, 0, 0]), (size_bytes, [1, 1, 1])):
+        policy = replace(IN_TIME, broker_retention=Retention(-1, limit))
+        assert await looked(bench, watch, policy) == expected
+
+
+async def test_the_copiers_estimate_of_the_bytes_counts_first(bench: Workbench, watch: UncopiedWatch) -> None:
+    policy = replace(IN_TIME, broker_retention=Retention(-1, 10_000))
+    assert await looked(bench, watch, policy, lag_bytes=4_999) == [0, 0, 0]
+    assert await looked(bench, watch, policy, lag_bytes=8_000) == [1, 1, 0]
+
+
+async def test_records_behind_an_open_transaction_alarm_by_the_time_seen(
+    bench: Workbench, watch: UncopiedWatch
+) -> None:
+    bench.log.last_stable_offset = 0
+    assert await looked(bench, watch) == [0, 0, 0]
+    bench.now_ms += DAY_MS
+    assert await looked(bench, watch) == [1, 1, 1]
+
+
+async def test_a_broker_that_does_not_answer_fails_no_round(bench: Workbench, watch: UncopiedWatch) -> None:
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    bench.log.failure = BrokerError("no answer", retriable=True)
+    await watch.run(IN_TIME, bounds, 0)
+    assert raised(bench) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "policy", [POLICY, replace(IN_TIME, recorded_total=TotalRetention()), replace(IN_TIME, broker_retention=None)]
+)
+async def test_without_a_total_of_its_own_a_topic_needs_no_watch(
+    bench: Workbench, watch: UncopiedWatch, policy: object
+) -> None:
+    bench.wall_ms += 10 * DAY_MS
+    assert await looked(bench, watch, policy) == [0, 0, 0]
+    assert bench.log.reads == []
+
+
+async def test_the_first_record_is_read_once_per_offset(bench: Workbench, watch: UncopiedWatch) -> None:
+    await looked(bench, watch)
+    await looked(bench, watch)
+    assert bench.log.reads == [0]

@@ -1,0 +1,92 @@
+"""`RemoteDisableTask` deletes the remote logs of topics that were disabled with deletion (KIP-950).
+
+* The tier's log start moves to the local one first, so a client is never offered a segment in deletion. Then the
+  manifest calls every segment dead, so that `rebuild` does not restore any.
+* Nothing is deleted while this process still works on the partition, nor from a log that diverged
+  (docs/design.md, safety rule 2).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
+from tiers.errors import RemoteLogError
+from tiers.metadata.log_history import LogStartConfirmation
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
+from tiers.tasks.deletion.segment_deletion import delete_all, end_copy_plans
+from tiers.tasks.history.lineage import check_remote_lineage
+from tiers.tasks.history.stored_manifest import bury_manifest, check_stored_positions
+from tiers.tasks.task_services import TaskServices
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteDisableTask:
+    """Works on the partitions that this process owns. One round at a time."""
+
+    def __init__(self, services: TaskServices) -> None:
+        self._services = services
+        self._log_starts = LogStartConfirmation(services.source, services.metadata)
+
+    async def run(self, is_worked_on: Callable[[TopicIdPartition], bool]) -> int:
+        """Runs one round, and returns how many segments were deleted. Raises the first error after the round."""
+        metadata = self._services.metadata
+        deleted = 0
+        troubles: list[RemoteLogError] = []
+        for partition in metadata.partitions():
+            if not metadata.owns(partition) or is_worked_on(partition) or not self._is_to_go(partition):
+                continue
+            try:
+                deleted += await self._delete(partition)
+            except RemoteLogError as error:
+                troubles.append(error)
+        if troubles:
+            raise troubles[0]
+        return deleted
+
+    def _is_to_go(self, partition: TopicIdPartition) -> bool:
+        """Whether a user asked for the deletion. Both keys must be recorded.
+
+        A topic that is only missing in the settings file stays."""
+        own = self._services.metadata.topic_tier_config(partition.topic_id)
+        return own.get(REMOTE_STORAGE_ENABLE) == "false" and own.get(DELETE_ON_DISABLE) == "true"
+
+    async def _delete(self, partition: TopicIdPartition) -> int:
+        services, settings = self._services, self._services.settings
+        segments = list(services.metadata.list_remote_log_segments(partition))
+        if not segments:
+            await end_copy_plans(services, partition)
+            return 0
+        timeout_ms = settings.request_timeout_ms
+        await services.metadata.ensure_fresh(partition, settings.remote_log.visible_after_ms // 2, timeout_ms)
+        bounds = await services.source.bounds(partition, timeout_ms)
+        confirmed = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        await check_remote_lineage(
+            services.source, services.metadata, partition, bounds.log_start_offset, confirmed.offset, timeout_ms
+        )
+        # If the metadata lost records, the request to delete may be an old one that the user has taken back since.
+        await check_stored_positions(services, partition)
+        self._check(partition)
+        # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
+        start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER)
+        await services.metadata.put_log_start(partition, start, denied=confirmed.denied)
+        await services.metadata.put_local_log_start(partition, start.position)
+        services.checkpoint("log-start-raised")
+        await bury_manifest(services, partition)
+        services.checkpoint("manifest-buried")
+        deleted = await delete_all(services, segments, partial(self._check, partition))
+        if deleted == len(segments):
+            logger.info(
+                "the remote log of a topic that is not tiered any more was deleted", extra={"partition": str(partition)}
+            )
+        return deleted
+
+    def _check(self, partition: TopicIdPartition) -> None:
+        """Checks the ownership, and that tiering was not enabled again."""
+        self._services.require_ownership(partition)
+        if not self._is_to_go(partition):
+            raise RemoteLogError(f"{partition} is tiered again: its remote log is not deleted")

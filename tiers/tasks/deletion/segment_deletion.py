@@ -1,0 +1,199 @@
+"""Deletes remote segments: DELETE_SEGMENT_STARTED, the objects, DELETE_SEGMENT_FINISHED, in this order.
+
+Only a segment with a DELETE record is ever deleted (docs/design.md, safety rule 3). Every step may be repeated after a
+crash. A failed deletion is retried with a backoff per segment, and published (`failed_deletions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from enum import Enum, auto
+
+from tiers.bounded_gather import bounded_gather
+from tiers.errors import CircuitOpenError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.copy.copy_attempts import unfinished_attempts, unfinished_segments
+from tiers.tasks.deletion.failed_deletions import StillPublishedError
+from tiers.tasks.task_services import TaskServices
+
+_FAILURES_PER_ROUND = 3
+"""After this many failures in a row, the store is in trouble, and is not asked again before the next round."""
+_LEFTOVERS_AT_ONCE = 8
+
+
+async def write_state(
+    services: TaskServices,
+    segment: RemoteLogSegmentMetadata,
+    state: RemoteLogSegmentState,
+    custom_metadata: bytes | None = None,
+) -> None:
+    """Moves `segment` to `state`. Every update repeats the custom metadata (docs/design.md, "Metadata")."""
+    await services.metadata.update_remote_log_segment_metadata(
+        RemoteLogSegmentMetadataUpdate(
+            segment_id=segment.segment_id,
+            broker_id=services.settings.broker_id,
+            event_timestamp_ms=services.wall_clock_ms(),
+            state=state,
+            custom_metadata=segment.custom_metadata if custom_metadata is None else custom_metadata,
+        )
+    )
+
+
+async def delete_segment(
+    services: TaskServices, segment: RemoteLogSegmentMetadata, unrecorded: bytes | None = None
+) -> None:
+    """Deletes a segment. A later call continues where an earlier one failed.
+
+    `unrecorded` is custom metadata that no record has; the store gets it. Raises the errors of the store and of the
+    metadata manager."""
+    topic = segment.topic_id_partition.topic
+    services.metrics.delete_requests.labels(topic).inc()
+    try:
+        if segment.state is not RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+            await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+            services.checkpoint("delete-started-written")
+        stored = segment if unrecorded is None else replace(segment, custom_metadata=unrecorded)
+        if not await services.storage.delete_log_segment_data(stored):
+            raise RetriableRemoteStorageError(f"the store did not confirm the deletion of {segment.segment_id.id}")
+        services.checkpoint("objects-deleted")
+        await finish_deletion(services, segment)
+        services.checkpoint("delete-finished-written")
+    except Exception:
+        services.metrics.delete_errors.labels(topic).inc()
+        raise
+
+
+async def finish_deletion(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
+    """Records that the objects are gone. `segment` is as it was before this call's deletion began."""
+    if segment.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+        # An earlier attempt, of any process, may have published a failure. The DELETE record stays until it is
+        # retracted.
+        await _take_back(services, segment)
+    await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
+
+
+async def _take_back(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
+    try:
+        await services.failed_deletions.deleted(segment.segment_id)
+    except RemoteLogError as error:
+        raise StillPublishedError(
+            f"{segment.segment_id.id} is deleted, but the published record of its failure cannot be retracted: {error}"
+        ) from error
+
+
+def is_due(services: TaskServices, segment: RemoteLogSegmentMetadata) -> bool:
+    """Returns whether the deletion may be tried: it never failed in this process, or its backoff has passed."""
+    return services.failed_deletions.is_due(segment.segment_id, services.clock_ms())
+
+
+async def try_to_delete(services: TaskServices, segment: RemoteLogSegmentMetadata) -> bool:
+    """Tries to delete a segment. Returns False when the store failed; the segment is retried when it `is_due`.
+
+    Raises the errors of the metadata manager."""
+    try:
+        await delete_segment(services, segment)
+    except CircuitOpenError:
+        return False  # the store was not asked, so this is no failed attempt
+    except RemoteStorageError as error:
+        await services.failed_deletions.failed(segment, error, services.clock_ms(), services.wall_clock_ms())
+        return False
+    finally:
+        services.metrics.failed_deletions.set(services.failed_deletions.count)
+    return True
+
+
+async def delete_all(
+    services: TaskServices, segments: Iterable[RemoteLogSegmentMetadata], check: Callable[[], None]
+) -> int:
+    """Deletes the segments that are due, and returns how many were deleted.
+
+    After some failures in a row it stops, and the next round continues. `check` is called before each segment, and its
+    exceptions reach the caller."""
+    deleted = failed = 0
+    for segment in segments:
+        check()
+        if not is_due(services, segment):
+            continue
+        if await try_to_delete(services, segment):
+            deleted, failed = deleted + 1, 0
+            continue
+        failed += 1
+        if failed == _FAILURES_PER_ROUND:
+            break
+    return deleted
+
+
+class Leftovers(Enum):
+    """Which leftovers are collected. An owner deletes those that a copy waits for apart from the others."""
+
+    ALL = auto()
+    OF_THE_NEXT_SEGMENT = auto()
+    OTHERS = auto()
+
+
+async def collect_leftovers(
+    services: TaskServices,
+    partition: TopicIdPartition,
+    which: Leftovers = Leftovers.ALL,
+    in_progress: RemoteLogSegmentId | None = None,
+) -> int:
+    """Deletes the leftovers of failed copies and deletions, and returns how many.
+
+    `in_progress` is the only attempt whose copy may be in progress.
+
+    It skips leftovers that are not due, except for the newest attempt at the next segment to copy: the deletion of its
+    objects shows whether the store works (`copy_attempts`). It deletes one segment at a time until the store has
+    deleted one, and again as soon as the store fails. Otherwise it deletes several at a time."""
+    known = unfinished_segments(services.metadata, partition)
+    leftovers = [one for one in known if one.segment_id != in_progress]
+    labels = partition.topic, str(partition.partition)
+    services.metrics.delete_lag_segments.labels(*labels).set(len(leftovers))
+    services.metrics.delete_lag_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in leftovers))
+    attempts = unfinished_attempts(services.metadata, partition)
+    newest = next(iter(attempts), None)
+    if which is not Leftovers.ALL:
+        is_wanted = which is Leftovers.OF_THE_NEXT_SEGMENT
+        leftovers = [one for one in leftovers if (one in attempts) is is_wanted]
+    due = sorted((one for one in leftovers if one == newest or is_due(services, one)), key=lambda one: one != newest)
+    troubles: list[RemoteLogError] = []
+
+    async def collect(leftover: RemoteLogSegmentMetadata) -> bool | None:
+        """Deletes one leftover. Returns None if it is no leftover any more, or after an error of the metadata."""
+        try:
+            services.require_ownership(partition)
+            # Another owner may have finished or deleted the segment since the list was made.
+            known = services.metadata.remote_log_segment_metadata_by_id(leftover.segment_id)
+            if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+                return None
+            return await try_to_delete(services, known)
+        except RemoteLogError as error:
+            troubles.append(error)
+            return None
+
+    collected = failed = begun = 0
+    while begun < len(due) and failed < _FAILURES_PER_ROUND:
+        at_once = _LEFTOVERS_AT_ONCE if collected and not failed else 1
+        several = due[begun : begun + at_once]
+        begun += at_once
+        for gone in await bounded_gather(several, collect, at_once):
+            if gone is not None:
+                collected, failed = collected + gone, 0 if gone else failed + 1
+        if troubles:
+            # Raised after the others have ended, since a cancelled write of metadata costs the ownership.
+            raise troubles[0]
+    await end_copy_plans(services, partition)
+    return collected
+
+
+async def end_copy_plans(services: TaskServices, partition: TopicIdPartition) -> None:
+    """Ends the copy plans without remaining segments to delete. No copy of them may be in progress."""
+    plans = services.metadata.copy_plans(partition)
+    if not plans:
+        return
+    left = {one.segment_id for one in unfinished_segments(services.metadata, partition)}
+    for plan in plans:
+        if left.isdisjoint(plan.segment_ids()):
+            await services.metadata.end_copy_plan(plan)

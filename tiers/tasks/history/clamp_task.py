@@ -1,0 +1,121 @@
+"""`RLMClampTask` makes the tier agree with the leader's log, as the first task of a round.
+
+See docs/design.md, safety rule 2.
+
+If an unclean election cut the log, the task only records that, in one record. The objects stay until an operator asks
+for their deletion. If the leader has another history altogether, the owner records that, and the partition stops. If an
+operator accepts the leader's log, the task cuts off the remote records that this log does not have.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+from tiers.model.log_start import OffsetAndEpoch
+from tiers.model.segment_metadata import RemoteLogClampUpdate
+from tiers.tasks.history.lineage import check_history, clamp_end, surviving_end
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
+from tiers.tasks.history.stop_check import AcceptedLog
+from tiers.tasks.task_services import TaskServices
+
+logger = logging.getLogger(__name__)
+
+
+async def _nothing() -> None:
+    return
+
+
+class RLMClampTask:
+    def __init__(
+        self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
+    ) -> None:
+        self._services = services
+        self._partition = topic_id_partition
+        self._manifest = manifest
+
+    async def run(
+        self, bounds: LocalLogBounds, log_start: int | None, end_work: Callable[[], Awaitable[None]] = _nothing
+    ) -> bool:
+        """Clamps the tier if the leader's log ends earlier. Returns whether the tier was clamped.
+
+        `end_work` ends the copy, the trim and the deletion in progress. They belong to the history before the clamp: a
+        segment that is finished after the clamp would leave a hole below it. After a clamp, the caller must discard
+        what its tasks remember of the tier. The caller has just read `bounds`. `log_start` is the recorded one that
+        the leader confirms. Raises `LogDivergedError` when the partition must stop."""
+        services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
+        try:
+            await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
+        except LogDivergedError:
+            await end_work()
+            is_clamped = await self._agree(bounds, log_start)
+            # Checked again after the clamp: the leader may have changed meanwhile.
+            await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
+        else:
+            is_clamped = False
+        await self._record_divergence(is_diverged=False)
+        return is_clamped
+
+    async def _agree(self, bounds: LocalLogBounds, log_start: int | None) -> bool:
+        """Cuts off the remote records that the leader's log does not have.
+
+        Returns False when the leader confirms all of them now."""
+        services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
+        remote_end = services.metadata.remote_end_offset(partition)
+        try:
+            common = await clamp_end(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
+        except LogDivergedError:
+            await self._record_divergence(is_diverged=True)
+            common = await surviving_end(
+                services.source, services.metadata, partition, bounds.log_start_offset, timeout_ms
+            )
+            if not self._manifest.accepts(AcceptedLog(common.offset, bounds.leader_epoch)):
+                raise
+            # In one leader epoch all answers are those of the log that the operator accepted.
+            if (await services.source.bounds(partition, timeout_ms)).leader_epoch != bounds.leader_epoch:
+                raise
+            services.require_ownership(partition)
+            # The trims and log starts of the other history say nothing any more. After a crash right here, the recorded
+            # divergence keeps the next round from taking the leader's log for one that an unclean election cut.
+            begins_at = OffsetAndEpoch(common.offset + 1, bounds.leader_epoch)
+            await services.metadata.begin_accepted_history(partition, begins_at)
+            services.checkpoint("trim-reset")
+        services.require_ownership(partition)
+        if common.offset == remote_end:
+            return False  # the leader changed back, and confirms all remote records
+        clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), common.leader_epoch, common.offset)
+        await services.metadata.put_remote_log_clamp(clamp)
+        services.checkpoint("clamp-written")
+        services.metrics.clamps.labels(partition.topic).inc()
+        services.metrics.alarms.labels(partition.topic, "clamped").inc()
+        logger.error(
+            "another leader's records replaced copied records; the replaced records are in quarantine",
+            extra={"partition": str(partition), "valid_end_offset": common.offset, "remote_end": remote_end},
+        )
+        return True
+
+    async def _record_divergence(self, *, is_diverged: bool) -> None:
+        is_recorded = is_diverged == self._services.metadata.is_diverged(self._partition)
+        if is_recorded and not is_diverged:
+            return
+        self._services.require_ownership(self._partition)
+        try:
+            if not is_recorded:
+                await self._services.metadata.put_log_divergence(self._partition, is_diverged=is_diverged)
+                self._services.checkpoint("divergence-recorded" if is_diverged else "divergence-ended")
+            if is_diverged and not self._manifest.is_accepted:
+                # The partition stops now. `rebuild` must know of the divergence too, or it would take it for a gap.
+                # An acceptance names the manifest, so an accepted divergence does not change the manifest.
+                await self._manifest.run()
+        except OwnershipLostError:
+            raise
+        except RemoteLogError as error:
+            if not is_diverged:
+                raise
+            # The caller stops the partition anyway, and the next round tries again.
+            logger.warning(
+                "a divergence could not be recorded", extra={"partition": str(self._partition), "error": str(error)}
+            )

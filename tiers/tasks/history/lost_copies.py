@@ -1,0 +1,79 @@
+"""Finds copies in the store that may be the only ones of their records, though the metadata does not know their end.
+
+The owner itself trims no segment before the manifest accepts it. But the broker's own retention does not wait for the
+manifest, and may have removed the records of a copy whose end the metadata lost (docs/design.md, safety rule 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from uuid import UUID
+
+from tiers.errors import MetadataLostError, RemoteResourceNotFoundError
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, LogStartReason
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.object_key import INDEXES_SUFFIX, indexes_key, parse_segment_key, partition_prefix, segment_of_key
+from tiers.tasks.copy.copy_attempts import unfinished_segments
+from tiers.tasks.history.stored_manifest import WAY_BACK
+from tiers.tasks.task_services import TaskServices
+
+
+async def check_store(services: TaskServices, partition: TopicIdPartition, dead: Collection[UUID], gap: LogGap) -> None:
+    """Raises `MetadataLostError` when the store has a whole segment with records of the gap that is unknown.
+
+    `dead` are the segments that the manifest calls dead. Raises the store's errors."""
+    async for found in services.storage.list_objects(partition_prefix(services.cluster_id, partition)):
+        key = parse_segment_key(found.key)
+        if key is None or key.suffix != INDEXES_SUFFIX or key.segment_uuid in dead:
+            continue
+        segment = segment_of_key(key, found.custom_metadata)
+        is_in_gap = segment.start_offset < gap.next_offset and gap.first_offset <= segment.end_offset
+        is_known = services.metadata.remote_log_segment_metadata_by_id(segment.segment_id) is not None
+        if is_in_gap and not is_known and await is_whole(services, segment):
+            raise MetadataLostError(
+                f"records of {partition} are in neither tier by the metadata, but the store has them in segment"
+                f" {key.segment_uuid}: metadata was lost: {WAY_BACK}"
+            )
+
+
+async def is_whole(services: TaskServices, copy: RemoteLogSegmentMetadata) -> bool:
+    """Returns whether the store has the segment's `.indexes`, which is written last.
+
+    Looks in every location, since the record of an unfinished copy names none. Raises the store's errors."""
+    try:
+        await services.storage.fetch_indexes(copy)
+    except RemoteResourceNotFoundError:
+        try:
+            await services.storage.get_object(indexes_key(services.cluster_id, copy))
+        except RemoteResourceNotFoundError:
+            return False
+    return True
+
+
+def last_copies(
+    metadata: RemoteLogMetadataManager, partition: TopicIdPartition, local_log_start: int
+) -> list[RemoteLogSegmentMetadata]:
+    """Returns the copies without an end that have a record of neither the local log nor a readable segment.
+
+    Records that a user or the topic's retention deleted do not count."""
+    found = []
+    for leftover in unfinished_segments(metadata, partition, metadata.log_start_offset(partition) or 0):
+        deleted_to = [
+            start.offset
+            for start in metadata.log_starts(partition)
+            if start.reason is not LogStartReason.SEEN and is_of_the_same_history(start, leftover.segment_leader_epochs)
+        ]
+        offset = max([leftover.start_offset, *deleted_to])
+        while (readable := metadata.remote_log_segment_metadata(partition, offset)) is not None:
+            offset = readable.valid_end_offset + 1
+        is_copy = leftover.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+        if is_copy and offset <= leftover.end_offset and offset < local_log_start:
+            found.append(leftover)
+    return found
+
+
+def is_of_the_same_history(start: LogStart, leader_epochs: Sequence[LeaderEpochEntry]) -> bool:
+    return leader_epochs[-1].epoch <= start.leader_epoch

@@ -1,0 +1,425 @@
+"""`PartitionManifestTask`: keeps one partition's manifest, and checks the metadata against it.
+
+The owner rewrites the manifest after every change of its content. If the store fails, the task raises an alarm and the
+next round tries again. Until then the owner trims only what the stored manifest accepts. A restart costs no PUT.
+
+A former owner's PUT may be late and replace the manifest. So the owner reads the stored one before each rewrite, before
+each trim, and once more T_vis after a takeover. A manifest says which metadata offset it reflects. If the stored one
+reflects a later offset than the owner has read, there is a newer owner, or metadata was lost: the owner does not
+overwrite it, and finds out. Where conditional writes are proved, a rewrite names the version that was read, so that no
+write in between is lost.
+
+The manifest is also a witness (docs/design.md, safety rule 5). The metadata lost records when the manifest accepts a
+segment that the metadata does not know, or names a position that the metadata topic does not reach any more. Then the
+owner stops the partition. It does not rewrite the manifest, since `rebuild` needs it.
+
+An operator may accept what the metadata knows. The acceptance names the manifest that the store had then, and the
+leader's log if it had another history than the copied records. It counts only while both are the same
+(`AcceptedState`). The owner writes another manifest before it ends an acceptance. So an acceptance has no effect if it
+comes back because the metadata topic lost the record of its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from uuid import UUID
+
+from tiers.errors import (
+    MetadataLostError,
+    OwnershipLostError,
+    RemoteLogMetadataError,
+    RemoteLogMetadataNotReadyError,
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+)
+from tiers.metadata.partition_manifest import (
+    ManifestSegment,
+    PartitionManifest,
+    decode_partition_manifest,
+    encode_partition_manifest,
+    witness_of,
+)
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+from tiers.model.log_start import LogGap, LogStart
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.history.lost_copies import check_store, is_of_the_same_history, is_whole, last_copies
+from tiers.tasks.history.stop_check import AcceptedLog, AcceptedState, state_to_accept
+from tiers.tasks.history.stored_manifest import (
+    WAY_BACK,
+    check_positions,
+    manifest_of,
+    overwrite_manifest,
+    read_manifest,
+)
+from tiers.tasks.task_services import TaskServices
+
+logger = logging.getLogger(__name__)
+_NOT_ACCEPTED = -2
+"""No clamp has this offset."""
+
+
+class PartitionManifestTask:
+    """Keeps the manifest of one partition for as long as this process owns it.
+
+    Every ownership has a task of its own, so a task never takes another owner's manifest for its own."""
+
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+        self._services = services
+        self._partition = topic_id_partition
+        self._stored: PartitionManifest | None = None
+        """The manifest that this owner found in the store or wrote; None: it found no readable one."""
+        self._stored_witness = witness_of(None)
+        self._segments: dict[UUID, int | None] = {}
+        """Where a clamp cuts each segment that the stored manifest accepts; None: nowhere."""
+        self._is_unreadable = False
+        self._accepted: AcceptedState | None = None
+        self._is_written_since_accepted = False
+        self._is_checked = False
+        self._local_log_start = 0
+        """The start of the local log when the task checked the manifest."""
+        self._is_written = False
+        self._read_again_at_ms: int | None = None
+        """When the task reads the manifest once more after the takeover; None: it did."""
+        self._lock = asyncio.Lock()
+        """Held by what reads or writes the object: the copy of one round and the trim of another run side by side."""
+        self.error: RemoteStorageError | None = None
+        """The store's error of the last write; None: it succeeded."""
+        self._read_error: RemoteStorageError | None = None
+
+    def has_accepted(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """Whether the manifest that this owner found or wrote last accepts the segment, with the same end."""
+        return self._segments.get(segment.segment_id.id, _NOT_ACCEPTED) == segment.clamped_to
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this owner wrote the metadata as of the last `run` into the manifest."""
+        return self._is_written
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether an operator accepts the known records as all that is left. `check` has judged that for this round."""
+        return self._accepted is not None
+
+    def accepts(self, log: AcceptedLog) -> bool:
+        """Whether an operator accepts this log of a leader, which has another history than the copied records."""
+        return self._accepted is not None and self._accepted.log == log
+
+    async def check(self, bounds: LocalLogBounds | None, log_start: int | None = None) -> None:
+        """Checks the metadata against the manifest, once per ownership, before the owner processes the partition.
+
+        `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. In every round the
+        method judges the operator's acceptance, if there is one. `bounds` None: the caller does not process the
+        partition's log, and an acceptance does not count for it. Raises `MetadataLostError` when the metadata lost
+        records, and the errors of the store and the brokers."""
+        async with self._lock:
+            if bounds is not None:
+                await self._judge_acceptance(bounds, log_start)
+            if not self._is_checked:
+                await self._check(0 if bounds is None else bounds.log_start_offset)
+
+    async def _check(self, local_log_start: int) -> None:
+        try:
+            stored = await self._fetch()
+            self._keep(self._decoded(stored), witness_of(stored))
+        except RemoteLogMetadataError as error:
+            self._is_unreadable = True
+            if self._services.metadata.remote_end_offset(self._partition) is None and not self.is_accepted:
+                raise MetadataLostError(f"{self._partition} has no metadata, and {error}: {WAY_BACK}") from error
+            logger.error(
+                "a partition manifest cannot be read: it does not count as a witness, and is replaced",
+                extra={"partition": str(self._partition), "error": str(error)},
+            )
+        if not (self._stored or self._is_unreadable or self._services.metadata.is_known(self._partition)):
+            # The manifest is written before the first record. So metadata without a manifest means a lost manifest.
+            await self._put()
+        if not self.is_accepted:
+            if self._stored is None:
+                self._check_leftovers(local_log_start)
+            else:
+                await self._refuse_to_forget(self._stored)
+                await check_positions(self._services, self._stored)
+        self._local_log_start, self._is_checked = local_log_start, True
+        self._read_again_at_ms = self._services.clock_ms() + self._services.settings.remote_log.visible_after_ms
+
+    async def keep_last_copies(
+        self, local_log_start: int, holds: Callable[[RemoteLogSegmentMetadata], bool] = lambda leftover: False
+    ) -> None:
+        """Keeps the objects of unfinished copies that may be the only copy of their records. The metadata forgets them.
+
+        The owner calls it before it deletes the objects of every unfinished copy that the metadata knows. The broker's
+        own retention may have removed the records since the copy began. `holds` tells whether the owner has the records
+        itself. `orphans` lists the objects that the metadata does not know.
+
+        Raises `MetadataLostError` when the objects of such a copy are whole: the metadata may have lost the end of the
+        copy, and `rebuild` can restore the segment. An operator's acceptance goes on without it. Raises the store's
+        errors."""
+        kept = [one for one in last_copies(self._services.metadata, self._partition, local_log_start) if not holds(one)]
+        for leftover in () if self.is_accepted else kept:
+            if await is_whole(self._services, leftover):
+                raise MetadataLostError(
+                    f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the"
+                    f" metadata, its copy did not finish, but the store has it: {WAY_BACK}"
+                )
+        if not kept:
+            return
+        self._services.require_ownership(self._partition)
+        await self._services.metadata.forget_unfinished_copies([one.segment_id for one in kept])
+        logger.warning(
+            "copies that look unfinished may be the only ones of their records: their objects stay in the store",
+            extra={"partition": str(self._partition), "segments": [str(one.segment_id.id) for one in kept]},
+        )
+
+    async def check_gap(self, gap: LogGap) -> None:
+        """Asks the manifest, the metadata topic and the store before the owner records `gap`.
+
+        Costs one GET, and one LIST per 1000 objects of the partition. Raises `MetadataLostError` unless all agree that
+        no record of the gap was ever copied, and the store's errors."""
+        async with self._lock:
+            await self._restore()
+        if self._stored is None:
+            raise MetadataLostError(
+                f"records of {self._partition} are in neither tier, and no manifest says whether they were copied:"
+                f" {WAY_BACK}"
+            )
+        await self._refuse_to_forget(self._stored)
+        metadata, timeout_ms = self._services.metadata, self._services.settings.request_timeout_ms
+        if not await metadata.confirms(self._partition, self._stored.position, timeout_ms):
+            raise MetadataLostError(
+                f"records of {self._partition} are in neither tier, and the metadata topic is another one than when the"
+                f" manifest was written, or lost records since: {WAY_BACK}"
+            )
+        await check_store(self._services, self._partition, self._stored.dead, gap)
+
+    async def confirm(self) -> bool:
+        """Reads the manifest back, right before a trim. Returns whether the store has what this owner wrote last.
+
+        Costs one GET. Does not raise the store's errors."""
+        async with self._lock:
+            try:
+                await self._restore()
+            except RemoteStorageError as error:
+                self._alarm(error)
+                self._read_error = error
+                return False
+            self._read_error = None
+        return True
+
+    async def end_acceptance(self) -> None:
+        """Ends the acceptance after the round that continued because of it. Raises the store's errors."""
+        if not self.is_accepted:
+            return
+        services, partition = self._services, self._partition
+        async with self._lock:
+            if not self._is_written_since_accepted:
+                # Its position, at least, differs from that of the manifest that the operator accepted.
+                await self._put()
+        await services.metadata.end_acceptance(partition)
+        self._accepted = None
+
+    async def run(self) -> bool:
+        """Writes the manifest if its content changed. Returns whether the store has the present metadata.
+
+        Does not raise the store's errors: see `error`."""
+        async with self._lock:
+            await self._run()
+            return self._is_written
+
+    async def _run(self) -> None:
+        services = self._services
+        self._is_written = False
+        manifest = manifest_of(services.metadata, services.cluster_id, self._partition)
+        if self._stored is None and not (manifest.segments or manifest.dead):
+            return  # no segment was ever copied, so there is nothing to rebuild
+        if self._stored is None and not self._do_tiers_meet():
+            return  # a manifest that is made from the metadata alone is no witness for that metadata
+        is_read_again = self._read_again_at_ms is not None and services.clock_ms() >= self._read_again_at_ms
+        try:
+            if not self._says_the_same(manifest):
+                await self._put()
+            elif is_read_again:
+                await self._restore()
+            if is_read_again:
+                self._read_again_at_ms = None
+        except RemoteStorageError as error:
+            self._alarm(error)
+            self.error = error
+        else:
+            self.error, self._is_written = None, True
+
+    def _alarm(self, error: RemoteStorageError) -> None:
+        """Raises an alarm, once until the store accepts or returns the manifest again."""
+        if self.error is None and self._read_error is None:
+            self._services.metrics.alarms.labels(self._partition.topic, "manifest").inc()
+            logger.error(
+                "a partition manifest cannot be written or read: no newer segment is trimmed, and `rebuild` would miss"
+                " changes",
+                extra={"partition": str(self._partition), "error": str(error)},
+            )
+
+    def _do_tiers_meet(self) -> bool:
+        """Whether the tiers met when this ownership began, or a recorded gap has the offsets between them."""
+        metadata, partition = self._services.metadata, self._partition
+        remote_end = metadata.remote_end_offset(partition)
+        if remote_end is None or self._local_log_start <= remote_end + 1 or self.is_accepted:
+            return True
+        return metadata.gap_at(partition, remote_end + 1) is not None
+
+    def _says_the_same(self, manifest: PartitionManifest) -> bool:
+        """Whether `manifest` equals the stored one except for the positions.
+
+        They change with every record of other partitions."""
+        stored = self._stored
+        return (
+            stored is not None
+            and stored.position.topic_id == manifest.position.topic_id
+            and replace(stored, position=manifest.position, settings_position=manifest.settings_position) == manifest
+        )
+
+    def _keep(self, stored: PartitionManifest | None, witness: str) -> None:
+        self._stored, self._stored_witness = stored, witness
+        self._segments = {} if stored is None else {each.id: each.clamped_to for each in stored.segments}
+
+    async def _put(self) -> None:
+        """Writes what the metadata says now. Raises the store's errors, and those of `_judge`."""
+        services, partition = self._services, self._partition
+
+        async def present(stored: bytes | None) -> PartitionManifest:
+            await self._judge(stored)
+            services.require_ownership(partition)
+            return manifest_of(services.metadata, services.cluster_id, partition)
+
+        written = await overwrite_manifest(services.storage, services.cluster_id, partition, present)
+        assert written is not None
+        self._keep(written, witness_of(encode_partition_manifest(written)))
+        self._is_written_since_accepted = True
+        services.checkpoint("manifest-written")
+
+    async def _restore(self) -> None:
+        """Writes this owner's manifest again if the store has another content in its place.
+
+        A former owner may be stopped in the middle of a PUT, which takes effect long after the present owner's PUTs."""
+        if self._stored is None or witness_of(await self._fetch()) == self._stored_witness:
+            return
+        await self._put()
+        logger.warning(
+            "the store had another partition manifest than its owner wrote: the owner writes it again",
+            extra={"partition": str(self._partition)},
+        )
+
+    async def _judge(self, stored: bytes | None) -> None:
+        """Decides whether this owner may replace `stored`, which may be another manifest than it found or wrote last.
+
+        Raises `MetadataLostError` if it is a witness of records that the metadata lost, and `OwnershipLostError` or
+        `RemoteLogMetadataNotReadyError` if it is that of a newer owner. Unreadable content is no witness."""
+        services, partition = self._services, self._partition
+        if witness_of(stored) == self._stored_witness:
+            return
+        try:
+            other = self._decoded(stored)
+        except RemoteLogMetadataError:
+            return
+        if other is None:
+            return
+        if other.is_later_than(services.metadata.position(partition)):
+            await services.metadata.ensure_fresh(partition, 0, services.settings.request_timeout_ms)
+            services.require_ownership(partition)
+            await check_positions(services, other)
+            if other.is_later_than(services.metadata.position(partition)):
+                raise RemoteLogMetadataNotReadyError(
+                    f"the manifest of {partition} reflects offset {other.position.next_offset} of the metadata, which"
+                    " this owner has not read: it does not replace the manifest"
+                )
+        await self._refuse_to_forget(other)
+
+    async def _fetch(self) -> bytes | None:
+        return await read_manifest(self._services.storage, self._services.cluster_id, self._partition)
+
+    def _decoded(self, stored: bytes | None) -> PartitionManifest | None:
+        """Decodes a stored manifest. Raises `RemoteLogMetadataError` when it is unreadable or of another partition."""
+        if stored is None:
+            return None
+        manifest = decode_partition_manifest(stored)
+        if (manifest.cluster_id, manifest.topic_id_partition) != (self._services.cluster_id, self._partition):
+            raise RemoteLogMetadataError("the manifest belongs to another partition or cluster")
+        return manifest
+
+    async def _judge_acceptance(self, bounds: LocalLogBounds, log_start: int | None) -> None:
+        """Decides whether the recorded acceptance counts, and ends it if the operator saw another state.
+
+        Costs one GET and requests to the leader while an acceptance is recorded."""
+        self._accepted, self._is_written_since_accepted = None, False
+        services, partition = self._services, self._partition
+        witness = services.metadata.acceptance(partition)
+        if witness is None:
+            return
+        accepted, stored = AcceptedState.of_witness(witness), await self._fetch()
+        timeout_ms = services.settings.request_timeout_ms
+        found = await state_to_accept(
+            services.source, services.metadata, partition, bounds, log_start, stored, timeout_ms
+        )
+        if accepted.covers(found, bounds.leader_epoch):
+            self._accepted = accepted
+            return
+        await services.metadata.end_acceptance(partition)
+        logger.warning(
+            "an operator accepted another state than the owner finds: the acceptance ends without effect; check what"
+            " is missing, and accept again",
+            extra={"partition": str(partition), "accepted": accepted.witness, "found": found.witness},
+        )
+
+    async def _refuse_to_forget(self, manifest: PartitionManifest) -> None:
+        """Raises `MetadataLostError` when the metadata does not know a segment that the manifest accepts.
+
+        It raises only if the store still has one of these segments, and no log start covers it. One missing object does
+        not show that the other segments are gone too."""
+        metadata, partition = self._services.metadata, self._partition
+        log_starts = metadata.log_starts(partition)
+        unknown = [
+            each
+            for each in manifest.segments
+            if not (self._is_known_as_finished(each) or any(_deletes(start, each) for start in log_starts))
+        ]
+        for each in sorted(unknown, key=lambda segment: segment.end_offset, reverse=True):
+            try:
+                await self._services.storage.fetch_indexes(each.metadata(partition))
+                break
+            except RemoteResourceNotFoundError:
+                continue  # the segment was deleted after the manifest was written
+        else:
+            return
+        if not metadata.owns(partition):
+            raise OwnershipLostError(f"{partition} is owned by another member, which has newer metadata")
+        raise MetadataLostError(
+            f"the store has {len(unknown)} accepted segments of {partition} that the metadata does not know: metadata"
+            f" was lost: {WAY_BACK}"
+        )
+
+    def _is_known_as_finished(self, segment: ManifestSegment) -> bool:
+        """Whether the metadata knows the segment as finished, or its deletion has begun.
+
+        The deletion may be newer than the manifest."""
+        known = self._services.metadata.remote_log_segment_metadata_by_id(
+            RemoteLogSegmentId(self._partition, segment.id)
+        )
+        return known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED
+
+    def _check_leftovers(self, local_log_start: int) -> None:
+        """Raises `MetadataLostError` when a copy that looks unfinished may be the only copy of its records.
+
+        The owner deletes unfinished copies next. A finished copy whose last metadata record was lost looks the same.
+        Only a readable manifest tells them apart."""
+        for leftover in last_copies(self._services.metadata, self._partition, local_log_start):
+            raise MetadataLostError(
+                f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the"
+                f" metadata, its copy did not finish, but no manifest confirms that: {WAY_BACK}"
+            )
+
+
+def _deletes(start: LogStart, segment: ManifestSegment) -> bool:
+    """Whether the whole segment lies below the log start. A segment of a later leader epoch has another history."""
+    return segment.end_offset < start.offset and is_of_the_same_history(start, segment.leader_epochs)

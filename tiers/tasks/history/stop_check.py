@@ -1,0 +1,167 @@
+"""`AcceptedState`: the state of a stopped partition that an operator accepts. `may_be_stopped`: whether there is any.
+
+An acceptance concerns the state that the operator saw: the partition manifest, and the leader's log if it has another
+history than the copied records (docs/design.md, safety rule 5). The owner compares both with what it finds.
+
+`may_be_stopped` checks, without writing, whether the owner may have stopped a partition. The owner's own checks
+(`PartitionManifestTask`, `LogGapTask`, `lineage`) write, and need the ownership. The check here is stricter than the
+owner: if it finds no reason, the owner has none either. It may find a reason where the owner goes on, for example while
+a copy finishes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+from tiers.config.total_retention import TOTAL_KEYS
+from tiers.errors import LogDivergedError, RemoteLogMetadataError
+from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest, witness_of
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager, RemoteLogMetadataReader
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import LocalLogBounds, LogSource
+from tiers.model.log_start import LogGap
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.copy.copy_attempts import unfinished_segments
+from tiers.tasks.history.lineage import accepted_end, check_history
+
+
+class AcceptedLog(NamedTuple):
+    """A leader's log that has another history than the copied records.
+
+    `common_end` is the last offset that it surely shares with them; -1: it shares none."""
+
+    common_end: int
+    leader_epoch: int
+
+
+class AcceptedState(NamedTuple):
+    """`manifest` is the `witness_of` the stored partition manifest. `log` is None unless the partition has diverged."""
+
+    manifest: str
+    log: AcceptedLog | None
+
+    @property
+    def witness(self) -> str:
+        """The form in which the metadata records an acceptance."""
+        return self.manifest if self.log is None else f"{self.manifest} {self.log.common_end} {self.log.leader_epoch}"
+
+    @classmethod
+    def of_witness(cls, witness: str) -> Self:
+        manifest, *log = witness.split(" ")
+        return cls(manifest, AcceptedLog(*map(int, log)) if log else None)
+
+    def covers(self, found: AcceptedState, leader_epoch: int) -> bool:
+        """Returns whether an acceptance of this state counts for the state that the owner finds.
+
+        `leader_epoch` is the leader's. An owner may have died after it had cut off the replaced records. The state has
+        no divergence then, and the leader is still the one whose log the operator accepted."""
+        if self.manifest != found.manifest:
+            return False
+        return self.log == found.log or (
+            found.log is None and self.log is not None and self.log.leader_epoch == leader_epoch
+        )
+
+
+async def state_to_accept(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    log_start: int | None,
+    stored_manifest: bytes | None,
+    timeout_ms: int,
+) -> AcceptedState:
+    """Returns the state of a partition as the command and the owner see it. The arguments are as in `may_be_stopped`.
+
+    Raises `BrokerError`."""
+    common = await accepted_end(source, metadata, partition, bounds, log_start, timeout_ms)
+    log = None if common is None else AcceptedLog(common.offset, bounds.leader_epoch)
+    return AcceptedState(witness_of(stored_manifest), log)
+
+
+async def may_be_stopped(
+    source: LogSource,
+    metadata: RemoteLogMetadataManager,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    log_start: int | None,
+    stored_manifest: bytes | None,
+    cluster_id: str,
+    timeout_ms: int,
+) -> bool:
+    """Returns whether the partition has a reason to be stopped. False: there is nothing to accept.
+
+    `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. `stored_manifest` is the
+    content of the partition manifest; None: the store has none. `cluster_id` is the one in object keys. Raises
+    `BrokerError`."""
+    if metadata.is_diverged(partition):
+        return True
+    try:
+        await check_history(source, metadata, partition, bounds, log_start, timeout_ms)
+    except LogDivergedError:
+        return True
+    if _has_unexplained_offsets(metadata, partition, bounds, log_start):
+        return True
+    if stored_manifest is None:
+        return False
+    try:
+        manifest = decode_partition_manifest(stored_manifest)
+    except RemoteLogMetadataError:
+        return True
+    if (manifest.cluster_id, manifest.topic_id_partition) != (cluster_id, partition):
+        return True
+    return _knows_too_little(metadata, manifest) or not await reaches_positions(metadata, manifest, timeout_ms)
+
+
+def _has_unexplained_offsets(
+    metadata: RemoteLogMetadataManager, partition: TopicIdPartition, bounds: LocalLogBounds, log_start: int | None
+) -> bool:
+    remote_end, local_start = metadata.remote_end_offset(partition), bounds.log_start_offset
+    covered_to = 0 if remote_end is None else remote_end + 1
+    next_offset = max(covered_to, log_start or 0)
+    is_gap = local_start > next_offset and covered_to > (log_start or 0)
+    if is_gap and LogGap(next_offset, local_start) not in metadata.gaps(partition):
+        return True
+    trimmed_to = metadata.local_log_start(partition)
+    is_trim_explained = trimmed_to is None or any(
+        start.offset >= trimmed_to.offset for start in metadata.log_starts(partition)
+    )
+    if local_start > next_offset and trimmed_to and trimmed_to.offset > next_offset and not is_trim_explained:
+        return True
+    # The records of an unfinished copy may be nowhere else.
+    unfinished = unfinished_segments(metadata, partition, metadata.log_start_offset(partition) or 0)
+    return any(
+        one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED and one.start_offset < local_start for one in unfinished
+    )
+
+
+def _knows_too_little(metadata: RemoteLogMetadataManager, manifest: PartitionManifest) -> bool:
+    """Whether the manifest accepts a segment that the metadata does not know as finished."""
+    for segment in manifest.segments:
+        segment_id = RemoteLogSegmentId(manifest.topic_id_partition, segment.id)
+        known = metadata.remote_log_segment_metadata_by_id(segment_id)
+        if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            return True
+    return False
+
+
+async def reaches_positions(metadata: RemoteLogMetadataManager, manifest: PartitionManifest, timeout_ms: int) -> bool:
+    """Whether the metadata topic still reaches the positions of the manifest.
+
+    A position in another metadata topic does not count: `rebuild` made the present topic."""
+    if lacks_total(metadata, manifest):
+        return False
+    for partition, position in manifest.positions():
+        is_of_topic = position.topic_id == metadata.position(partition).topic_id
+        if is_of_topic and not await metadata.confirms(partition, position, timeout_ms):
+            return False
+    return True
+
+
+def lacks_total(metadata: RemoteLogMetadataManager, manifest: PartitionManifest) -> bool:
+    """Returns whether the metadata is in another topic than the manifest names, and lacks the topic's total retention.
+
+    `rebuild` restores the total in a new metadata topic. An import of the segments alone does not."""
+    partition, recorded = manifest.topic_id_partition, manifest.tier_config.keys() & set(TOTAL_KEYS)
+    is_another = manifest.position.topic_id != metadata.position(partition).topic_id
+    return is_another and not recorded <= metadata.topic_tier_config(partition.topic_id).keys()

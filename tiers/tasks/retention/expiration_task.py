@@ -1,0 +1,244 @@
+"""`RLMExpirationTask` applies the total retention over both tiers, and the log start (docs/semantics.md 9.4).
+
+* The tier's log start moves before segments are deleted, so a client is never offered a segment in deletion.
+* Segments that a clamp cut off are in quarantine. They are deleted only when an operator asks for it.
+* Time is that of the brokers (LogAppendTime of Tidegate's metadata records). Too much skew stops every expiry
+  (docs/design.md, safety rule 6).
+* Before anything expires, the task reads the topic's recorded total retention to its end. If it is not the one that the
+  policy was made of, nothing expires: the next policy has the present one.
+* If two copies of a range exist, the copy that answers for no offset is deleted too, without moving the log start
+  (KAFKA-16511).
+* If a broker's log start went back (unclean stop), the task tells the broker again to delete the records
+  (docs/design.md, safety rule 5), if its leader confirms the recorded log start. The task never trims another history
+  by the offsets of an old one. The start of the remote tier alone is no reason to delete records that a broker has
+  below it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from tiers.config.topic_policy import TopicPolicy
+from tiers.config.total_retention import Retention, recorded_total
+from tiers.errors import RemoteLogMetadataNotReadyError
+from tiers.metadata.log_history import ConfirmedLogStart
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.stored_segment import StoredSegment
+from tiers.tasks.deletion.segment_deletion import try_to_delete
+from tiers.tasks.retention.trim_task import segment_timestamp_ms
+from tiers.tasks.task_services import TaskServices
+
+logger = logging.getLogger(__name__)
+
+
+def is_in_quarantine(segment: RemoteLogSegmentMetadata, log_start: int) -> bool:
+    """Returns whether a clamp cut the segment and none of it is readable, so that an operator may have it deleted."""
+    return segment.clamped_to is not None and (segment.is_cut_off or segment.valid_end_offset < log_start)
+
+
+def expired_to(
+    alive: Sequence[StoredSegment],
+    retention: Retention,
+    log_start: int,
+    now_ms: int,
+    local_only_bytes: int = 0,
+    budget_bytes: int | None = None,
+) -> int:
+    """Returns the log start that `retention` asks for, at least `log_start`.
+
+    `alive` are the segments that answer for the offsets from `log_start` on. `budget_bytes` limits the bytes that
+    expire, but one segment may always expire. None: no limit."""
+    excess_bytes = local_only_bytes + sum(segment.retained_bytes for segment in alive) - retention.size_bytes
+    end = log_start
+    for segment in alive:
+        size_bytes = segment.retained_bytes
+        too_old = 0 <= retention.ms < now_ms - segment_timestamp_ms(segment)
+        too_much = retention.size_bytes >= 0 and excess_bytes >= size_bytes
+        if not (too_old or too_much):
+            break
+        if budget_bytes is not None:
+            if size_bytes > budget_bytes and end > log_start:
+                break
+            budget_bytes -= size_bytes
+        excess_bytes -= size_bytes
+        end = max(end, segment.valid_end_offset + 1)
+    return end
+
+
+class RLMExpirationTask:
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+        self._services = services
+        self._partition = topic_id_partition
+
+    async def run(
+        self, policy: TopicPolicy, bounds: LocalLogBounds, log_start: ConfirmedLogStart, local_only_bytes: int
+    ) -> ConfirmedLogStart:
+        """Moves the log start, and applies it to the broker. Needs no store. Returns the new log start.
+
+        The caller has checked the lineage of the leader of `bounds`."""
+        log_start, _ = await self.expire(policy, bounds.leader_epoch, log_start, local_only_bytes)
+        await self.apply_log_start(bounds, log_start.offset)
+        return log_start
+
+    async def delete(self, log_start: ConfirmedLogStart) -> int:
+        """Deletes the segments below the log start, and the superseded ones. Returns how many were deleted."""
+        deleted = await self._delete(self._deletable(log_start.offset or 0, self._readable()))
+        if deleted and log_start.offset is not None:
+            await self._services.local_indexes.remove_below(self._partition, log_start.offset)
+        return deleted
+
+    def expired(self, policy: TopicPolicy, log_start: int | None) -> tuple[int, list[RemoteLogSegmentMetadata]]:
+        """Returns the log start that retention asks for, at least `log_start`, and the segments to delete after it."""
+        log_start = log_start or 0
+        expired_to = self._expired_to(policy, log_start, 0)
+        return expired_to, self._deletable(expired_to, self._readable())
+
+    async def expire(
+        self, policy: TopicPolicy, leader_epoch: int, log_start: ConfirmedLogStart, local_only_bytes: int = 0
+    ) -> tuple[ConfirmedLogStart, list[RemoteLogSegmentMetadata]]:
+        """Moves the log start. Returns the new one and the segments to delete now.
+
+        `log_start` is the answer of the leader of `leader_epoch`."""
+        services, partition = self._services, self._partition
+        start = log_start.offset or 0
+        expired_to = self._expired_to(policy, start, local_only_bytes)
+        if (
+            expired_to > start
+            and await self._clock_is_trusted(self._readable())
+            and await self._total_is_recorded(policy)
+        ):
+            self._check_ownership()
+            expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION)
+            await services.metadata.put_log_start(partition, expired, denied=log_start.denied)
+            services.checkpoint("log-start-raised")
+            log_start, start = replace(log_start, offset=expired_to), expired_to
+        return log_start, self._deletable(start, self._readable())  # read again: another owner may have clamped
+
+    def _readable(self) -> list[RemoteLogSegmentMetadata]:
+        return [
+            segment
+            for segment in self._services.metadata.list_remote_log_segments(self._partition)
+            if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        ]
+
+    async def _clock_is_trusted(self, segments: list[RemoteLogSegmentMetadata]) -> bool:
+        """Returns whether the clocks' skew is within the limit.
+
+        A record with a time in the future shows that this machine's clock is behind. `clock_skew_ms` measures the skew
+        in both directions."""
+        services, limit_ms = self._services, self._services.settings.max_clock_skew_ms
+        newest_ms = max((segment.event_timestamp_ms for segment in segments), default=0)
+        measured_ms = await services.metadata.clock_skew_ms(self._partition)
+        if abs(measured_ms) > limit_ms:
+            measured_ms = await services.metadata.clock_skew_ms(self._partition, anew=True)
+        skew_ms = max(0, newest_ms - services.wall_clock_ms(), abs(measured_ms))
+        if skew_ms <= limit_ms:
+            return True
+        services.metrics.alarms.labels(self._partition.topic, "clock-skew").inc()
+        logger.error(
+            "nothing expires while this machine's clock and the brokers' clock differ: synchronize the clocks",
+            extra={"partition": str(self._partition), "skew_ms": skew_ms},
+        )
+        return False
+
+    async def _total_is_recorded(self, policy: TopicPolicy) -> bool:
+        """Returns whether the topic still has the total retention that the policy was made of.
+
+        Raises `RemoteLogMetadataNotReadyError` when the topic's tier settings cannot be read to their end now."""
+        services, partition = self._services, self._partition
+        await services.metadata.ensure_fresh(partition.of_settings, 0, services.settings.request_timeout_ms)
+        try:
+            recorded = recorded_total(services.metadata.topic_tier_config(partition.topic_id))
+        except ValueError as error:
+            raise RemoteLogMetadataNotReadyError(
+                f"the tier settings of {partition.topic} cannot be read: {error}"
+            ) from error
+        if recorded == policy.recorded_total:
+            return True
+        logger.info("the total retention was changed: nothing expires now", extra={"partition": str(partition)})
+        return False
+
+    def _expired_to(self, policy: TopicPolicy, log_start: int, local_only_bytes: int) -> int:
+        """Returns the log start that retention asks for, limited by the bytes that one run may expire."""
+        services = self._services
+        return expired_to(
+            list(self._answering(log_start)),
+            Retention(policy.retention_ms, policy.retention_bytes),
+            log_start,
+            services.wall_clock_ms(),
+            local_only_bytes,
+            services.settings.expire_max_bytes_per_run,
+        )
+
+    def _answering(self, offset: int) -> Iterator[StoredSegment]:
+        """Yields the segments that answer for the offsets from `offset` on.
+
+        Of two copies of a range it yields one, since the range must not count twice."""
+        return self._services.metadata.answering_segments(self._partition, offset)
+
+    def _deletable(self, log_start: int, segments: list[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
+        superseded = self._superseded(segments)
+        return [
+            segment
+            for segment in segments
+            if segment.segment_id in superseded or self._may_be_deleted(segment, log_start)
+        ]
+
+    async def _delete(self, segments: list[RemoteLogSegmentMetadata]) -> int:
+        deleted = 0
+        budget_bytes = self._services.settings.expire_max_bytes_per_run
+        for segment in segments:
+            if deleted and segment.segment_size_bytes > budget_bytes:
+                continue
+            self._check_ownership()
+            known = self._services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
+            if known != segment:
+                continue  # another owner cut it off or deleted it meanwhile: the next round judges it again
+            if not await try_to_delete(self._services, segment):
+                break  # the segment is a leftover now; the store is not asked again before the next round
+            budget_bytes -= segment.segment_size_bytes
+            deleted += 1
+        return deleted
+
+    def _superseded(self, segments: list[RemoteLogSegmentMetadata]) -> set[RemoteLogSegmentId]:
+        """Returns the copies that answer for no offset, once every proxy has had the time to see the others."""
+        services = self._services
+        whole = [segment for segment in segments if segment.clamped_to is None]
+        if all(later.start_offset > earlier.end_offset for earlier, later in pairwise(whole)):
+            return set()
+        answering = {segment.metadata.segment_id for segment in self._answering(0)}
+        seen_at_ms = [services.metadata.seen_at_ms(segment_id) for segment_id in answering]
+        visible_since_ms = services.clock_ms() - services.settings.remote_log.visible_after_ms
+        if any(seen is None or seen > visible_since_ms for seen in seen_at_ms):
+            return set()
+        return {segment.segment_id for segment in whole} - answering
+
+    def _may_be_deleted(self, segment: RemoteLogSegmentMetadata, log_start: int) -> bool:
+        if segment.clamped_to is None:
+            return segment.end_offset < log_start
+        # A segment with records that were cut off is deleted only if an operator asks for it.
+        asked = self._services.metadata.is_quarantine_deletion_asked(segment.segment_id)
+        return asked and is_in_quarantine(segment, log_start)
+
+    async def apply_log_start(self, bounds: LocalLogBounds, log_start: int | None) -> None:
+        """Tells the broker to delete the records below `log_start`, if it still has any of them.
+
+        The leader of `bounds` confirms `log_start`."""
+        if log_start is None or not bounds.log_start_offset < log_start <= bounds.last_stable_offset:
+            return
+        self._check_ownership()
+        settings = self._services.settings
+        await self._services.source.delete_records(
+            self._partition, log_start, bounds.leader_epoch, settings.request_timeout_ms, self._check_ownership
+        )
+        self._services.checkpoint("log-start-applied")
+
+    def _check_ownership(self) -> None:
+        self._services.require_ownership(self._partition)

@@ -1,0 +1,145 @@
+"""`TrimTask` trims the local tier: DeleteRecords up to the local retention target.
+
+See docs/design.md, safety rules 1, 2 and 4.
+
+* It trims only a prefix of the local log that the remote tier covers without a gap, and only segments that this
+  process's own reader saw finished T_vis ago or earlier. The newest segment always stays local.
+* The stored partition manifest accepts the segments, and is read back from the store right before the trim. While the
+  store refuses newer manifests, the segments of the older one are trimmed.
+* The end of a trim is recorded before the trim begins. After any restart, an emptied or restored broker is recognised
+  by it.
+* It removes no record above the LSO or above the start of a share group: share groups read from the broker alone.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tiers.config.topic_policy import TopicPolicy
+from tiers.metadata.log_history import confirms
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+from tiers.model.log_start import OffsetAndEpoch
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.stored_segment import StoredSegment
+from tiers.tasks.history.lineage import check_remote_lineage
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
+from tiers.tasks.task_services import TaskServices
+
+logger = logging.getLogger(__name__)
+
+
+class TrimTask:
+    def __init__(
+        self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
+    ) -> None:
+        self._services = services
+        self._partition = topic_id_partition
+        self._manifest = manifest
+
+    async def run(
+        self,
+        policy: TopicPolicy,
+        local_only_bytes: int,
+        log_start: int | None = None,
+        checked_epoch: int | None = None,
+    ) -> int | None:
+        """Trims the local log. Returns the local log start after the trim, None when there was nothing to trim.
+
+        Trims nothing unless the store has the partition manifest that this owner wrote last, which may be older than
+        the metadata. `log_start` is the recorded one that the leader of `checked_epoch` confirms. Another leader trims
+        nothing; None: any leader does. `local_only_bytes` is the size of the local records that are not remote
+        yet; an underestimate keeps more local."""
+        if policy.local_retention_ms is None and policy.local_retention_bytes is None:
+            return None
+        services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
+        bounds = await services.source.bounds(partition, timeout_ms)
+        if checked_epoch not in (None, bounds.leader_epoch):
+            return None
+        target = self.target(policy, bounds, local_only_bytes, log_start)
+        if target <= bounds.log_start_offset:
+            return None
+        share_start = await services.share_groups.lowest_start(partition, timeout_ms)
+        if share_start is not None and share_start < target:
+            services.metrics.trims_held.labels(partition.topic).inc()
+            target = share_start
+            if target <= bounds.log_start_offset:
+                return None
+        await check_remote_lineage(
+            services.source, services.metadata, partition, bounds.log_start_offset, log_start, timeout_ms
+        )
+        if not await self._manifest.confirm():
+            return None
+        await self._record(OffsetAndEpoch(target, bounds.leader_epoch))
+        services.checkpoint("trim-decided")
+        low_watermark = await services.source.delete_records(
+            partition, target, bounds.leader_epoch, timeout_ms, self._check_ownership
+        )
+        services.checkpoint("trimmed")
+        services.metrics.trimmed_offsets.labels(partition.topic).inc(max(0, low_watermark - bounds.log_start_offset))
+        logger.info(
+            "the local tier was trimmed", extra={"partition": str(partition), "log_start_offset": low_watermark}
+        )
+        return low_watermark
+
+    async def _record(self, target: OffsetAndEpoch) -> None:
+        """Records the end of the trim, unless a later trim of this history is recorded.
+
+        A later one can be recorded if a broker lost its log start."""
+        services, partition = self._services, self._partition
+        known = services.metadata.local_log_start(partition)
+        timeout_ms = services.settings.request_timeout_ms
+        is_known = known is not None and known.offset >= target.offset
+        if known is None or not is_known or not await confirms(services.source, partition, known, timeout_ms):
+            await services.metadata.put_local_log_start(partition, target)
+
+    def _check_ownership(self) -> None:
+        self._services.require_ownership(self._partition)
+
+    def target(
+        self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int, log_start: int | None = None
+    ) -> int:
+        """Returns the offset to trim to; the local log start if nothing may be trimmed."""
+        services = self._services
+        if (log_start or 0) > bounds.log_start_offset:
+            return bounds.log_start_offset  # expiry removes these records first: the lineage check does not cover them
+        covering = covering_segments(services.metadata, self._partition, bounds.log_start_offset)
+        local_bytes = local_only_bytes + sum(segment.retained_bytes for segment in covering)
+        target = bounds.log_start_offset
+        for segment in covering[:-1]:
+            if not self._manifest.has_accepted(segment):
+                break  # without the stored manifest, lost metadata would make the segment's records look never copied
+            seen_at_ms = services.metadata.seen_at_ms(segment.segment_id)
+            if seen_at_ms is None or services.clock_ms() - seen_at_ms < services.settings.remote_log.visible_after_ms:
+                break
+            if segment.valid_end_offset >= bounds.last_stable_offset:
+                break
+            expired = (
+                policy.local_retention_ms is not None
+                and services.wall_clock_ms() - segment_timestamp_ms(segment) > policy.local_retention_ms
+            )
+            local_bytes -= segment.retained_bytes
+            too_much = policy.local_retention_bytes is not None and local_bytes >= policy.local_retention_bytes
+            if not (expired or too_much):
+                break
+            target = segment.valid_end_offset + 1
+        return target
+
+
+def covering_segments(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int
+) -> list[RemoteLogSegmentMetadata]:
+    """Returns the readable segments from the one that holds `offset` up to the first gap."""
+    covering: list[RemoteLogSegmentMetadata] = []
+    while (segment := metadata.remote_log_segment_metadata(partition, offset)) is not None:
+        covering.append(segment)
+        offset = segment.valid_end_offset + 1
+    return covering
+
+
+def segment_timestamp_ms(segment: RemoteLogSegmentMetadata | StoredSegment) -> int:
+    """Returns the time from which time retention counts: the copy time for records without timestamps.
+
+    See docs/design.md, safety rule 6."""
+    return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.event_timestamp_ms
