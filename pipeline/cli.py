@@ -100,7 +100,7 @@ def _explained(error: Exception) -> tuple[str, int]:
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
         if package in _EXTRAS:
-            return f"{package} is missing: pip install 'tidegate[{_EXTRAS[package]}]'", FAILED
+            return f"{package} is missing: run `pip install '.[{_EXTRAS[package]}]'` in the clone of Tidegate", FAILED
         return f"internal error: {missing}", FAILED
     return explain(error)
 

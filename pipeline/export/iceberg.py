@@ -30,7 +30,7 @@ try:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 except ImportError as error:
-    raise ImportError("pyiceberg is missing: install tidegate[iceberg]") from error
+    raise ImportError("pyiceberg is missing: run `pip install '.[iceberg]'` in the clone of Tidegate") from error
 
 OFFSETS = "tidegate.offsets"
 PLAN_ID = "tidegate.plan-id"

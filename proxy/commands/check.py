@@ -5,8 +5,10 @@ It also reads the metadata topic, to find retentions that are not in force and r
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kafka.protocol.metadata import MetadataRequest
 
@@ -70,16 +72,18 @@ class Report:
 
 
 async def check(config: TidegateConfig) -> Report:
-    """Contacts the brokers and the store. Problems become lines of the report, not exceptions."""
+    """Reads the files of the settings, and contacts the brokers and the store. Problems become lines of the report."""
     report = Report()
     try:
         listener_tls(config.listener.tls)
     except TlsError as error:
-        report.problems.append(f"listener: {error}")
+        report.problems.append(f"[listener.tls] {error}")
+    if config.is_tiered:
+        report.problems += _file_problems(config)
     try:
         client = broker_client(config.upstream)
     except TlsError as error:
-        report.problems.append(f"upstream: {error}")
+        report.problems.append(f"[upstream.tls] {error}")
     else:
         try:
             await _check_brokers(config, client, report)
@@ -93,6 +97,25 @@ async def check(config: TidegateConfig) -> Report:
             await client.close()
     await _check_store(config, report)
     return report
+
+
+def _file_problems(config: TidegateConfig) -> Iterator[str]:
+    try:
+        config.encryption.key_ring()
+    except ValueError as error:
+        yield f"[encryption] {error}"
+    if (trouble := _folder_trouble(config.state.path)) is not None:
+        yield f"[state] path: {trouble}"
+
+
+def _folder_trouble(path: Path) -> str | None:
+    """Returns why this user cannot create or write the folder; None if nothing is wrong. Creates nothing."""
+    nearest = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+    if not nearest.is_dir():
+        return f"{nearest} is not a folder: change `path`"
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return f"{nearest} is not writable for this user: change its rights or its owner, or change `path`"
+    return None
 
 
 def _check_metadata_manager(config: TidegateConfig, client: BrokerClient, report: Report) -> None:
@@ -115,7 +138,7 @@ async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: R
         metadata = await client.metadata(0, TIMEOUT_MS)
     except BrokerError as error:
         servers = ", ".join(map(_text, config.upstream.bootstrap_servers))
-        report.problems.append(f"no broker answers at {servers}: {error}")
+        report.problems.append(f"[upstream] no broker answers at {servers}: {error}")
         return
     report.cluster_id = metadata.cluster_id
     addresses = listener_addresses(config)

@@ -173,7 +173,8 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     hide = "import sys; sys.modules['pyspark'] = None; from pipeline.__main__ import main; main()"
     ended = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 3
-    assert ended.stderr == "tidegate-pipeline: pyspark is missing: pip install 'tidegate[pipeline]'\n"
+    said = "pyspark is missing: run `pip install '.[pipeline]'` in the clone of Tidegate"
+    assert ended.stderr == f"tidegate-pipeline: {said}\n"
 
 
 def test_sigterm_ends_a_command_as_an_interrupt_does() -> None:

@@ -108,8 +108,9 @@ class TierConfig(BaseModel):
 
     @classmethod
     def keys_of(cls, section: str) -> list[str]:
-        fields = own_fields(cls.section_models[section])
-        names = [key for name, field in fields.items() if not (key := key_of(name, field)).endswith("*")]
+        """Returns all names of the keys of a section, also the second names."""
+        fields = own_fields(cls.section_models[section]).items()
+        names = [key for name, field in fields for key in keys_of_field(name, field) if not key.endswith("*")]
         return names if section else [*names, *cls.keys_at_top(), STORAGE_MANAGER]
 
     @classmethod
@@ -129,8 +130,13 @@ def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 def key_of(name: str, field: FieldInfo) -> str:
     """Returns the key in the file for a field; of several keys the first."""
+    return keys_of_field(name, field)[0]
+
+
+def keys_of_field(name: str, field: FieldInfo) -> list[str]:
+    """Returns all keys in the file for a field."""
     alias = field.validation_alias
-    return str(alias.choices[0] if isinstance(alias, AliasChoices) else alias or name)
+    return [str(key) for key in alias.choices] if isinstance(alias, AliasChoices) else [str(alias or name)]
 
 
 def load_config_file(path: Path, model: type[C]) -> C:

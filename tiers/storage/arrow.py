@@ -27,7 +27,7 @@ from tiers.storage.settings import read_flag, read_number, read_settings
 try:
     from pyarrow import fs
 except ImportError as error:
-    raise ImportError("pyarrow is missing: install tidegate[arrow]") from error
+    raise ImportError("pyarrow is missing: run `pip install '.[arrow]'` in the clone of Tidegate") from error
 
 _DEFAULTS: Mapping[str, str | None] = {
     **DEFAULTS,

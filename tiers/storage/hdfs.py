@@ -29,7 +29,7 @@ from tiers.storage.settings import read_number, read_settings
 try:
     from hdfs_native import Client, WriteOptions
 except ImportError as error:
-    raise ImportError("hdfs-native is missing: install tidegate[hdfs]") from error
+    raise ImportError("hdfs-native is missing: run `pip install '.[hdfs]'` in the clone of Tidegate") from error
 
 _DEFAULTS: Mapping[str, str | None] = {
     **DEFAULTS,

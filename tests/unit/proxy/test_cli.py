@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from importlib.metadata import version
@@ -81,6 +82,12 @@ def test_brackets_in_an_error_are_printed(config: Path, capsys: pytest.CaptureFi
     assert "[[topics]] names topics to tier, but there is no [storage]" in capsys.readouterr().err
 
 
+def test_a_misspelled_second_name_is_recognized(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(f"{NOBODY}[[topics]]\npatern = 'a-*'\n")
+    assert cli.run(["check", "--config", str(config)]) == 2
+    assert "unknown key [topics] patern; did you mean pattern?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["[upstream", "[upstream]\nbootstrap.server = 'a:1'\nbootstrap.servers = 'a:1'"])
 def test_a_bad_file_is_exit_code_2(config: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(text)
@@ -105,7 +112,7 @@ def test_a_port_that_is_taken_is_exit_code_1(config: Path, capsys: pytest.Captur
 def test_check_says_that_no_broker_answers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["check", "--config", str(config)]) == 1
     captured = capsys.readouterr()
-    assert "problem: no broker answers at 127.0.0.1:1" in captured.out
+    assert "problem: [upstream] no broker answers at 127.0.0.1:1" in captured.out
     assert captured.out.splitlines()[-1] == "1 problem"
     assert captured.err == ""
 
@@ -116,6 +123,35 @@ def test_check_says_what_is_wrong_with_the_store(config: Path, capsys: pytest.Ca
     captured = capsys.readouterr()
     assert "problem: [storage] tape: no remote storage manager is called 'tape'" in captured.out
     assert captured.out.splitlines()[-1] == "2 problems"
+
+
+def test_check_says_what_is_wrong_with_files(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = f"[state]\npath = '{config}/state'\n"
+    keys = "[encryption]\ncurrent = 'k'\nkeys.k = '/nowhere/k'\n"
+    config.write_text(f"{NOBODY}{state}{keys}[storage]\nimplementation = 'local'\npath = '{config.parent}'\n")
+    assert cli.run(["check", "--config", str(config)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "problem: [encryption] /nowhere/k: No such file or directory" in lines
+    assert f"problem: [state] path: {config} is not a folder: change `path`" in lines
+
+
+def test_check_creates_no_state_folder(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = config.parent / "new" / "state"
+    storage = f"[storage]\nimplementation = 'local'\npath = '{config.parent}'\n"
+    config.write_text(f"{NOBODY}[state]\npath = '{state}'\n{storage}")
+    assert cli.run(["check", "--config", str(config)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "1 problem"
+    assert not state.parent.exists()
+
+
+def test_a_state_folder_that_cannot_be_written_is_a_problem(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("proxy.commands.check.os.access", lambda path, mode: not mode & os.W_OK)
+    storage = f"[storage]\nimplementation = 'local'\npath = '{config.parent}'\n"
+    config.write_text(f"{NOBODY}[state]\npath = '{config.parent}/state'\n{storage}")
+    assert cli.run(["check", "--config", str(config)]) == 1
+    assert f"problem: [state] path: {config.parent} is not writable for this user" in capsys.readouterr().out
 
 
 def test_check_says_what_is_wrong_with_the_metadata_manager(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
