@@ -59,6 +59,12 @@ def test_a_planted_bug_is_found(name: str) -> None:
     assert search(name, 0, 20).violation is not None
 
 
+@pytest.mark.parametrize("name", PLANTED)
+def test_every_bug_can_be_planted(name: str) -> None:
+    with planted(name):
+        pass
+
+
 def test_the_three_losses_are_planted() -> None:
     assert len(PLANTED) >= 20
     assert {"hole-moves-log-start", "lost-metadata", "foreign-log-start"} <= set(PLANTED)

@@ -3,7 +3,8 @@
     {"checksum": CRC-32C of the rest, "manifest": {"version": 4, ...}}    JSON, in the store, beside the segments
 
 * It names the segments that were accepted (COPY_SEGMENT_FINISHED), with the end up to which each may be read after a
-  clamp. It also names the dead segments whose objects may still exist. A segment that it does not name is newer.
+  clamp. It also names the dead segments whose objects may still exist. A segment that it does not name is newer, or
+  is a copy that had not ended.
 * The owner writes it after the metadata record, so it may be older than the metadata topic, but never newer. It says
   how far the owner had read the metadata topic. A metadata topic that does not reach this position has lost records.
 * The broker keeps the records of a segment until the manifest accepts the segment. So the manifest is a witness of all
@@ -62,7 +63,7 @@ class ManifestSegment:
 
 @dataclass(frozen=True, slots=True)
 class PartitionManifest:
-    """The manifest's values. `dead` has the segments whose deletion began, or whose copy failed."""
+    """The manifest's values. `dead` has the segments whose deletion began."""
 
     cluster_id: str
     topic_id_partition: TopicIdPartition

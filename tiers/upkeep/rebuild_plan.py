@@ -4,8 +4,8 @@ Every `.indexes` object describes its segment. The partition manifest says which
 than the lost metadata, but never newer. These rules apply per partition:
 
 * A segment that the manifest accepts is live. A segment that the manifest calls dead is dead. A segment that the
-  manifest does not name is newer than the manifest. It is live if it continues the accepted segments without a gap and
-  no other segment has the same offsets.
+  manifest does not name is newer than the manifest, or its copy had not ended when the manifest was written. It is live
+  if it continues the accepted segments without a gap and no other segment has the same offsets.
 * Accepted segments that are missing at the front expired after the manifest was written, or were lost. A loss is
   likelier, since the owner rewrites the manifest in the round in which segments expire. Their offsets become a gap. The
   log start does not move: owners delete the brokers' records below the log start, and those may be the last copy. If
@@ -157,7 +157,7 @@ def _whole_segments(
     for uuid, segment in found.segments.items():
         name = f"segment {uuid} ({segment.base_offset} to {segment.end_offset})"
         if uuid in dead:
-            plan.dropped.append(f"{name}: its deletion had begun, or its copy had failed")
+            plan.dropped.append(f"{name}: its deletion had begun")
         elif uuid not in accepted and segment.end_offset < plan.log_start_offset and not _is_denied(plan, segment):
             plan.dropped.append(f"{name}: it lies below the log start")
         elif segment.indexes is None and uuid not in accepted:

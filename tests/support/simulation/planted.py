@@ -169,7 +169,8 @@ def _forgets_lost_metadata(stack: ExitStack) -> None:
     _replace(stack, LostRecords, "check_lineage", lambda self, *arguments: False)
     _replace(stack, PartitionManifestTask, "check_gap", _nothing)
     _replace(stack, PartitionManifestTask, "_refuse_to_forget", _nothing)
-    _replace(stack, PartitionManifestTask, "_check_position", _nothing)
+    _replace(stack, partition_manifest, "check_positions", _nothing)
+    _replace(stack, partition_manifest, "check_store", _nothing)
     _replace(stack, PartitionManifestTask, "_check_leftovers", lambda self, local_log_start: None)
     _replace(stack, LogGapTask, "_check_trims", _nothing)
 

@@ -13,7 +13,7 @@ import logging
 from collections import defaultdict
 
 from tiers.bounded_gather import bounded_gather
-from tiers.errors import RemoteStorageError
+from tiers.errors import CircuitOpenError, RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.task_services import TaskServices
@@ -30,8 +30,8 @@ class DeletedSegmentsTask:
     async def run(self) -> int:
         """Returns how many segments were forgotten. Raises the first error of the store after the run.
 
-        A segment whose objects cannot be deleted stays for the next run. Raises the errors of the metadata manager at
-        once."""
+        A segment whose objects cannot be deleted stays for the next run, and holds up no other segment. While a circuit
+        breaker is open, the run ends. Raises the errors of the metadata manager at once."""
         services = self._services
         until_ms = services.wall_clock_ms() - services.settings.remote_log.deleted_segment_retention_ms
         due: dict[TopicIdPartition, list[RemoteLogSegmentMetadata]] = defaultdict(list)
@@ -45,8 +45,10 @@ class DeletedSegmentsTask:
                 continue
             for first in range(0, len(segments), _FORGOTTEN_AT_ONCE):
                 forgotten += await self._forget(partition, segments[first : first + _FORGOTTEN_AT_ONCE], troubles)
-                if troubles:
+                if troubles and isinstance(troubles[-1], CircuitOpenError):
                     raise troubles[0]
+        if troubles:
+            raise troubles[0]
         return forgotten
 
     async def _forget(
@@ -56,7 +58,9 @@ class DeletedSegmentsTask:
 
         async def delete_again(segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentId | None:
             services.require_ownership(partition)
-            if troubles:
+            if services.metadata.remote_log_segment_metadata_by_id(segment.segment_id) is not None:
+                return None  # a job announced it again since the list was made, and decides about it
+            if troubles and isinstance(troubles[-1], CircuitOpenError):
                 return None
             try:
                 is_gone = await services.storage.delete_log_segment_data(segment)

@@ -116,6 +116,10 @@ class PartitionManifestTask:
         method judges the operator's acceptance, if there is one. `bounds` None: the caller does not process the
         partition's log, and an acceptance does not count for it. Raises `MetadataLostError` when the metadata lost
         records, and the errors of the store and the brokers."""
+        if bounds is not None and self._is_checked and self._services.metadata.acceptance(self._partition) is None:
+            # Nothing here asks the store, so a store that hangs in the middle of a write must not hold up the round.
+            self._accepted = None
+            return
         async with self._lock:
             if bounds is not None:
                 await self._judge_acceptance(bounds, log_start)

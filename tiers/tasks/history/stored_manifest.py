@@ -65,11 +65,12 @@ def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: 
             for each in segments
             if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
         ),
+        # A copy that did not end is not dead: it may end after the manifest was written.
         dead=tuple(
             sorted(
                 each.segment_id.id
                 for each in (*segments, *metadata.deleted_segments(partition))
-                if each.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+                if each.state >= RemoteLogSegmentState.DELETE_SEGMENT_STARTED
             )
         ),
         tier_config=tier_config,
@@ -150,10 +151,10 @@ async def overwrite_manifest(
 
 
 async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Rewrites the manifest of a partition whose whole remote log is about to be deleted, so that it accepts no
-    segment.
+    """Rewrites the manifest of a partition whose whole remote log is about to be deleted: every segment is dead.
 
-    Does nothing if no segment is left. Raises the store's errors and `OwnershipLostError`."""
+    Unfinished copies are too. Does nothing if the deletion of every segment has begun. Raises the store's errors and
+    `OwnershipLostError`."""
 
     async def buried(stored: bytes | None) -> PartitionManifest | None:
         other = readable_manifest(stored)
@@ -161,8 +162,9 @@ async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> 
             raise RemoteLogMetadataNotReadyError(f"the manifest of {partition} is that of a newer owner")
         services.require_ownership(partition)
         manifest = manifest_of(services.metadata, services.cluster_id, partition)
-        dead = (*(each.id for each in manifest.segments), *manifest.dead)
-        return replace(manifest, segments=(), dead=dead) if manifest.segments else None
+        left = {each.segment_id.id for each in services.metadata.list_remote_log_segments(partition)}
+        dead = tuple(sorted(left.union(manifest.dead)))
+        return None if dead == manifest.dead else replace(manifest, segments=(), dead=dead)
 
     await overwrite_manifest(services.storage, services.cluster_id, partition, buried)
 

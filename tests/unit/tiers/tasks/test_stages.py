@@ -150,6 +150,20 @@ async def test_copies_that_hang_hold_up_no_trim_and_no_expiry(running: Running, 
     assert log.log_start_offset >= 90
 
 
+async def test_a_manifest_that_hangs_holds_up_no_expiry(running: Running, store: Store) -> None:
+    restart_with_one_place(running)
+    set_policy(running, replace(POLICY, partition_count=2))
+    async with running.run():
+        await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
+        store.hanging = {"put_object"}
+        store.asked.clear()
+        produce(running, 10, 20)
+        await until(lambda: "put_object" in store.asked)
+        set_policy(running, replace(EXPIRING, partition_count=2))
+        await until(lambda: all(each.log_start_offset >= 90 for each in running.logs.of.values()), 20)
+        store.hanging.clear()
+
+
 async def test_deletions_that_hang_hold_up_no_copy_and_no_trim(running: Running, store: Store) -> None:
     restart_with_one_place(running)
     store.hanging = {"delete_log_segment_data"}

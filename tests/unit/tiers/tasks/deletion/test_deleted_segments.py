@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, Workbench, with_retention
-from tiers.errors import OwnershipLostError, RetriableRemoteStorageError
+from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key
@@ -61,6 +61,54 @@ async def test_a_segment_stays_known_while_its_objects_cannot_be_deleted(
             await DeletedSegmentsTask(bench.services).run()
     assert [one.segment_id for one in bench.metadata.deleted_segments()] == [late.segment_id]
     assert await DeletedSegmentsTask(bench.services).run() == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "are_others_forgotten"),
+    [(RemoteStorageError("403 Forbidden"), True), (CircuitOpenError("the circuit breaker is open"), False)],
+)
+async def test_a_segment_that_cannot_be_deleted_holds_up_no_other(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, refusal: RemoteStorageError, are_others_forgotten: bool
+) -> None:
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(260)))
+    await bench.copy_all()
+    segments = {one.segment_id for one in bench.segments}
+    delete = bench.store.delete_log_segment_data
+    await bench.expire(with_retention(retention_bytes=0))
+    bench.wall_ms += DAY_MS
+    first = bench.metadata.deleted_segments()[0].segment_id
+    asked = []
+
+    async def all_but_the_first(metadata: RemoteLogSegmentMetadata) -> bool:
+        asked.append(metadata.segment_id)
+        if metadata.segment_id == first:
+            raise refusal
+        return await delete(metadata)
+
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", all_but_the_first)
+    with pytest.raises(type(refusal)):
+        await DeletedSegmentsTask(bench.services).run()
+    assert len(segments) > 80
+    left = {one.segment_id for one in bench.metadata.deleted_segments()}
+    assert (left == {first}) is are_others_forgotten
+    assert (len(asked) == len(segments)) is are_others_forgotten
+
+
+async def test_a_segment_that_is_announced_again_keeps_its_objects(
+    bench: Workbench, late: RemoteLogSegmentMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job announces a segment again, while the list of the deleted segments is being worked on."""
+
+    async def again(*arguments: object, **options: object) -> int:
+        await bench.metadata.add_remote_log_segment_metadata(
+            replace(late, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+        )
+        return 0
+
+    bench.wall_ms += DAY_MS
+    monkeypatch.setattr(bench.metadata, "clock_skew_ms", again)
+    assert await DeletedSegmentsTask(bench.services).run() == 0
+    assert len(await bench.objects()) == 2
 
 
 async def test_only_the_owner_forgets_and_only_with_a_clock_that_it_trusts(

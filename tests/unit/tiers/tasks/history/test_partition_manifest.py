@@ -22,10 +22,15 @@ from tiers.metadata.partition_manifest import (
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogClampUpdate
+from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.remote_storage_manager import LogSegmentData
+from tiers.storage.retries import with_retries
+from tiers.tasks.deletion.segment_deletion import write_state
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.history.stored_manifest import bury_manifest, manifest_of
+from tiers.upkeep.bucket_scan import BucketScan
+from tiers.upkeep.rebuild import judge_scan
 
 
 async def test_it_is_written_when_it_changes_and_only_then(manifests: Manifests) -> None:
@@ -73,16 +78,46 @@ async def test_dead_segments_and_clamps_are_in_it(manifests: Manifests) -> None:
     await copied(bench)
     first, *others = bench.segments
     await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 9))
-    failed = replace(
+    unfinished = replace(
         first,
         segment_id=RemoteLogSegmentId(PARTITION, UUID(int=9)),
         state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
     )
-    await bench.metadata.add_remote_log_segment_metadata(failed)
+    await bench.metadata.add_remote_log_segment_metadata(unfinished)
     await manifests.round()
     stored = await manifests.stored()
     assert [each.clamped_to for each in stored.segments] == [9] * (1 + len(others))
-    assert stored.dead == (UUID(int=9),)
+    assert stored.dead == ()
+    await write_state(bench.services, unfinished, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+    await manifests.round()
+    assert (await manifests.stored()).dead == (UUID(int=9),)
+
+
+async def test_a_copy_that_ends_after_the_manifest_is_rebuilt(
+    manifests: Manifests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trim of a round writes the manifest while the copy of an earlier round is in progress."""
+    bench = manifests.bench
+    await copied(bench)
+    await manifests.round()
+    accepted, store = bench.finished, bench.services.storage
+    copy = store.copy_log_segment_data
+
+    async def beside_a_manifest(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        custom_metadata = await copy(metadata, data)
+        await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(1, 0))
+        assert await manifests.round() == ["get", "put"]
+        return custom_metadata
+
+    monkeypatch.setattr(store, "copy_log_segment_data", beside_a_manifest)
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10, 14)))
+    await bench.copy()
+    assert bench.finished[:-1] == accepted
+    scan = BucketScan("cluster")
+    await scan.list(store)
+    await scan.read(store, with_retries, 1)
+    (plan,) = judge_scan(scan).plans
+    assert ([(one.start_offset, one.end_offset) for one in plan.segments], plan.refused) == (bench.finished, [])
 
 
 async def test_a_store_that_fails_is_one_alarm_and_is_asked_again(manifests: Manifests) -> None:
