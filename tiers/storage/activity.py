@@ -1,7 +1,8 @@
-"""`while_active` ends a call that moves no byte for a while, however long the whole call takes.
+"""`while_active` ends a call that moves too little for a while, however long the whole call takes.
 
 A total deadline would demand a rate: 30 s for 30 parts of 16 MiB at once demand 17 MB/s, and below that every upload
-would fail for ever. So a call ends when it made no progress for the time of its deadline.
+would fail for ever. So a call ends when it made no progress for the time of its deadline. A few bytes are no progress
+(`PIECE_BYTES`): a peer that sends one byte in each deadline would occupy its place for years.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 T = TypeVar("T")
+
+PIECE_BYTES = 256 << 10
+"""The bytes of a body that count as progress. The last ones may be fewer."""
 
 _enclosing: ContextVar[Activity | None] = ContextVar("enclosing_activity", default=None)
 

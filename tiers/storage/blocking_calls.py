@@ -1,7 +1,8 @@
 """`BlockingCalls` runs the calls of a blocking library, each with a deadline, in a bounded number of threads.
 
 * A call ends when it makes no progress for the time of its deadline (`activity.py`). The work in the thread tells of
-  its progress by `note_progress`.
+  its progress by `note_progress`. A call that waits for a thread makes progress when a call with a thread makes some,
+  or ends.
 * If a call passes its deadline or its caller is cancelled, the call is abandoned, because its thread cannot be stopped.
   Another thread takes its place, so a store that recovers can be used again at once. New calls wait for abandoned ones
   only when `MAX_ABANDONED` times the number of threads hang.
@@ -59,6 +60,7 @@ class BlockingCalls:
         self._free = asyncio.Semaphore(threads)
         self._may_abandon = threads * MAX_ABANDONED
         self._abandoned = 0
+        self._waiting: set[Activity] = set()
         self._idle: list[queue.SimpleQueue[Call[object] | None]] = []
         self._is_closed = False
 
@@ -70,11 +72,23 @@ class BlockingCalls:
     async def run(self, work: Callable[[Call[T]], T], timeout_s: float | None) -> T:
         """Returns the result of `work` or raises its error.
 
-        Raises `TimeoutError` after `timeout_s` without progress, which covers the wait for a thread; None sets no
-        deadline. Raises `CallsClosedError` after `close`.
+        Raises `TimeoutError` after `timeout_s` without progress; None sets no deadline. Raises `CallsClosedError` after
+        `close`.
         """
-        async with while_active(timeout_s) as activity:
-            await self._free.acquire()
+        has_thread = False
+
+        def moved() -> None:
+            if has_thread:
+                self._move_waiting()
+
+        async with while_active(timeout_s, moved) as activity:
+            self._waiting.add(activity)
+            try:
+                await self._free.acquire()
+            finally:
+                self._waiting.discard(activity)
+            activity.moved()
+            has_thread = True
             if self._is_closed:
                 self._free.release()
                 raise CallsClosedError(f"{self._name} is closed")
@@ -93,6 +107,10 @@ class BlockingCalls:
         self._is_closed = True
         while self._idle:
             self._idle.pop().put(None)
+
+    def _move_waiting(self) -> None:
+        for activity in self._waiting:
+            activity.moved()
 
     def _abandon(self, call: Call[T]) -> None:
         call.is_abandoned = True
@@ -132,6 +150,7 @@ class BlockingCalls:
             self._abandoned -= 1
             inbox.put(None)
         else:
+            self._move_waiting()
             self._free.release()
             if self._is_closed:
                 inbox.put(None)

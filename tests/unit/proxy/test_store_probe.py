@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.process.store_probe import StoreProbe
+from proxy.process.store_probe import INTERVAL_S, StoreProbe
 from tests.support.fakes.versioned_storage import VersionedStorage
+from tests.support.simulation.loop import VirtualLoop
 from tiers.errors import RetriableRemoteStorageError
 from tiers.storage.remote_storage_manager import StoreFeatures
 
@@ -23,8 +26,10 @@ class Probed(VersionedStorage):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.error: Exception | None = RetriableRemoteStorageError("503")
+        self.probes = 0
 
     async def probe(self) -> Sequence[StoreFeatures]:
+        self.probes += 1
         if self.error is not None:
             raise self.error
         return await super().probe()
@@ -69,3 +74,18 @@ async def test_a_server_that_changes_is_found_out(tmp_path: Path, caplog: pytest
     assert (evidence.of("atomic_creation"), evidence.of("conditional_writes")) == (0, 0)
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
     assert "exports to it are refused" in caplog.text
+
+
+def test_a_store_without_a_result_is_probed_ever_more_rarely(tmp_path: Path) -> None:
+    storage, loop = Probed(tmp_path), VirtualLoop()
+
+    async def probes_in_a_day() -> int:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(24 * INTERVAL_S):
+                await Evidence(storage).probe.run()
+        return storage.probes
+
+    try:
+        assert loop.run_until_complete(probes_in_a_day()) < 24 + 10
+    finally:
+        loop.close()

@@ -2,7 +2,7 @@
 
 The signing client takes about a millisecond of CPU per request. The range is not part of the signature, so a presigned
 URL serves all ranges of its object until it expires. The body streams into a buffer of the announced length.
-A GET ends when no byte arrives for the time of its deadline, however long it takes as a whole.
+A GET ends when no piece (`activity.PIECE_BYTES`) arrives in the time of its deadline, however long it takes as a whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cachetools import TTLCache
 from yarl import URL
 
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.activity import Activity, while_active
+from tiers.storage.activity import PIECE_BYTES, Activity, while_active
 from tiers.storage.s3.errors import error_code_of, error_of_answer, error_of_exception
 
 _EXPIRES_S = 3600
@@ -81,11 +81,13 @@ class S3Downloader:
                     f"s3://{self._bucket}/{key}: the answer announces {length} bytes for {headers}"
                 )
             buffer = bytearray(length)
-            position = 0
+            position = noted = 0
             async for piece in response.content.iter_any():
                 buffer[position : position + len(piece)] = piece
                 position += len(piece)
-                activity.moved()
+                if position - noted >= PIECE_BYTES:
+                    noted = position
+                    activity.moved()
             if position != length:
                 raise RetriableRemoteStorageError(
                     f"s3://{self._bucket}/{key}: only {position} of {length} bytes arrived"

@@ -177,7 +177,7 @@ class S3RemoteStorageManager:
         return True
 
     async def probe(self) -> Sequence[StoreFeatures]:
-        """Lets writers race (`race.py`). Costs about a hundred requests."""
+        """Lets writers race (`race.py`). Costs about 250 requests."""
         found = await StoreRace(self._up, self._prefix).run()
         self._has_versions = found.has_conditional_writes
         return [found]

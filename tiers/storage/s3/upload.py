@@ -1,6 +1,6 @@
 """Creates objects from files, unless they exist: by one PUT for a small file, by a multipart upload for a large one.
 
-A request ends when it moves no byte for the time of its deadline (docs/design.md, "Durability and deadlines"). A part
+A request ends when it moves no piece in the time of its deadline (docs/design.md, "Durability and deadlines"). A part
 that fails so is sent again, and fewer parts are in flight from then on.
 
 An upload can also be staged, so that another process completes it. An upload that fails or is cancelled is aborted. An
@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiers.errors import RemoteStorageError, StoreOverloadedError
-from tiers.storage.activity import Activity, while_active
+from tiers.storage.activity import PIECE_BYTES, Activity, while_active
 from tiers.storage.part_window import PartWindow
 from tiers.storage.s3.errors import PreconditionFailedError, error_of_exception
 
 PARTS_AT_ONCE = 3
 MAX_PARTS = 10_000
 ATTEMPTS_PER_PART = 3
-_PIECE_BYTES = 256 << 10
-"""The bytes of one read of a body, which are one note of progress."""
 
 
 class StagedUpload(NamedTuple):
@@ -120,7 +118,7 @@ class S3Uploader:
     async def call(self, operation: str, key: str, **parameters: Any) -> Any:
         """Sends one request. Raises `RemoteStorageError` for every error of the client library.
 
-        It raises `StoreOverloadedError` when no byte moved for the time of the deadline."""
+        It raises `StoreOverloadedError` when no piece moved in the time of the deadline."""
         try:
             async with while_active(self._timeout_s) as activity:
                 body = parameters.get("Body")
@@ -209,7 +207,7 @@ class _Body(io.BytesIO):
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Returns at least `size` bytes, if there are as many: the client asks for less than a good piece."""
-        piece = super().read(-1 if size is None or size < 0 else max(size, _PIECE_BYTES))
+        piece = super().read(-1 if size is None or size < 0 else max(size, PIECE_BYTES))
         if self.tell() < self._size:
             self._activity.moved_elsewhere()
         else:

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from tiers.storage.activity import note_progress
 from tiers.storage.blocking_calls import MAX_ABANDONED, Abandoned, BlockingCalls, Call
 
 
@@ -142,3 +143,24 @@ async def test_nothing_runs_after_close() -> None:
     calls.close()
     with pytest.raises(RuntimeError, match="closed"):
         await calls.run(lambda _: None, 10.0)
+
+
+async def test_a_call_that_waits_lives_on_while_those_before_it_move() -> None:
+    calls = BlockingCalls("moving", 1)
+    go_on = threading.Event()
+
+    def moves(_: Call[str]) -> str:
+        while not go_on.wait(0.01):
+            note_progress()
+        return "moved"
+
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(calls.run(moves, None))
+        waiting = [group.create_task(calls.run(lambda _: "ran", 2.0)) for _ in range(3)]
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await until(lambda: loop.time() - began_s > 3.0)  # longer than their deadline
+        assert not any(each.done() for each in waiting)
+        go_on.set()
+    assert (first.result(), [each.result() for each in waiting]) == ("moved", ["ran"] * 3)
+    calls.close()

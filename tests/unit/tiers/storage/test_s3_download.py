@@ -127,3 +127,20 @@ async def test_what_is_no_answer_to_the_range_is_no_data(answer: bytes, expected
         with pytest.raises(RemoteStorageError) as raised:
             await downloader.get("k", 2, 6)
         assert type(raised.value) is expected
+
+
+async def test_an_answer_that_trickles_occupies_no_place_for_ever() -> None:
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 206 x\r\nContent-Length: 1000000\r\n\r\n")
+        while True:
+            writer.write(b"x")
+            await asyncio.sleep(0.005)
+
+    async with StreamServer(trickle) as server:
+        downloader = S3Downloader(FixedUrl(f"http://127.0.0.1:{server.port}/b/k"), "b", 0.3, max_connections=1)
+        try:
+            with pytest.raises(RetriableRemoteStorageError, match="no answer in time"):
+                await asyncio.wait_for(downloader.get("k", 0, 999_999), 30)
+        finally:
+            await downloader.close()
