@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from inspect import cleandoc
 
 from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
@@ -97,7 +96,7 @@ def _topic_settings() -> str:
 
 def _section(name: str, model: type[BaseModel]) -> str:
     title = _TITLES.get(name, f"`[{name}]`")
-    lines = [f"\n## {title}\n", cleandoc(model.__doc__ or "").replace("\n", " "), "", *_table(model)]
+    lines = [f"\n## {title}\n", " ".join((model.__doc__ or "").split()), "", *_table(model)]
     if not name:
         lines += [_row(key, TidegateConfig.model_fields[key]) for key in TidegateConfig.keys_at_top()]
         lines += STORAGE_KEYS

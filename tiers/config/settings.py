@@ -148,8 +148,8 @@ class RemoteLogConfig(Section):
         gt=0,
         description=(
             "The number of partitions whose tasks run at the same time. Rounds (which survey a partition and move its "
-            "log start), trims and deletions have so many places each, so that a store that hangs in one kind of task "
-            "does not hold up the others. By default the number of partitions that are copied at the same time."
+            "log start), trims and deletions have this number of places each, so a store that hangs in one kind of "
+            "task does not hold up the others. By default the number of partitions that are copied at the same time."
         ),
     )
     copier_threads: int | None = Field(
