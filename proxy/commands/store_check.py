@@ -69,7 +69,7 @@ def _lines(features: StoreFeatures) -> Iterator[str]:
     if not features.has_atomic_creation:
         yield f"{where}warning: several writers can create one object: tiering works, exports to it are refused"
     if not features.has_conditional_writes:
-        yield f"{where}no conditional writes: a partition manifest is replaced without a comparison"
+        yield f"{where}no conditional writes: tiering works, partition manifests are replaced without a comparison"
 
 
 async def _unreachable(config: StorageConfig) -> list[str]:

@@ -193,8 +193,8 @@ class FileSystemRemoteStorageManager:
     async def probe(self) -> Sequence[StoreFeatures]:
         """Returns a constant: the libraries offer no other condition than a move that replaces nothing."""
         if self._files.moves_once:
-            return [StoreFeatures(True, False, "the file system moves a file to a new name once, and has no versions")]
-        return [StoreFeatures(False, False, "the library cannot make a write depend on what is there")]
+            return [StoreFeatures(True, False, "of several writers of one file, one succeeds; files have no versions")]
+        return [StoreFeatures(False, False, "the library of this store has no conditional writes")]
 
     async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
         refuse_condition(if_match)

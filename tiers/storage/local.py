@@ -133,7 +133,7 @@ class LocalRemoteStorageManager:
 
     async def probe(self) -> Sequence[StoreFeatures]:
         """Returns a constant: a hard link is atomic, and a file has no version."""
-        return [StoreFeatures(True, False, "a file system creates a hard link once, and compares no versions")]
+        return [StoreFeatures(True, False, "of several writers of one file, one succeeds; files have no versions")]
 
     async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
         refuse_condition(if_match)
