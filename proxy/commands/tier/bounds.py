@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.tier.tools import run_command
+from proxy.commands.tier.tools import check_topic, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
 from tiers.broker.client import BrokerClient
@@ -76,6 +76,7 @@ def bounds(
 
     Exit code 1: the bounds of a partition do not hold or are unknown."""
     settings = load_config(config)
+    check_topic(topic)
     found = run_command(lambda: read_bounds(settings, topic))
     if as_json:
         show_json(

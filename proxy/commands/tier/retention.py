@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from proxy.cluster.broker_configs import BrokerConfigs
-from proxy.commands.tier.tools import run_command
+from proxy.commands.tier.tools import check_topic, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json, show_table, time_text
@@ -82,6 +82,7 @@ def retention(
     one of the two options was recorded, the broker's retention.* bounds only the local tier, and a key that was never
     recorded is unlimited."""
     settings = load_config(config)
+    check_topic(topic)
     wanted = TotalRetention(minutes, size_bytes)
     found = run_command(lambda: change_retention(settings, topic, wanted, yes))
     if as_json:
@@ -125,7 +126,7 @@ async def change_retention(config: TidegateConfig, topic: str, wanted: TotalRete
         values = (await BrokerConfigs(client).of_topics([topic], TIMEOUT_MS)).get(topic)
         if values is None:
             raise RemoteTierError(
-                f"the configuration of {topic} is not told: may the proxy describe its configuration?"
+                f"the configuration of {topic} cannot be read: give the proxy DESCRIBE_CONFIGS on the topic"
             )
         broker = {key: each.value for key, each in values.items()}
         rule = next((rule for rule in config.topics if rule.matches(topic)), None)

@@ -29,6 +29,12 @@ def parse_target(target: str | None) -> tuple[str | None, int | None]:
     return topic, int(number) if colon else None
 
 
+def check_topic(topic: str | None) -> None:
+    """Raises `BadParameter` for a text with a partition. A topic's name has no colon."""
+    if topic is not None and ":" in topic:
+        raise typer.BadParameter(f"expected TOPIC without a partition, not {topic!r}")
+
+
 def partitions_of(tier: OpenTier, target: str | None) -> list[TopicIdPartition]:
     """Returns the partitions of `target` that have metadata, sorted by name. None: all that have metadata.
 

@@ -117,6 +117,10 @@ class RLMExpirationTask:
             self._check_ownership()
             expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION)
             await services.metadata.put_log_start(partition, expired, denied=log_start.denied)
+            logger.info(
+                "records expired by the total retention",
+                extra={"partition": str(partition), "log_start_offset": expired_to, "before": start},
+            )
             services.checkpoint("log-start-raised")
             log_start, start = replace(log_start, offset=expired_to), expired_to
         return log_start, self._deletable(start, self._readable())  # read again: another owner may have clamped

@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 from proxy import cli
 from proxy.commands.tier import bounds as command
 from proxy.commands.tier.bounds import PartitionBounds
+from tests.support.repository import ROOT
 
+EXAMPLE = ROOT / "docs" / "tidegate.example.toml"
 HOLDS = PartitionBounds("orders", 0, 5, 0, 59, 60, 40, 100, 100)
 BROKEN = PartitionBounds("orders", 1, 0, 0, 120, 121, 40, 100, 100, violated=("Ly>Ry",))
 UNKNOWN = PartitionBounds("a-topic-with-a-name-that-is-longer-than-most", 0, 0, 0, 9, 10, trouble="it was deleted")
@@ -65,6 +67,8 @@ def test_json_is_for_programs(monkeypatch: pytest.MonkeyPatch, config: Path) -> 
     [
         (["tier", "bounds"], "Missing option '--config'"),
         (["tier", "bounds", "--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file or directory"),
+        (["tier", "bounds", "a:0", "--config", str(EXAMPLE)], "expected TOPIC without a partition, not 'a:0'"),
+        (["tier", "retention", "a:0", "--config", str(EXAMPLE)], "expected TOPIC without a partition, not 'a:0'"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from uuid import uuid4
 
@@ -45,6 +46,15 @@ async def test_the_log_start_moves_before_segments_expire_by_their_newest_record
         "objects-deleted",
         "delete-finished-written",
     ]
+
+
+async def test_the_log_says_what_expired(copied: Workbench, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS))
+        await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS))
+    [line] = [each for each in caplog.records if each.message == "records expired by the total retention"]
+    said = vars(line)
+    assert (said["partition"], said["before"], said["log_start_offset"]) == (str(PARTITION), 0, 30)
 
 
 async def test_the_total_size_counts_both_tiers(copied: Workbench) -> None:
