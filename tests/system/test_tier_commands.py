@@ -251,8 +251,9 @@ async def export_and_import(site: Site) -> None:
     before = (await site.json("segments", site.plain))[1]
     code, said = await site.json("metadata", "export", f"{site.plain}:0", str(file))
     assert (code, said["segments"], said["log_start_offset"]) == (0, len(before), 0)
-    code, _, err = await site.run("metadata", "import", f"{site.plain}:0", str(file), "--yes")
-    assert (code, "already has metadata" in err) == (3, True)
+    for more in ([], ["--yes"]):
+        code, _, err = await site.run("metadata", "import", f"{site.plain}:0", str(file), *more)
+        assert (code, "already has metadata" in err) == (3, True)
     topic = site.metadata_topic
     site.metadata_topic = f"{topic}-imported"
     code, _, err = await site.run("metadata", "import", f"{site.plain}:0", str(file))

@@ -9,6 +9,7 @@ clamped segments.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,10 +20,11 @@ import typer
 
 from proxy.commands.tier.tools import parse_target, partitions_of, run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.open_tier import OpenTier, RemoteTierError, open_tier, tiered_cluster
+from tiers.access.open_tier import OpenTier, RemoteTierError, metadata_to_now, open_tier, tiered_cluster
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, say, show_json
 from tiers.metadata.records.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
 from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
@@ -43,13 +45,16 @@ metadata = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
+
 _Partition = Annotated[str, typer.Argument(metavar="TOPIC:PARTITION")]
 _UNKNOWN_EPOCH = -1
 
 
-@metadata.callback()
-def _metadata() -> None:
+@metadata.callback(invoke_without_command=True)
+def _metadata(context: typer.Context) -> None:
     """Exports or imports the metadata of one partition."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @metadata.command(name="export")
@@ -160,12 +165,15 @@ async def import_into(
             raise RemoteTierError(f"topic {topic} has no partition {number}")
         partition = TopicIdPartition(found.topic_id, number, topic)
         file = decode_flat_file(data, partition)
+        if not write and config.remote_log.metadata_topic in cluster.topics:
+            with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
+                async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as known_now:
+                    _check_unknown(known_now, partition)
         if write:
             records = records_of_file(file, partition, log_start, time.time_ns() // 1_000_000)
 
             def of_one(known: TopicBasedRemoteLogMetadataManager) -> list[tuple[TopicIdPartition, list[KeyAndValue]]]:
-                if partition in known.partitions():
-                    raise RemoteTierError(f"{topic}:{number} already has metadata")
+                _check_unknown(known, partition)
                 return [(partition, records)]
 
             def check(known: TopicBasedRemoteLogMetadataManager) -> None:
@@ -175,6 +183,11 @@ async def import_into(
 
             await write_all(config, client, of_one, check, into_empty=False, progress=TERMINAL)
         return file
+
+
+def _check_unknown(known: RemoteLogMetadataReader, partition: TopicIdPartition) -> None:
+    if partition in known.partitions():
+        raise RemoteTierError(f"{partition.topic}:{partition.partition} already has metadata")
 
 
 def records_of_file(

@@ -44,7 +44,9 @@ def test_misuse_is_one_line_and_exit_code_2(
     assert len(captured.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("arguments", "command"), [([], "serve"), (["tier"], "rebuild")])
+@pytest.mark.parametrize(
+    ("arguments", "command"), [([], "serve"), (["tier"], "rebuild"), (["tier", "metadata"], "export")]
+)
 def test_without_a_command_the_help_is_printed(
     arguments: list[str], command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,3 +85,24 @@ async def test_a_partition_that_the_topic_has_not_is_not_imported(monkeypatch: p
     assert len((await metadata.import_into(config, "orders", 1, data, None, write=False)).segments) == 1
     with pytest.raises(RemoteTierError, match="topic orders has no partition 2"):
         await metadata.import_into(config, "orders", 2, data, None, write=False)
+
+
+async def test_without_yes_known_metadata_is_reported_too(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bench.rlmm.add_remote_log_segment_metadata(segment(PARTITION, 0, 9))
+    topic = SimpleNamespace(topic_id=PARTITION.topic_id, partitions={1: None, 2: None})
+
+    @asynccontextmanager
+    async def cluster(config: object, *, is_new: bool) -> AsyncIterator[tuple[None, SimpleNamespace]]:
+        yield None, SimpleNamespace(topics={"orders": topic, "__remote_log_metadata": None})
+
+    @asynccontextmanager
+    async def known(*_: object, **__: object) -> AsyncIterator[object]:
+        yield bench.rlmm
+
+    monkeypatch.setattr(metadata, "tiered_cluster", cluster)
+    monkeypatch.setattr(metadata, "metadata_to_now", known)
+    data = encode_flat_file(FlatFile(PARTITION.topic_id, 5, (segment(PARTITION, 0, 9),)))
+    config = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
+    await metadata.import_into(config, "orders", 1, data, None, write=False)
+    with pytest.raises(RemoteTierError, match="orders:2 already has metadata"):
+        await metadata.import_into(config, "orders", 2, data, None, write=False)
