@@ -10,8 +10,8 @@ the log start, the partition manifest, and the leader's history. Then each stage
 * **deletion**: deletes the objects of expired segments and of leftovers.
 
 What one stage needs of another: a gap is recorded, and in the manifest, before anything behind it is copied; a segment
-is in the stored manifest before it is trimmed; the log start is behind a segment before that segment is deleted; and no
-stage works in a leader epoch whose history was not checked.
+is in the stored manifest before it is trimmed, or replaces another one; the log start is behind a segment before that
+segment is deleted; and no stage works in a leader epoch whose history was not checked.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class PartitionTasks:
     async def delete(self, surveyed: Surveyed) -> None:
         """Deletes the objects of segments that expired, and of leftovers that no copy waits for."""
         await collect_leftovers(self._services, self.partition, Leftovers.OTHERS, self.copy.attempt)
-        await self._expiration.delete(surveyed.log_start)
+        await self._expiration.delete(surveyed.log_start, self.manifest.has_accepted)
 
     def stop(self, error: LogDivergedError) -> None:
         """Stops the whole partition until a round goes through. Raises the alarm once until then."""
