@@ -10,8 +10,8 @@ the log start, the partition manifest, and the leader's history. Then each stage
 * **deletion**: deletes the objects of expired segments and of leftovers.
 
 What one stage needs of another: a gap is recorded, and in the manifest, before anything behind it is copied; a segment
-is in the stored manifest before it is trimmed; the log start is behind a segment before that segment is deleted; and no
-stage works in a leader epoch whose history was not checked.
+is in the stored manifest before it is trimmed, or replaces another one; the log start is behind a segment before that
+segment is deleted; and no stage works in a leader epoch whose history was not checked.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PartitionTasks:
         """Surveys the partition, does the work that needs no store, and lets `launch` start the rest.
 
         `launch` gets the offset at which copying continues; None: nothing can be copied now. Returns early if the
-        survey fails, or if the leader changed meanwhile. Raises the errors in `STOPPING`."""
+        survey fails, if the leader changed meanwhile, or if the partition stopped. Raises the errors in `STOPPING`."""
         surveyed = await self.stages["survey"].run(self.survey)
         if surveyed is None:
             return
@@ -117,13 +117,20 @@ class PartitionTasks:
         if not (is_copying or self._must_finish(surveyed) or gap.is_postponed):
             start = await gap.run(partial(self.copy_start, surveyed))
         is_gap_known = not is_copying and gap.failures == 0 and not self._must_finish(surveyed)
-        if self.stages["expiry"].is_due:
+        if self.stages["expiry"].is_due and not self._has_stopped:
             surveyed = await self.stages["expiry"].run(partial(self.expire, surveyed)) or surveyed
+        if self._has_stopped:
+            return
         self._go_on()
         launch(surveyed, start)
         if is_gap_known:
             await self.stages["survey"].run(self.manifest.end_acceptance)
         self.watch.measure()
+
+    @property
+    def _has_stopped(self) -> bool:
+        """Whether work beside this round has stopped the partition since the survey."""
+        return self.stages["survey"].failures > 0
 
     async def survey(self) -> Surveyed | None:
         """Checks what every stage depends on. Returns None if the leader changed meanwhile.
@@ -232,7 +239,7 @@ class PartitionTasks:
     async def delete(self, surveyed: Surveyed) -> None:
         """Deletes the objects of segments that expired, and of leftovers that no copy waits for."""
         await collect_leftovers(self._services, self.partition, Leftovers.OTHERS, self.copy.attempt)
-        await self._expiration.delete(surveyed.log_start)
+        await self._expiration.delete(surveyed.log_start, self.manifest.has_accepted)
 
     def stop(self, error: LogDivergedError) -> None:
         """Stops the whole partition until a round goes through. Raises the alarm once until then."""

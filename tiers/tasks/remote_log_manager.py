@@ -316,6 +316,8 @@ class RemoteLogManager:
                 self._give_up(managed.partition)
         except LogDivergedError as error:
             managed.stop(error)
+        except Exception as error:  # what a stage does not catch must not affect the other partitions either
+            managed.stages["survey"].failed(error)
 
     async def _round(self, tasks: asyncio.TaskGroup, managed: PartitionTasks, names: list[str]) -> None:
         def launch(surveyed: Surveyed, copy_start: int | None) -> None:

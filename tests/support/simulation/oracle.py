@@ -191,6 +191,7 @@ class Oracle:
     def _putting(self, key: str, client: str, data: bytes) -> None:
         if parse_partition_manifest_key(key) is not None:
             self._replacing_manifest(key, client, data)
+            self._burying(client, data)
         parsed = parse_segment_key(key)
         if parsed is not None and parsed.segment_uuid not in self.truth.segments:
             self.fail(f"{client} writes {key}, whose segment has no record")
@@ -206,6 +207,13 @@ class Oracle:
                 f"{client} replaces a manifest that reflects metadata offset {before.position.next_offset} by one of"
                 f" {after.position.next_offset}"
             )
+
+    def _burying(self, client: str, data: bytes) -> None:
+        """`rebuild` restores no dead segment. So a manifest calls none dead that may still be accepted."""
+        for dead in decode_partition_manifest(data).dead:
+            segment = self.truth.segments.get(dead)
+            if segment is not None and not segment.is_deleted:
+                self.fail(f"{client} writes a manifest that calls {dead} dead, whose segment has no DELETE record")
 
     def _started(self, segment: TrueSegment) -> None:
         """A segment that is in progress during a rebalance is copied once, by the owner that began it."""

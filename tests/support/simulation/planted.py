@@ -175,6 +175,21 @@ def _forgets_lost_metadata(stack: ExitStack) -> None:
     _replace(stack, LogGapTask, "_check_trims", _nothing)
 
 
+def _buries_copies(stack: ExitStack) -> None:
+    original = partition_manifest.manifest_of
+
+    def manifest(metadata: Any, cluster_id: str, partition: Any) -> Any:
+        made = original(metadata, cluster_id, partition)
+        started = {
+            one.segment_id.id
+            for one in metadata.list_remote_log_segments(partition)
+            if one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+        }
+        return replace(made, dead=tuple(sorted(started.union(made.dead))))
+
+    _replace(stack, partition_manifest, "manifest_of", manifest)
+
+
 def _foreign_log_start(stack: ExitStack) -> None:
     _replace(stack, LogStartConfirmation, "holds", _yes)
 
@@ -339,6 +354,7 @@ PLANTED: Mapping[str, PlantedBug] = {
     "trims-one-more": PlantedBug("rule 4", "trims one offset too many", _trims_one_more),
     "hole-moves-log-start": PlantedBug("rule 5", "raises the log start past a hole (loss 1)", _hole_moves_log_start),
     "lost-metadata": PlantedBug("rule 5", "does not see that metadata was lost (loss 2)", _forgets_lost_metadata),
+    "buries-copies": PlantedBug("rule 5", "calls a copy in progress dead in the manifest", _buries_copies),
     "foreign-log-start": PlantedBug("rule 5", "applies a log start of another history (loss 3)", _foreign_log_start),
     "trusts-any-clock": PlantedBug("rule 6", "expires by a wrong clock", _trusts_any_clock),
     "expires-one-more": PlantedBug("rule 6", "expires one segment too many", _expires_one_more),

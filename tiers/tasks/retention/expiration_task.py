@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -35,6 +35,7 @@ from tiers.tasks.deletion.segment_deletion import try_to_delete
 from tiers.tasks.retention.trim_task import segment_timestamp_ms
 from tiers.tasks.task_services import TaskServices
 
+IsAccepted = Callable[[RemoteLogSegmentMetadata], bool]
 logger = logging.getLogger(__name__)
 
 
@@ -87,9 +88,12 @@ class RLMExpirationTask:
         await self.apply_log_start(bounds, log_start.offset)
         return log_start
 
-    async def delete(self, log_start: ConfirmedLogStart) -> int:
-        """Deletes the segments below the log start, and the superseded ones. Returns how many were deleted."""
-        deleted = await self._delete(self._deletable(log_start.offset or 0, self._readable()))
+    async def delete(self, log_start: ConfirmedLogStart, is_accepted: IsAccepted = lambda segment: True) -> int:
+        """Deletes the segments below the log start, and the superseded ones. Returns how many were deleted.
+
+        `is_accepted` tells whether the stored manifest accepts a segment. A superseded segment stays until the manifest
+        accepts the segments that answer for its offsets, since `rebuild` finds it missing otherwise."""
+        deleted = await self._delete(self._deletable(log_start.offset or 0, self._readable(), is_accepted))
         if deleted and log_start.offset is not None:
             await self._services.local_indexes.remove_below(self._partition, log_start.offset)
         return deleted
@@ -187,8 +191,13 @@ class RLMExpirationTask:
         Of two copies of a range it yields one, since the range must not count twice."""
         return self._services.metadata.answering_segments(self._partition, offset)
 
-    def _deletable(self, log_start: int, segments: list[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
-        superseded = self._superseded(segments)
+    def _deletable(
+        self,
+        log_start: int,
+        segments: list[RemoteLogSegmentMetadata],
+        is_accepted: IsAccepted = lambda segment: True,
+    ) -> list[RemoteLogSegmentMetadata]:
+        superseded = self._superseded(segments, is_accepted)
         return [
             segment
             for segment in segments
@@ -211,13 +220,16 @@ class RLMExpirationTask:
             deleted += 1
         return deleted
 
-    def _superseded(self, segments: list[RemoteLogSegmentMetadata]) -> set[RemoteLogSegmentId]:
+    def _superseded(self, segments: list[RemoteLogSegmentMetadata], is_accepted: IsAccepted) -> set[RemoteLogSegmentId]:
         """Returns the copies that answer for no offset, once every proxy has had the time to see the others."""
         services = self._services
         whole = [segment for segment in segments if segment.clamped_to is None]
         if all(later.start_offset > earlier.end_offset for earlier, later in pairwise(whole)):
             return set()
-        answering = {segment.metadata.segment_id for segment in self._answering(0)}
+        found = [segment.metadata for segment in self._answering(0)]
+        if not all(map(is_accepted, found)):
+            return set()
+        answering = {segment.segment_id for segment in found}
         seen_at_ms = [services.metadata.seen_at_ms(segment_id) for segment_id in answering]
         visible_since_ms = services.clock_ms() - services.settings.remote_log.visible_after_ms
         if any(seen is None or seen > visible_since_ms for seen in seen_at_ms):

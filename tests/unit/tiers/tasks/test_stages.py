@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,10 +14,14 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.errors import RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
+from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.partition_tasks import PartitionTasks
+from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.remote_log_manager import RemoteLogManager
+from tiers.tasks.retention.trim_task import TrimTask
 
 TRIMMING = replace(POLICY, partition_count=1, local_retention_bytes=0)
 EXPIRING = replace(TRIMMING, retention_bytes=0)
@@ -162,6 +167,60 @@ async def test_a_manifest_that_hangs_holds_up_no_expiry(running: Running, store:
         set_policy(running, replace(EXPIRING, partition_count=2))
         await until(lambda: all(each.log_start_offset >= 90 for each in running.logs.of.values()), 20)
         store.hanging.clear()
+
+
+async def test_an_unexpected_error_of_one_round_ends_no_other_work(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round also reads the metadata between the stages."""
+    set_policy(running, replace(TRIMMING, partition_count=2))
+    measure = PartitionWatch.measure
+
+    def unreadable(watch: PartitionWatch) -> None:
+        if watch._partition == PARTITION:
+            raise RemoteLogMetadataNotReadyError("the state is being read again")
+        measure(watch)
+
+    monkeypatch.setattr(PartitionWatch, "measure", unreadable)
+    async with running.run():
+        await until(lambda: running.remote_end(OTHER) == 89)
+        await until(lambda: failures(running, "survey") > 1)
+        monkeypatch.undo()
+        await until(lambda: running.remote_end(PARTITION) == 89)
+
+
+async def test_a_divergence_ends_the_round_in_progress(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trim that runs beside the round finds that the leader has another history than the round has checked."""
+    launched: list[int] = []
+    in_round, copy_start, launch = asyncio.Event(), LogGapTask.copy_start, RemoteLogManager._launch
+
+    async def slow_gap(task: LogGapTask, *arguments: Any) -> int | None:
+        tasks = running.manager._managed[PARTITION]
+        if tasks in running.manager._places["copy"] and "trim" in tasks.running and not in_round.is_set():
+            in_round.set()
+            await until(lambda: tasks.stages["survey"].failures > 0)
+        return await copy_start(task, *arguments)
+
+    async def diverging_trim(task: TrimTask, *arguments: Any) -> None:
+        if not in_round.is_set():
+            await in_round.wait()
+            raise LogDivergedError("the leader has another history")
+
+    def launching(
+        manager: RemoteLogManager, group: asyncio.TaskGroup, tasks: PartitionTasks, name: str, work: Any
+    ) -> None:
+        if name == "copy":
+            launched.append(tasks.stages["survey"].failures)
+        launch(manager, group, tasks, name, work)
+
+    monkeypatch.setattr(LogGapTask, "copy_start", slow_gap)
+    monkeypatch.setattr(TrimTask, "run", diverging_trim)
+    monkeypatch.setattr(RemoteLogManager, "_launch", launching)
+    async with running.run():
+        await until(in_round.is_set)
+        begun = len(launched)
+        await until(lambda: len(launched) > begun + 2)
+    assert set(launched) == {0}
 
 
 async def test_deletions_that_hang_hold_up_no_copy_and_no_trim(running: Running, store: Store) -> None:
