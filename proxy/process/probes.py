@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from uuid import uuid4
@@ -16,6 +15,7 @@ from proxy.config import TidegateConfig
 from tiers.errors import RemoteResourceNotFoundError
 from tiers.fitness import Fitness, FitnessMetrics, Probe
 from tiers.metadata.topic.topic_based import wall_clock_ms
+from tiers.storage.blocking_calls import BlockingCalls
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 _BYTES = b"tidegate probes whether it can write here" * 100
@@ -36,7 +36,7 @@ async def run_probes(
 ) -> None:
     """Probes until the stack closes."""
     registry.register(FitnessMetrics(fitness))
-    # One thread per folder: a disk that hangs holds up no probe of another one.
+    # Threads of its own for each folder: a disk that hangs holds up no probe of another one.
     for name, folder in (
         ("state folder", config.state.path / "metadata"),
         ("spool folder", config.state.path / "spool"),
@@ -50,9 +50,9 @@ async def run_probes(
 
 
 def _writes(stack: AsyncExitStack, folder: Path) -> Callable[[], Awaitable[None]]:
-    thread = ThreadPoolExecutor(1, thread_name_prefix="disk-probe")
-    stack.callback(thread.shutdown, wait=False, cancel_futures=True)
-    return lambda: asyncio.get_running_loop().run_in_executor(thread, _write, folder / ".probe")
+    calls = BlockingCalls("disk-probe", 1)
+    stack.callback(calls.close)
+    return lambda: calls.run(lambda _: _write(folder / ".probe"), None)  # `Fitness` has the deadline
 
 
 def _write(path: Path) -> None:
