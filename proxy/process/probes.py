@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from uuid import uuid4
+from uuid import NAMESPACE_URL, uuid5
 
 from prometheus_client import CollectorRegistry
 
@@ -42,7 +43,7 @@ async def run_probes(
         ("spool folder", config.state.path / "spool"),
     ):
         fitness.add(Probe(name, _writes(stack, folder)))
-    fitness.add(Probe("store", _uses(storage), _STORE_FAILURES))
+    fitness.add(Probe("store", _uses(storage, config.state.path), _STORE_FAILURES))
     tasks = asyncio.TaskGroup()
     await tasks.__aenter__()
     stack.push_async_callback(tasks.__aexit__, None, None, None)
@@ -67,8 +68,9 @@ def _write(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _uses(storage: RemoteStorageManager) -> Callable[[], Awaitable[None]]:
-    key = f".check-{uuid4()}"
+def _uses(storage: RemoteStorageManager, folder: Path) -> Callable[[], Awaitable[None]]:
+    # The same key after a restart: a process that was killed leaves one object, which its successor deletes.
+    key = f".check-{uuid5(NAMESPACE_URL, f'{socket.gethostname()}:{folder.absolute()}')}"
 
     async def use() -> None:
         await storage.put_object(key, _BYTES)

@@ -101,3 +101,20 @@ async def test_a_disk_that_hangs_makes_it_unfit_and_holds_up_no_end(config: Tide
     reader = os.open(probe, os.O_RDONLY | os.O_NONBLOCK)
     await until(lambda: not any(thread.is_alive() for thread in hanging))
     os.close(reader)
+
+
+async def test_killed_processes_leave_one_object_at_most(config: TidegateConfig, tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    await store.open()
+    store.refuses = True  # as if each process were killed before it deletes the object
+
+    async def start_and_probe() -> None:
+        fitness = process_fitness(config)
+        async with AsyncExitStack() as stack:
+            await run_probes(stack, config, store, fitness, CollectorRegistry())
+            await until(lambda: bool(fitness._failures.get("store")))
+
+    for _ in range(3):
+        await start_and_probe()
+    assert len(files(tmp_path / "store")) == 1
+    await store.close()
