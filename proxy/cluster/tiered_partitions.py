@@ -1,7 +1,8 @@
 """`TieredPartitions` reads the remote tier's metadata of a partition, in the terms of Kafka's responses.
 
 It asks no broker and no store. `ensure_fresh` tells whether the caller may trust an answer
-(docs/design.md, safety rule 1).
+(docs/design.md, safety rule 1). The state may be cleared, and read again from the start, after that. So an answer that
+rests on what the metadata does not have counts only if the metadata is still fresh afterwards (`require_fresh`).
 """
 
 from __future__ import annotations
@@ -66,15 +67,18 @@ class TieredPartitions:
             return False
 
     def is_tiered(self, partition: TopicIdPartition) -> bool:
-        """Whether the metadata knows the partition. Raises `RemoteLogMetadataNotReadyError` when that is unknown.
-
-        Another process may clear the state after the caller has checked its freshness. Therefore this method checks
-        the freshness again before it returns False.
-        """
+        """Whether the metadata knows the partition. Raises `RemoteLogMetadataNotReadyError` when that is unknown."""
         is_known = self.rlmm.is_known(partition)
-        if not is_known and not self.is_fresh(partition):
-            raise RemoteLogMetadataNotReadyError(f"it is unknown whether {partition} is tiered")
+        if not is_known:
+            self.require_fresh(partition)
         return is_known
+
+    def require_fresh(self, partition: TopicIdPartition) -> None:
+        """Raises `RemoteLogMetadataNotReadyError` if the metadata is not fresh now.
+
+        Call it after the reads that found nothing: the state may have been cleared since its freshness was checked."""
+        if not self.is_fresh(partition):
+            raise RemoteLogMetadataNotReadyError(f"the metadata of {partition} may have been cleared meanwhile")
 
     def recorded_log_start(self, partition: TopicIdPartition) -> int | None:
         """Returns the highest recorded log start. A leader may confirm a lower one or none, but never a higher one."""

@@ -177,24 +177,8 @@ class ListOffsetsHandler:
         try:
             if not tools.tiered.is_tiered(partition):
                 return await self._of_unknown(request, asked, partition, broker.offset, timeout_ms)
-            if asked.timestamp == EARLIEST_TIMESTAMP:
-                return await self._earliest(partition, broker.offset)
-            if asked.timestamp == LATEST_TIERED_TIMESTAMP:
-                return await self._latest_tiered(partition)
-            if request.asks_next_local(asked.timestamp):
-                return await self._next_local(partition)
-            if asked.timestamp == MAX_TIMESTAMP:
-                return await self._max_timestamp(partition, broker, deadline_ms, connection_id)
-            if asked.timestamp < 0:
-                return None
-            found = await self._offsets.offset_for_timestamp(
-                partition,
-                asked.timestamp,
-                (await self._log_start(partition)).offset or 0,
-                broker.offset if broker.offset >= 0 else _BEYOND_ALL,
-                deadline_ms=deadline_ms,
-                connection_id=connection_id,
-            )
+            answer = await self._of_tiered(request, asked, broker, partition, deadline_ms, connection_id)
+            tools.tiered.require_fresh(partition)
         except RemoteLogError as error:
             return ListOffsetsAnswer(list_offsets_error(error))
         except CorruptBatchError as error:
@@ -202,6 +186,36 @@ class ListOffsetsHandler:
                 "the look-up by timestamp failed, the client retries: %s", error, extra={"partition": str(partition)}
             )
             return ListOffsetsAnswer(UNAVAILABLE)
+        return answer
+
+    async def _of_tiered(
+        self,
+        request: ListOffsetsRequest,
+        asked: ListOffsetsPartition,
+        broker: ListOffsetsResponsePartition,
+        partition: TopicIdPartition,
+        deadline_ms: int,
+        connection_id: int,
+    ) -> ListOffsetsAnswer | None:
+        """Answers for a partition that the metadata knows. Raises `RemoteLogError` and `CorruptBatchError`."""
+        if asked.timestamp == EARLIEST_TIMESTAMP:
+            return await self._earliest(partition, broker.offset)
+        if asked.timestamp == LATEST_TIERED_TIMESTAMP:
+            return await self._latest_tiered(partition)
+        if request.asks_next_local(asked.timestamp):
+            return await self._next_local(partition)
+        if asked.timestamp == MAX_TIMESTAMP:
+            return await self._max_timestamp(partition, broker, deadline_ms, connection_id)
+        if asked.timestamp < 0:
+            return None
+        found = await self._offsets.offset_for_timestamp(
+            partition,
+            asked.timestamp,
+            (await self._log_start(partition)).offset or 0,
+            broker.offset if broker.offset >= 0 else _BEYOND_ALL,
+            deadline_ms=deadline_ms,
+            connection_id=connection_id,
+        )
         return None if found is None else _of_record(found)
 
     async def _of_unknown(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from uuid import uuid4
+from uuid import NAMESPACE_URL, uuid5
 
 from prometheus_client import CollectorRegistry
 
@@ -16,6 +16,7 @@ from proxy.config import TidegateConfig
 from tiers.errors import RemoteResourceNotFoundError
 from tiers.fitness import Fitness, FitnessMetrics, Probe
 from tiers.metadata.topic.topic_based import wall_clock_ms
+from tiers.storage.blocking_calls import BlockingCalls
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 _BYTES = b"tidegate probes whether it can write here" * 100
@@ -36,13 +37,13 @@ async def run_probes(
 ) -> None:
     """Probes until the stack closes."""
     registry.register(FitnessMetrics(fitness))
-    # One thread per folder: a disk that hangs holds up no probe of another one.
+    # Threads of its own for each folder: a disk that hangs holds up no probe of another one.
     for name, folder in (
         ("state folder", config.state.path / "metadata"),
         ("spool folder", config.state.path / "spool"),
     ):
         fitness.add(Probe(name, _writes(stack, folder)))
-    fitness.add(Probe("store", _uses(storage), _STORE_FAILURES))
+    fitness.add(Probe("store", _uses(storage, config.state.path), _STORE_FAILURES))
     tasks = asyncio.TaskGroup()
     await tasks.__aenter__()
     stack.push_async_callback(tasks.__aexit__, None, None, None)
@@ -50,9 +51,9 @@ async def run_probes(
 
 
 def _writes(stack: AsyncExitStack, folder: Path) -> Callable[[], Awaitable[None]]:
-    thread = ThreadPoolExecutor(1, thread_name_prefix="disk-probe")
-    stack.callback(thread.shutdown, wait=False, cancel_futures=True)
-    return lambda: asyncio.get_running_loop().run_in_executor(thread, _write, folder / ".probe")
+    calls = BlockingCalls("disk-probe", 1)
+    stack.callback(calls.close)
+    return lambda: calls.run(lambda _: _write(folder / ".probe"), None)  # `Fitness` has the deadline
 
 
 def _write(path: Path) -> None:
@@ -67,8 +68,9 @@ def _write(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _uses(storage: RemoteStorageManager) -> Callable[[], Awaitable[None]]:
-    key = f".check-{uuid4()}"
+def _uses(storage: RemoteStorageManager, folder: Path) -> Callable[[], Awaitable[None]]:
+    # The same key after a restart: a process that was killed leaves one object, which its successor deletes.
+    key = f".check-{uuid5(NAMESPACE_URL, f'{socket.gethostname()}:{folder.absolute()}')}"
 
     async def use() -> None:
         await storage.put_object(key, _BYTES)

@@ -6,31 +6,29 @@
   that are older than a day.
 * If the file system allows it, the manager stores the log file by a hard link; otherwise the kernel copies it. The
   caller must no longer write to the file.
-* File operations run in bounded pools of threads: one for copies, one for deletions, one for all others. So operations
-  that hang do not hold up the others.
+* File operations run in `BlockingCalls`: one for copies, one for deletions, one for all others. So operations that hang
+  do not hold up the others.
 * A copy lives on while it makes progress. An fsync is a single step, also that of a whole segment by a hard link.
-* A call that passes its deadline fails with a retriable error and is
-  abandoned. Its thread cannot be stopped, but it no longer makes an object appear.
+* A call that passes its deadline fails with a retriable error and is abandoned. Its thread cannot be stopped, but it no
+  longer makes an object appear.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
-import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.activity import note_progress, while_active, working_for
+from tiers.storage.activity import note_progress
+from tiers.storage.blocking_calls import BlockingCalls, Call
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
@@ -75,13 +73,12 @@ class LocalRemoteStorageManager:
         self._timeout_s = read_number(values, "timeout.ms", 1) / 1000
         self._copy_timeout_s = read_number(values, "copy.timeout.ms", 1) / 1000
         threads = read_number(values, "threads", 1)
-        self._copies, self._deletions, self._threads = (
-            ThreadPoolExecutor(threads, thread_name_prefix=f"local-storage-{name}")
-            for name in ("copies", "deletions", "others")
+        self._copies, self._deletions, self._others = (
+            BlockingCalls(f"local-storage-{name}", threads) for name in ("copies", "deletions", "others")
         )
 
     async def open(self) -> None:
-        await self._run(self._open)
+        await self._run(lambda _: self._open())
 
     async def check(self) -> None:
         key = f".check-{uuid.uuid4()}"
@@ -93,19 +90,15 @@ class LocalRemoteStorageManager:
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         log = self._path(log_key(self._cluster_id, metadata))
         indexes = self._path(indexes_key(self._cluster_id, metadata))
-        name, source, abandoned = str(metadata.segment_id.id), data.log_segment, threading.Event()
+        name, source = str(metadata.segment_id.id), data.log_segment
 
-        def copy() -> None:
+        def copy(call: Call[None]) -> None:
             if not source.is_file():
                 raise RemoteStorageError(f"{source}: the segment to copy does not exist")
-            self._store(log, source.stat().st_size, name, lambda to: _link_or_copy(source, to), abandoned)
-            self._store(indexes, len(data.indexes), name, lambda to: _write(to, data.indexes), abandoned)
+            self._store(log, source.stat().st_size, name, lambda to: _link_or_copy(source, to), call)
+            self._store(indexes, len(data.indexes), name, lambda to: _write(to, data.indexes), call)
 
-        try:
-            await self._run(copy, self._copies, self._copy_timeout_s)
-        except BaseException:
-            abandoned.set()
-            raise
+        await self._run(copy, self._copies, self._copy_timeout_s)
         return None
 
     async def fetch_log_segment(
@@ -113,16 +106,16 @@ class LocalRemoteStorageManager:
     ) -> memoryview:
         check_range(start_position, end_position)
         path = self._path(log_key(self._cluster_id, metadata))
-        return await self._run(lambda: _read_range(path, start_position, end_position))
+        return await self._run(lambda _: _read_range(path, start_position, end_position))
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
         path = self._path(indexes_key(self._cluster_id, metadata))
-        return await self._run(path.read_bytes)
+        return await self._run(lambda _: path.read_bytes())
 
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
         paths = [self._path(key(self._cluster_id, metadata)) for key in (indexes_key, log_key)]
 
-        def delete() -> bool:
+        def delete(_: Call[bool]) -> bool:
             for path in paths:
                 self._unlink(path)
             for leftover in (self._root / _TEMPORARY).glob(f"{metadata.segment_id.id}.*"):
@@ -138,7 +131,7 @@ class LocalRemoteStorageManager:
     async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
         refuse_condition(if_match)
         path = self._path(key)
-        await self._run(lambda: self._replace(path, _OBJECT, lambda to: _write(to, data)))
+        await self._run(lambda call: self._replace(path, _OBJECT, lambda to: _write(to, data), call))
         return None
 
     async def get_versioned(self, key: str) -> VersionedObject:
@@ -149,21 +142,21 @@ class LocalRemoteStorageManager:
 
     async def get_object(self, key: str) -> bytes:
         path = self._path(key)
-        return await self._run(path.read_bytes)
+        return await self._run(lambda _: path.read_bytes())
 
     async def delete_object(self, key: str) -> None:
         path = self._path(key)
-        await self._run(lambda: self._unlink(path))
+        await self._run(lambda _: self._unlink(path))
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         objects = self._walk(prefix)
-        while page := await self._run(lambda: list(islice(objects, _LIST_PAGE))):
+        while page := await self._run(lambda _: list(islice(objects, _LIST_PAGE))):
             for stored in page:
                 yield stored
 
     async def close(self) -> None:
-        for threads in (self._copies, self._deletions, self._threads):
-            threads.shutdown(wait=False, cancel_futures=True)
+        for calls in (self._copies, self._deletions, self._others):
+            calls.close()
 
     def _path(self, key: str) -> Path:
         if any(part in ("", ".", "..", _TEMPORARY) for part in key.split("/")):
@@ -171,12 +164,11 @@ class LocalRemoteStorageManager:
         return self._root / key
 
     async def _run(
-        self, work: Callable[[], T], threads: ThreadPoolExecutor | None = None, timeout_s: float | None = None
+        self, work: Callable[[Call[T]], T], calls: BlockingCalls | None = None, timeout_s: float | None = None
     ) -> T:
-        timeout_s, threads = timeout_s or self._timeout_s, threads or self._threads
+        timeout_s, calls = timeout_s or self._timeout_s, calls or self._others
         try:
-            async with while_active(timeout_s) as activity:
-                return await asyncio.get_running_loop().run_in_executor(threads, working_for, activity, work)
+            return await calls.run(work, timeout_s)
         except TimeoutError as error:
             raise RetriableRemoteStorageError(f"{self._root}: no progress in {timeout_s} s") from error
         except OSError as error:
@@ -205,26 +197,21 @@ class LocalRemoteStorageManager:
                 if leftover.stat().st_mtime < abandoned_before_s:
                     leftover.unlink(missing_ok=True)
 
-    def _store(
-        self, path: Path, size_bytes: int, name: str, write: Callable[[Path], None], abandoned: threading.Event
-    ) -> None:
+    def _store(self, path: Path, size_bytes: int, name: str, write: Callable[[Path], None], call: Call[None]) -> None:
         """Creates the object unless this attempt has created it before."""
         with contextlib.suppress(FileNotFoundError):
             found = path.stat().st_size
             if found != size_bytes:
                 raise RemoteStorageError(f"{path} exists with {found} bytes, not {size_bytes}: a uuid was used twice")
             return
-        self._replace(path, name, write, abandoned)
+        self._replace(path, name, write, call)
 
-    def _replace(
-        self, path: Path, name: str, write: Callable[[Path], None], abandoned: threading.Event | None = None
-    ) -> None:
+    def _replace(self, path: Path, name: str, write: Callable[[Path], None], call: Call[None]) -> None:
         temporary = self._root / _TEMPORARY / f"{name}.{uuid.uuid4()}"
         try:
             write(temporary)
             self._make_directories(path.parent)
-            if abandoned is not None and abandoned.is_set():
-                raise RetriableRemoteStorageError(f"{path}: the caller abandoned the copy")
+            call.check()
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -8,6 +8,7 @@
 * A key names the topic by its id, because a topic that was deleted and created again is another topic.
 * Offsets have 20 digits, so a listing of a partition is in offset order.
 * Keys are relative to the prefix in the settings of the store.
+* A probe of the store writes `.check-<uuid>` and `.race-<uuid>`, and deletes them again.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _MANIFEST_KEY = re.compile(
     rf"(?P<entropy>[0-9a-f]{{4}})/(?P<cluster>{_CLUSTER_ID.pattern})/(?P<topic>{_UUID})/(?P<partition>\d{{1,10}})/"
     rf"{re.escape(_MANIFEST)}"
 )
+_PROBE_KEY = re.compile(rf"\.(?:check|race)-{_UUID}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +135,8 @@ def segment_of_key(key: SegmentObjectKey, custom_metadata: bytes | None) -> Remo
         state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
         custom_metadata=custom_metadata,
     )
+
+
+def is_probe_key(key: str) -> bool:
+    """Returns whether the object is of a probe, which may be in progress."""
+    return _PROBE_KEY.fullmatch(key) is not None

@@ -6,6 +6,8 @@ automatically. The objects of a deleted segment that the metadata keeps are not 
 more. An object is deletable if it is older than a grace period and no partition manifest names it. If a
 manifest names an object that the metadata lacks, metadata was lost, and `rebuild` restores it.
 
+Probes of the store are in progress all the time, so their objects are reported only when they are old.
+
 The report also has unfinished multipart uploads, which a writer that died or a repeated request left. The upload of a
 recorded, unfinished copy is not reported, because the owner deletes it together with the copy.
 """
@@ -27,6 +29,7 @@ from tiers.storage.object_key import (
     LOG_SUFFIX,
     SegmentObjectKey,
     indexes_key,
+    is_probe_key,
     log_key,
     parse_partition_manifest_key,
     parse_segment_key,
@@ -103,7 +106,8 @@ async def judge_orphans(
         key, manifest = parse_segment_key(stored.key), parse_partition_manifest_key(stored.key)
         named = key or manifest
         if named is None:
-            report.orphans.append(_line(stored, UNKNOWN))
+            if _is_old(stored.modified_ms, older_than_ms, grace_ms) or not is_probe_key(stored.key):
+                report.orphans.append(_line(stored, UNKNOWN))
         elif named.cluster_id != tier.cluster_id:
             report.other_clusters += 1
         elif key is not None:

@@ -268,6 +268,7 @@ class FetchJudge:
         trim = tiered.unexplained_trim(partition, log_start)
         if trim is not None and await tools.log_starts.holds(partition, trim, bounds.leader_epoch, timeout_ms):
             return None
+        tiered.require_fresh(partition)
         return Judgement(Verdict.RELAY, partition, is_tiered=True)
 
     async def _behind_gap(

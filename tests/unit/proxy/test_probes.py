@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -79,4 +81,40 @@ async def test_a_folder_that_cannot_be_written_makes_it_unfit(config: TidegateCo
         await run_probes(stack, config, store, fitness, CollectorRegistry())
         await until(lambda: not fitness.is_fit)
         assert str(fitness.reason).startswith("spool folder: ")
+    await store.close()
+
+
+async def test_a_disk_that_hangs_makes_it_unfit_and_holds_up_no_end(config: TidegateConfig, tmp_path: Path) -> None:
+    probe = tmp_path / "state" / "metadata" / ".probe"
+    probe.parent.mkdir(parents=True)
+    os.mkfifo(probe)  # a write to it hangs
+    store, fitness = opened(tmp_path), process_fitness(config)
+    await store.open()
+    async with AsyncExitStack() as stack:
+        await run_probes(stack, config, store, fitness, CollectorRegistry())
+        await until(lambda: not fitness.is_fit)
+        assert fitness.reason == "state folder: no answer in 1000 ms"
+    await store.close()
+    hanging = [thread for thread in threading.enumerate() if thread.name == "disk-probe"]
+    assert hanging
+    assert all(thread.daemon for thread in hanging), "the interpreter would wait for others"
+    reader = os.open(probe, os.O_RDONLY | os.O_NONBLOCK)
+    await until(lambda: not any(thread.is_alive() for thread in hanging))
+    os.close(reader)
+
+
+async def test_killed_processes_leave_one_object_at_most(config: TidegateConfig, tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    await store.open()
+    store.refuses = True  # as if each process were killed before it deletes the object
+
+    async def start_and_probe() -> None:
+        fitness = process_fitness(config)
+        async with AsyncExitStack() as stack:
+            await run_probes(stack, config, store, fitness, CollectorRegistry())
+            await until(lambda: bool(fitness._failures.get("store")))
+
+    for _ in range(3):
+        await start_and_probe()
+    assert len(files(tmp_path / "store")) == 1
     await store.close()

@@ -60,8 +60,8 @@ class FollowedState:
         self.fresh_at_ms: dict[int, int] = {}
         """As of when (monotonic) each metadata partition was read to its high watermark."""
         self.events_read = 0
-        self.trouble: str | None = None
-        """Why the state cannot be written, as a text for an operator; None when it can."""
+        self._troubles: dict[int, str] = {}
+        """Why what a leader answered could not be written, by its node id."""
         self._to_clear: dict[int, str] = {}
         """The metadata partitions that the state must forget before anything is replayed, each with the reason."""
         self._marked_at_ms: int | None = None
@@ -188,12 +188,21 @@ class FollowedState:
             for number in numbers:
                 del self._to_clear[number]
 
-    def set_trouble(self, trouble: str | None) -> None:
-        if trouble is not None and trouble != self.trouble:
+    @property
+    def trouble(self) -> str | None:
+        """Returns why the state cannot be written, as a text for an operator; None when it can."""
+        return next(iter(self._troubles.values()), None)
+
+    def set_trouble(self, node_id: int, trouble: str) -> None:
+        """Records that what a leader answered cannot be written."""
+        if trouble not in self._troubles.values():
             logger.error("the remote log metadata is not followed", extra={"reason": trouble})
-        elif trouble is None and self.trouble is not None:
+        self._troubles[node_id] = trouble
+
+    def end_trouble(self, node_id: int) -> None:
+        """Records that what a leader answered was written. A smaller write may succeed while that of another fails."""
+        if self._troubles.pop(node_id, None) is not None and not self._troubles:
             logger.warning("the remote log metadata is followed again")
-        self.trouble = trouble
 
     def mark_fresh(self, fresh_at_ms: dict[int, int], asked_at: Moment) -> None:
         later = {

@@ -280,10 +280,10 @@ class MetadataFollower:
                 except (BrokerError, ProtocolError) as error:
                     failing.found(node_id=node_id, error=str(error))
                 except (lmdb.Error, OSError) as error:
-                    self._followed.set_trouble(f"the saved state cannot be written: {error}")
+                    self._followed.set_trouble(node_id, f"the saved state cannot be written: {error}")
                 except Exception as error:  # any error becomes an alarm, and must not end the process
                     logger.exception("a read of remote log metadata failed", extra={"node_id": node_id})
-                    self._followed.set_trouble(f"records cannot be replayed: {error!r}")
+                    self._followed.set_trouble(node_id, f"records cannot be replayed: {error!r}")
                 if is_whole:
                     failures = 0
                 else:
@@ -291,6 +291,7 @@ class MetadataFollower:
                     await self._back_off(failures)
                     failures += 1
         finally:
+            self._followed.end_trouble(node_id)  # it leads nothing now: those that do will tell
             self._readers.discard(node_id)
 
     async def _poll(self, node_id: int, numbers: list[int]) -> bool:
@@ -348,7 +349,7 @@ class MetadataFollower:
         too_old = await self._too_old(behind)
         is_whole &= await self._followed.replay(reads, asked, reached, asked_at, too_old)
         await self._followed.mark_read_to_end()
-        self._followed.set_trouble(None)
+        self._followed.end_trouble(node_id)
         return is_whole and not too_old
 
     async def _too_old(self, behind: Sequence[int]) -> list[int]:

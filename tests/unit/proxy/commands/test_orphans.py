@@ -145,6 +145,13 @@ async def test_strange_objects_are_shown_and_those_of_other_clusters_counted(ben
     assert report.other_clusters == 1
 
 
+async def test_the_object_of_a_probe_is_shown_only_when_it_is_old(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    await bench.storage.put_object(f".check-{uuid4()}", b"in progress")
+    assert what(await found(bench, older_than_ms=0)) == []
+    assert what(await found(bench)) == [(UNKNOWN, False)]
+
+
 async def test_a_record_without_its_objects_is_named(bench: CommandBench) -> None:
     lost = await bench.tiered(0)
     for path in bench.files():

@@ -105,6 +105,19 @@ async def test_before_all_that_was_copied_there_is_nothing(bench: Bench) -> None
     assert bench.handler.in_neither_tier_count == 0
 
 
+async def test_a_state_cleared_during_the_look_does_not_show_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))) as bench:
+        bench.tier.rlmm.segments.pop(next(iter(bench.tier.rlmm.segments)))
+
+        def cleared(partition: TopicIdPartition, offset: int) -> None:
+            bench.tier.rlmm.fresh = False
+
+        monkeypatch.setattr(bench.tier.rlmm, "next_segment", cleared)
+        assert codes(await bench.fetch(13, ask(13, 5), max_wait_ms=1)) == [UNAVAILABLE]
+
+
 @pytest.mark.parametrize("is_copied_on", [True, False])
 async def test_behind_all_that_was_deleted_a_gap_is_one_at_the_head(bench: Bench, is_copied_on: bool) -> None:
     """Records that the broker removed there before their copy are no recorded gap. The log begins behind them."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from struct import Struct
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -202,6 +203,23 @@ async def test_without_the_leaders_word_on_a_log_start_nothing_is_answered(
     await bench.tier.rlmm.put_log_start(P0, user_log_start(5))
     monkeypatch.setattr(bench.cluster, "end_offset_for_epoch", silent)
     assert (await bench.ask(11, asked, offset=4)).error_code == UNAVAILABLE
+
+
+@pytest.mark.parametrize("asked", [EARLIEST, LATEST_TIERED, 100])
+async def test_a_state_that_was_cleared_meanwhile_answers_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, asked: int
+) -> None:
+    """The state is read again from the start while the leader is asked. The broker's own answer would skip records."""
+    ask = bench.cluster.end_offset_for_epoch
+
+    async def cleared_before(*arguments: Any) -> EpochEndOffset:
+        bench.tier.rlmm.segments.clear()
+        bench.tier.rlmm.fresh = False
+        return await ask(*arguments)
+
+    monkeypatch.setattr(bench.cluster, "end_offset_for_epoch", cleared_before)
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(1))
+    assert (await bench.ask(9, asked, offset=4, timestamp=150)).error_code == UNAVAILABLE
 
 
 async def test_a_log_start_that_hides_nothing_costs_no_question(bench: Bench) -> None:

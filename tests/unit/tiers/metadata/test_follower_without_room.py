@@ -9,7 +9,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from tests.support.tiers.following import Cluster, Following, finished
+from tests.support.tiers.following import NODE, Cluster, Following, finished
 from tests.support.tiers.metadata_state import NOW_MS, open_state, segment
 from tests.support.tiers.waiting import until
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
@@ -40,6 +40,42 @@ async def test_a_full_state_is_trouble_and_not_fresh_until_there_is_room(
         await following.follower.ensure_fresh(0, 60_000, 20_000)
         await until(lambda: following.follower.trouble is None)
         assert following.follower.events_read == 2
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def test_a_write_that_has_room_ends_no_trouble_of_another_leader(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state has room for the times of the reads, and none for the records that one of two leaders has."""
+    cluster.logs[0] = finished(1, 0)
+    leadership, has_room = following.follower._leadership, False
+    monkeypatch.setattr(leadership, "nodes", lambda: {NODE, NODE + 1})
+    monkeypatch.setattr(leadership, "led_by", lambda node_id: [node_id - NODE])
+    apply, poll = following.state.apply, following.follower._poll
+    troubles: list[str | None] = []
+
+    def apply_if_there_is_room(reads: Any) -> Any:
+        if not has_room:
+            raise lmdb.DiskError("No space left on device")
+        return apply(reads)
+
+    async def poll_and_look(node_id: int, numbers: list[int]) -> bool:
+        is_whole = await poll(node_id, numbers)
+        troubles.append(following.follower.trouble_of_all)
+        return is_whole
+
+    monkeypatch.setattr(following.state, "apply", apply_if_there_is_room)
+    monkeypatch.setattr(following.follower, "_poll", poll_and_look)
+    reading = asyncio.create_task(following.follower.run())
+    try:
+        await until(lambda: following.follower.trouble_of_all is not None)
+        troubles.clear()
+        await until(lambda: len(troubles) == 5)
+        assert all(troubles)
+        has_room = True
+        await until(lambda: following.follower.trouble_of_all is None)
     finally:
         reading.cancel()
         await asyncio.wait([reading])

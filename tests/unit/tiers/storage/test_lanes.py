@@ -20,6 +20,7 @@ from tests.support.servers.racing_s3 import RacingS3
 from tests.support.tiers.waiting import until
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.storage import file_system, local
+from tiers.storage.activity import note_progress
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.s3.storage import S3RemoteStorageManager
@@ -113,3 +114,30 @@ async def test_hung_copies_hold_up_no_deletion_and_no_read(
             assert not any(copy.done() for copy in copies)
             gate.open()
         assert await storage.fetch_indexes(attempts[0]) == data.indexes
+
+
+async def test_a_copy_waits_for_its_thread_while_another_copy_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, go_on = tmp_path / "store", threading.Event()
+    folder.mkdir()
+    built = build_segment(tmp_path / "log", [batch_of(0, 3)])
+    metadata = metadata_of(built)
+    data = built.log_segment_data(metadata)
+    link_or_copy = local._link_or_copy
+
+    def slowly(source: Path, target: Path) -> None:
+        while not go_on.wait(0.01):
+            note_progress()
+        link_or_copy(source, target)
+
+    monkeypatch.setattr(local, "_link_or_copy", slowly)
+    settings = {"path": str(folder), "cluster.id": "cluster-1", "threads": "1", "copy.timeout.ms": "2000"}
+    async with opened(LocalRemoteStorageManager(settings)) as storage, asyncio.TaskGroup() as group:
+        other = replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
+        copies = [group.create_task(storage.copy_log_segment_data(each, data)) for each in (metadata, other)]
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await until(lambda: loop.time() - began_s > 3.0)  # longer than the deadline
+        assert not any(copy.done() for copy in copies)
+        go_on.set()

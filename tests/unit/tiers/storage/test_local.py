@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -192,3 +194,22 @@ async def test_an_opening_removes_what_a_crash_left_of_small_objects_long_ago(ro
     await manager.open()
     await manager.close()
     assert sorted(temporaries.iterdir()) == sorted([new, of_a_segment])
+
+
+def test_a_file_system_that_hangs_holds_up_no_end_of_the_process(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "object")  # a read of it hangs
+    program = f"""
+import asyncio
+from tiers.errors import RetriableRemoteStorageError
+from tiers.storage.local import LocalRemoteStorageManager
+
+async def main():
+    storage = LocalRemoteStorageManager({{"path": {str(tmp_path)!r}, "cluster.id": "c", "timeout.ms": "100"}})
+    try:
+        await storage.get_object("object")
+    except RetriableRemoteStorageError:
+        await storage.close()
+
+asyncio.run(main())
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
