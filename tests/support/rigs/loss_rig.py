@@ -53,10 +53,13 @@ class Site:
         local_retention_bytes: int = 1,
         copied_soon: bool = True,
         workers: int = 0,
+        tier: Path | None = None,
     ) -> None:
         """`witness` is a second tiered topic. Progress there shows that the tasks had their turns.
 
-        If `copied_soon` is false, the topic is not copied while a test runs."""
+        If `copied_soon` is false, the topic is not copied while a test runs. `tier` is the folder of the store, which
+        several proxies may share."""
+        self.tier_folder = tier or home / "tier"
         self.cluster, self.home, self.topic = cluster, home, topic
         self.metadata_topic = f"__metadata-{topic}"[:200]
         self._tiered = [topic] if witness is None else [topic, witness]
@@ -71,11 +74,14 @@ class Site:
     def state(self) -> Path:
         return self.home / "state"
 
-    def proxy(self) -> TidegateProcess:
+    def proxy(self, command: Sequence[str] = ("proxy",)) -> TidegateProcess:
         """Returns a proxy that is not started yet."""
+        self.tier_folder.mkdir(parents=True, exist_ok=True)
         return tidegate_over(
             self.cluster,
             self.home,
+            storage={"implementation": "local", "path": str(self.tier_folder)},
+            command=command,
             tiered=self._tiered,
             segment_bytes=SEGMENT_BYTES,
             local_retention_bytes=self._local_retention_bytes,
@@ -92,13 +98,20 @@ class Site:
     @contextmanager
     def alarmed_proxy(self) -> Iterator[TidegateProcess]:
         """Starts a proxy that may stay unready."""
-        proxy = self.proxy()
+        with self.alarmed(self.proxy()) as proxy:
+            yield proxy
+
+    @staticmethod
+    @contextmanager
+    def alarmed(proxy: TidegateProcess) -> Iterator[TidegateProcess]:
+        """Starts the proxy, which may stay unready."""
         proxy.wait_until_ready = lambda timeout_s=TIMEOUT_S: until(lambda: answers(proxy), timeout_s)  # type: ignore[method-assign]
         with proxy:
             yield proxy
 
     def tier(self, *arguments: str) -> Answer:
         """Runs `tidegate tier ...`, with or without a running proxy."""
+        self.home.mkdir(exist_ok=True)
         config = self.home / "operator.toml"
         proxy = self.proxy()
         config.write_text(proxy.config.read_text())
@@ -117,7 +130,7 @@ class Site:
 
     def objects(self) -> set[Path]:
         """Returns the objects of segments in the store."""
-        return {path for path in (self.home / "tier").rglob("*") if path.suffix in (".log", ".indexes")}
+        return {path for path in self.tier_folder.rglob("*") if path.suffix in (".log", ".indexes")}
 
     def local_log_start(self) -> int:
         """Returns the broker's log start."""

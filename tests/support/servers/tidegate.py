@@ -132,6 +132,7 @@ class TidegateProcess:
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             os.killpg(process.pid, number)
+            os.killpg(process.pid, signal.SIGCONT)  # a stopped process gets no SIGTERM
             try:
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
@@ -219,7 +220,12 @@ def _pairs(values: Mapping[str, str | int]) -> list[str]:
 
 def is_running(pid: int) -> bool:
     """Whether a process runs. False for a zombie, such as an orphan whose init process does not reap it."""
-    return _status(pid)[:1] not in ([], ["Z"], ["X"])
+    return process_state(pid) not in ("", "Z", "X")
+
+
+def process_state(pid: int) -> str:
+    """Returns the letter for the state of a process: "T" while it is stopped (SIGSTOP). Empty for a gone process."""
+    return next(iter(_status(pid)), "")
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -40,6 +40,7 @@ from tiers.tasks.deletion.missing_topics import MissingTopics
 from tiers.tasks.history import clamp_task, lineage, partition_manifest
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
+from tiers.tasks.history.stored_manifest import manifest_of
 from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.retention import expiration_task, trim_task
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
@@ -176,7 +177,7 @@ def _forgets_lost_metadata(stack: ExitStack) -> None:
 
 
 def _buries_copies(stack: ExitStack) -> None:
-    original = partition_manifest.manifest_of
+    original = manifest_of
 
     def manifest(metadata: Any, cluster_id: str, partition: Any) -> Any:
         made = original(metadata, cluster_id, partition)

@@ -44,7 +44,7 @@ from tiers.metadata.partition_manifest import (
 )
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.log_start import LogGap, LogStart
+from tiers.model.log_start import LogGap, LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.history.lost_copies import check_store, is_of_the_same_history, is_whole, last_copies
@@ -138,8 +138,8 @@ class PartitionManifestTask:
                 "a partition manifest cannot be read: it does not count as a witness, and is replaced",
                 extra={"partition": str(self._partition), "error": str(error)},
             )
-        if not (self._stored or self._is_unreadable or self._services.metadata.is_known(self._partition)):
-            # The manifest is written before the first record. So metadata without a manifest means a lost manifest.
+        if not (self._stored or self._is_unreadable or self._has_an_owner_copied()):
+            # The manifest is written before the first copy. So a copy without a manifest means a lost manifest.
             await self._put()
         if not self.is_accepted:
             if self._stored is None:
@@ -149,6 +149,16 @@ class PartitionManifestTask:
                 await check_positions(self._services, self._stored)
         self._local_log_start, self._is_checked = local_log_start, True
         self._read_again_at_ms = self._services.clock_ms() + self._services.settings.remote_log.visible_after_ms
+
+    def _has_an_owner_copied(self) -> bool:
+        """Whether the metadata has a record of a copy, or one that an owner writes only after a copy.
+
+        Any proxy records the log start of a user, also while the store refuses the first manifest."""
+        metadata, partition = self._services.metadata, self._partition
+        known = manifest_of(metadata, self._services.cluster_id, partition)
+        is_retention = any(start.reason is LogStartReason.RETENTION for start in metadata.log_starts(partition))
+        is_trimmed = known.local_log_start is not None
+        return bool(known.segments or known.dead or known.gaps or is_trimmed or known.is_diverged or is_retention)
 
     async def keep_last_copies(
         self, local_log_start: int, holds: Callable[[RemoteLogSegmentMetadata], bool] = lambda leftover: False

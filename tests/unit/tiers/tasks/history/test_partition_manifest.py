@@ -132,6 +132,30 @@ async def test_a_store_that_fails_is_one_alarm_and_is_asked_again(manifests: Man
     assert await manifests.round() == []
 
 
+async def test_the_first_manifest_precedes_the_first_copy_after_a_failed_put(manifests: Manifests) -> None:
+    """A proxy records a user's log start meanwhile. A copy that dies then is a leftover, and no lost metadata."""
+    bench = manifests.bench
+    manifests.storage.fails = True
+    with pytest.raises(RetriableRemoteStorageError):
+        await manifests.round()
+    await bench.record_log_start(0)
+    manifests.storage.fails = False
+    assert await manifests.round() == ["get", "get", "put"]
+    assert (await manifests.stored()).log_start == LogStart(0, 0, LogStartReason.USER)
+
+    await copied(bench)
+    first = bench.segments[0]
+    bench.metadata.segments = {
+        first.segment_id: replace(first, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED),
+    }
+    await manifests.storage.delete_log_segment_data(first)
+    bench.log.log_start_offset = first.end_offset + 1
+    manifests.new_owner()
+    await manifests.round()
+    await manifests.task.keep_last_copies(bench.log.log_start_offset)
+    assert bench.segments == []
+
+
 def lose_metadata(bench: Workbench) -> None:
     bench.metadata.segments.clear()
     bench.metadata.recorded_log_starts.clear()

@@ -1,0 +1,144 @@
+"""An owner is stopped (SIGSTOP) in the middle of its work, and goes on after another proxy has taken over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.support.rigs.loss_rig import Site, metric, numbered, records_from
+from tests.support.rigs.replicated_topic import FOLLOWER, LEADER, create_replicated_topic, until_in_sync
+from tests.support.rigs.strict_consumer import local_log_start
+from tests.support.rigs.waiting import until
+from tests.support.servers.altered_tidegate import resume, stopping_at, until_stopped
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.tidegate import TidegateProcess
+from tiers.storage.object_key import parse_segment_key
+
+pytestmark = pytest.mark.integration
+
+RECORDS, MORE = 600, 300
+KEEPS_ALL_BYTES = 1 << 40
+
+
+def proxies(
+    cluster: KafkaCluster, home: Path, topic: str, step: str, local_retention_bytes: int = 1
+) -> tuple[Site, TidegateProcess, TidegateProcess]:
+    """Returns the site of the second proxy, and two proxies with one store. The first one stops itself at the step."""
+    late = Site(cluster, home / "late", topic, tier=home / "tier").proxy(stopping_at(step))
+    site = Site(cluster, home / "other", topic, tier=home / "tier", local_retention_bytes=local_retention_bytes)
+    return site, late, site.proxy()
+
+
+def attempts(site: Site) -> set[UUID]:
+    """Returns the segments that have an object in the store."""
+    keys = (parse_segment_key(str(path.relative_to(site.tier_folder))) for path in site.objects())
+    return {key.segment_uuid for key in keys if key is not None}
+
+
+def owns(proxy: TidegateProcess) -> bool:
+    """Whether the proxy owns the only metadata partition."""
+    return metric(proxy, "tidegate_remote_log_metadata_owned_partitions") == 1
+
+
+def check_copied_once(site: Site, end_offset: int) -> None:
+    """Checks that the segments cover every offset once, and that the store has their objects and no others."""
+    code, out, err = site.tier("segments", site.topic, "--json")
+    assert code == 0, err
+    segments = sorted(json.loads(out), key=lambda one: int(one["start_offset"]))
+    assert [one["start_offset"] for one in segments] == [0, *(one["end_offset"] + 1 for one in segments[:-1])]
+    assert segments[-1]["end_offset"] == end_offset
+    assert {one["state"] for one in segments} == {"COPY_SEGMENT_FINISHED"}
+    assert attempts(site) == {UUID(one["segment"]) for one in segments}
+
+
+def check_readable(proxy: TidegateProcess, topic: str, values: Sequence[bytes]) -> None:
+    """Reads every record once, in order, with a consumer that fails instead of resetting."""
+    assert records_from(proxy.bootstrap_servers, topic, 0, len(values)) == numbered(values)
+
+
+@pytest.mark.parametrize("step", ["objects-written", "copy-verified"])
+def test_a_late_owner_commits_no_copy(kafka: KafkaCluster, topic_name: str, tmp_path: Path, step: str) -> None:
+    values = random_values(RECORDS)
+    create_topic(kafka.bootstrap_servers, topic_name)
+    produce(kafka.bootstrap_servers, topic_name, values)
+    site, late, other = proxies(kafka, tmp_path, topic_name, step)
+    with late:
+        until_stopped(late)
+        (attempt,) = attempts(site)
+        with other:
+            until(lambda: site.is_remote_up_to(RECORDS - 1))
+            until(lambda: attempt not in attempts(site))
+            check_readable(other, topic_name, values)
+
+            resume(late)
+            until(lambda: metric(late, "tidegate_remote_copy_errors_total", topic=topic_name) == 1)
+            more = random_values(MORE)
+            produce(late.bootstrap_servers, topic_name, more)
+            until(lambda: site.is_remote_up_to(RECORDS + MORE - 1))
+            for proxy in (late, other):
+                check_readable(proxy, topic_name, values + more)
+            check_copied_once(site, RECORDS + MORE - 1)
+
+
+def test_a_late_trim_after_a_takeover_removes_what_is_remote(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    """No check comes between the pause and the request. The new owner itself trims nothing here."""
+    values = random_values(RECORDS)
+    create_topic(kafka.bootstrap_servers, topic_name)
+    produce(kafka.bootstrap_servers, topic_name, values)
+    site, late, other = proxies(kafka, tmp_path, topic_name, "delete-records", KEEPS_ALL_BYTES)
+    with late:
+        until_stopped(late)
+        with other:
+            until(lambda: owns(other))
+            until(lambda: site.is_remote_up_to(RECORDS - 1))
+            assert site.local_log_start() == 0
+
+            resume(late)
+            until(lambda: site.local_log_start() > 0)
+            more = random_values(MORE)
+            produce(other.bootstrap_servers, topic_name, more)
+            until(lambda: site.is_remote_up_to(RECORDS + MORE - 1))
+            assert site.local_log_start() <= RECORDS
+            for proxy in (late, other):
+                check_readable(proxy, topic_name, values + more)
+            check_copied_once(site, RECORDS + MORE - 1)
+
+
+def test_a_late_trim_after_an_unclean_election_removes_nothing(
+    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    """The new leader has other records at the offsets that the late owner is about to trim."""
+    cluster, topic = kafka_of_three, topic_name
+    create_replicated_topic(cluster, topic)
+    shared, lost, replacing = random_values(50), random_values(500), random_values(900)
+    produce(cluster.bootstrap_servers, topic, shared)
+    until_in_sync(cluster, topic)
+    site, late, other = proxies(cluster, tmp_path, topic, "delete-records", KEEPS_ALL_BYTES)
+    cluster.stop_broker(FOLLOWER)
+    try:
+        produce(cluster.bootstrap_servers, topic, lost)
+        with late:
+            until_stopped(late)
+            cluster.kill_broker(LEADER)
+            cluster.start_broker(FOLLOWER)
+            produce(cluster.bootstrap_servers, topic, replacing)
+            with site.alarmed(other):
+                until(lambda: metric(other, "tidegate_remote_log_alarms_total", topic=topic) > 0)
+                resume(late)
+                until(lambda: metric(late, "tidegate_remote_log_stage_failures_total", topic=topic, stage="trim") > 0)
+                cluster.start_broker(LEADER)
+                until_in_sync(cluster, topic)
+                assert local_log_start(cluster, topic) == 0
+                bootstrap = cluster.bootstrap_servers
+                assert records_from(bootstrap, topic, 0, 950) == numbered(shared + replacing)
+    finally:
+        for node_id in (LEADER, FOLLOWER):
+            if not cluster.brokers[node_id].running:
+                cluster.start_broker(node_id)
