@@ -9,7 +9,7 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +22,7 @@ from tests.support.simulation.loop import VirtualLoop, current_process
 from tests.support.simulation.network import HandedOverResponses
 from tiers.broker import client
 from tiers.metadata.topic import follower, metadata_topic
+from tiers.storage.blocking_calls import BlockingCalls
 
 _COLLECTIONS = 5
 WALL_START_MS = 1_700_000_000_000
@@ -60,6 +61,10 @@ def simulated_environment(loop: VirtualLoop, seed: int, *, has_wire: bool = Fals
             process.environments.append(environment)
         return environment
 
+    async def called(calls: BlockingCalls, work: Callable[[Any], Any], timeout_s: float | None) -> Any:
+        """Does the work in the loop, as `run_in_executor` does. No work of a simulated process is ever abandoned."""
+        return await loop.run_in_executor(calls, work, None)
+
     state = random.getstate()
     random.seed(seed)
     was_collecting = gc.isenabled()
@@ -72,6 +77,7 @@ def simulated_environment(loop: VirtualLoop, seed: int, *, has_wire: bool = Fals
         patch.object(time, "time", lambda: wall_ns() / 1e9),
         patch.object(os, "urandom", lambda size: uuids.randbytes(size)),
         patch.object(lmdb, "open", opened),
+        patch.object(BlockingCalls, "run", called),
         patch.object(metadata_topic, "MIN_DELETE_RETENTION_MS", DELETE_RETENTION_MS),
         patch.object(follower, "ASK_AFTER_MS", DELETE_RETENTION_MS // 4),
     ]

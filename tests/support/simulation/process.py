@@ -35,6 +35,7 @@ from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.metadata.state.layout import STATE_FILE
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.storage.blocking_calls import BlockingCalls
 
 _RESTART_S = 2.0
 _PAGE_BYTES = 4_096
@@ -53,6 +54,13 @@ def forget_last_commit(path: Path) -> None:
         file.seek(newer * _PAGE_BYTES)
         # The older meta, with the number of its own page.
         file.write(_PAGE.pack(newer) + pages[1 - newer][_PAGE.size :])
+
+
+def _name_of(executor: object) -> str:
+    """Returns the name of the threads that would do the work."""
+    if isinstance(executor, BlockingCalls):
+        return executor._name
+    return (executor._thread_name_prefix or "") if isinstance(executor, ThreadPoolExecutor) else ""
 
 
 class SimProcess:
@@ -85,8 +93,8 @@ class SimProcess:
 
     def blocking_call(self, executor: object, work: Callable[[], Any]) -> Any:
         is_full = self.machine.is_disk_full or self.machine.full_since_s is not None
-        if is_full and isinstance(executor, ThreadPoolExecutor):
-            name = executor._thread_name_prefix or ""
+        if is_full:
+            name = _name_of(executor)
             if name.startswith(("spool", "disk-probe")):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if "metadata-state" in name:
