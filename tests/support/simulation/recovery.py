@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ErrorCode
-from tests.support.simulation.cluster import SimPartition
+from tests.support.simulation.cluster import CLUSTER_ID, SimPartition
 from tiers.model.ids import TopicIdPartition
-from tiers.storage.object_key import parse_segment_key
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.object_key import indexes_key, parse_segment_key
+from tiers.storage.remote_storage_manager import StoredObject
+from tiers.upkeep.bucket_scan import BucketScan
+from tiers.upkeep.rebuild import judge_scan
 
 if TYPE_CHECKING:
     from tests.support.simulation.clients import SimClient
@@ -42,6 +47,7 @@ async def recover(sim: Simulation, within_s: float) -> None:
         sim.oracle.fail("a process found a bound between the tiers violated, and the log has one history")
     if not sim.oracle.truth.lost_records:
         _compare_states(sim)
+        await _check_rebuild(sim)
     for producer in sim.producers:
         producer.is_idle = True
     await asyncio.gather(
@@ -71,6 +77,46 @@ def _compare_states(sim: Simulation) -> None:
                     f"{machine.name} has read the metadata of {partition} to its end, and still knows"
                     f" {len(known & deleted)} segments that were deleted"
                 )
+
+
+class _Objects:
+    """The objects of the store as they are now, without its latency and its faults."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self._objects = {key: one.data for key, one in sim.store.objects.items()}
+
+    async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
+        for key, data in self._objects.items():
+            yield StoredObject(key, len(data))
+
+    async def get_object(self, key: str) -> bytes:
+        return self._objects[key]
+
+    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
+        return self._objects[indexes_key(CLUSTER_ID, metadata)]
+
+
+async def _check_rebuild(sim: Simulation) -> None:
+    """If all metadata was lost now, `rebuild` would restore every segment with records that only the store has.
+
+    Or it refuses the partition: the manifest is older than the newest segments, so an operator has to decide."""
+    storage: Any = _Objects(sim)
+    scan = BucketScan(CLUSTER_ID)
+    await scan.list(storage)
+    await scan.read(storage, lambda read: read(), 1)
+    plans = {(one.topic_id_partition.topic_id, one.topic_id_partition.partition): one for one in judge_scan(scan).plans}
+    for partition in sim.oracle.expected:
+        place = partition.topic.topic_id, partition.index
+        if _is_stopped(sim, partition) or place not in plans:
+            continue
+        plan = plans[place]
+        if plan.refused:
+            continue
+        restored = {one.segment_id.id for one in plan.segments}
+        for one in sim.oracle.truth.finished(place):
+            if one.metadata.segment_id.id not in restored and one.metadata.start_offset < partition.log.start:
+                offsets = f"{one.metadata.start_offset} to {one.metadata.end_offset}"
+                sim.oracle.fail(f"`rebuild` does not restore {offsets} of {partition}, which only the store has")
 
 
 def _is_stopped(sim: Simulation, partition: SimPartition) -> bool:
