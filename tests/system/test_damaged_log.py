@@ -39,8 +39,8 @@ def test_a_damaged_batch_stops_only_the_copy(kafka: KafkaCluster, topic_name: st
     topic, values = topic_name, random_values(COPIED)
     create_topic(kafka.bootstrap_servers, topic)
     produce(kafka.bootstrap_servers, topic, values)
-    site = Site(kafka, tmp_path, topic)
-    with Site(kafka, tmp_path, topic, local_retention_bytes=KEEPS_ALL_BYTES).proxy():
+    site = Site(kafka, tmp_path, topic, local_retention_bytes=KEEPS_ALL_BYTES)
+    with site.proxy():
         until(lambda: site.is_remote_up_to(COPIED - 1))
     assert site.local_log_start() == 0
     produce(kafka.bootstrap_servers, topic, more := random_values(DAMAGED))
@@ -51,6 +51,8 @@ def test_a_damaged_batch_stops_only_the_copy(kafka: KafkaCluster, topic_name: st
     with site.proxy(EARLY_ALARMS) as proxy:
         until(lambda: alarms(proxy, topic, "stage-failing") == 1)
         assert lines_about(proxy, "a stage of a partition keeps failing", f"partition={topic}-0", "stage=copy")
+        assert site.local_log_start() == 0
+        assert alter(proxy.bootstrap_servers, {topic: {"local.retention.bytes": "1"}}) == [0]
         until_trimmed(kafka, topic, COPIED - 100)
         assert alter(kafka.bootstrap_servers, {topic: {"retention.bytes": str(KEPT_BYTES)}}) == [0]
         until(lambda: site.until_earliest(leader_behind(proxy)) > 0)
