@@ -60,7 +60,7 @@ def last_copies(
 
     Records that a user or the topic's retention deleted do not count."""
     found = []
-    for leftover in unfinished_segments(metadata, partition, metadata.log_start_offset(partition) or 0):
+    for leftover in unfinished_segments(metadata, partition):
         deleted_to = [
             start.offset
             for start in metadata.log_starts(partition)

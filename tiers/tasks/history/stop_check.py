@@ -129,7 +129,7 @@ def _has_unexplained_offsets(
     if local_start > next_offset and trimmed_to and trimmed_to.offset > next_offset and not is_trim_explained:
         return True
     # The records of an unfinished copy may be nowhere else.
-    unfinished = unfinished_segments(metadata, partition, metadata.log_start_offset(partition) or 0)
+    unfinished = unfinished_segments(metadata, partition)
     return any(
         one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED and one.start_offset < local_start for one in unfinished
     )

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.manifests import KEEP_NOTHING, KEY, Manifests, copied, trimmed
-from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
+from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench, with_retention
 from tiers.config.total_retention import RETENTION_MINUTES
 from tiers.errors import (
     MetadataLostError,
@@ -154,6 +154,21 @@ async def test_the_first_manifest_precedes_the_first_copy_after_a_failed_put(man
     await manifests.round()
     await manifests.task.keep_last_copies(bench.log.log_start_offset)
     assert bench.segments == []
+
+
+async def test_a_log_start_of_another_history_excuses_no_last_copy(manifests: Manifests) -> None:
+    """After an unclean election, the new leader writes records below the log start of the history before."""
+    bench = manifests.bench
+    await bench.record_log_start(200, leader_epoch=0)
+    bench.log.leader_epoch = 5
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15, leader_epoch=5) for number in range(5)))
+    bench.end_after = "objects-written"
+    with pytest.raises(ProcessEnded):
+        await bench.copy_task.run(POLICY, await bench.log.bounds(PARTITION, 1000), 0)
+    (unfinished,) = bench.segments
+    assert unfinished.end_offset < 200
+    with pytest.raises(MetadataLostError, match="the store has it"):
+        await manifests.task.keep_last_copies(unfinished.end_offset + 1)
 
 
 def lose_metadata(bench: Workbench) -> None:
