@@ -10,7 +10,7 @@ from protocol.errors import ErrorCode
 from tests.support.simulation.cluster import CLUSTER_ID, SimPartition
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.storage.object_key import indexes_key, parse_segment_key
+from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.rebuild import judge_scan
@@ -121,7 +121,25 @@ async def _check_rebuild(sim: Simulation) -> None:
 
 def _is_stopped(sim: Simulation, partition: SimPartition) -> bool:
     """Whether an operator has to decide about the partition."""
-    return sim.oracle.expected[partition].has_other_history or bool(sim.oracle.truth.lost_records)
+    has_lost_metadata = bool(sim.oracle.truth.lost_records)
+    return sim.oracle.expected[partition].has_other_history or has_lost_metadata or _has_last_copy(sim, partition)
+
+
+def _has_last_copy(sim: Simulation, partition: SimPartition) -> bool:
+    """Whether the store has a whole copy that did not finish, and the broker has removed records of it."""
+    store = sim.oracle.store
+    for one in sim.oracle.truth.segments.values():
+        segment = one.metadata
+        place = segment.topic_id_partition
+        if (place.topic_id, place.partition) != (partition.topic.topic_id, partition.index) or one.is_deleted:
+            continue
+        removed = sim.oracle.expected[partition].removed
+        is_removed = any(first <= segment.end_offset and segment.start_offset < end for first, end in removed)
+        log, indexes = (store.objects.get(key(CLUSTER_ID, segment)) for key in (log_key, indexes_key))
+        is_whole = log is not None and indexes is not None and len(log.data) == segment.segment_size_bytes
+        if one.finished_at_s is None and is_removed and is_whole:
+            return True
+    return False
 
 
 def _trouble(sim: Simulation) -> str | None:
