@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextvars import copy_context
 from typing import Any
 
@@ -119,3 +119,25 @@ def test_the_clocks_are_virtual(loop: VirtualLoop) -> None:
         elapsed_ns, now_s = loop.run_virtual(read())
     assert elapsed_ns == 7_000_000_000
     assert now_s == pytest.approx(1_700_000_000 + START_S + 7)
+
+
+def test_a_generator_whose_reader_ends_early_is_closed(loop: VirtualLoop) -> None:
+    closed: list[bool] = []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.append(True)
+
+    async def read_one() -> None:
+        async for _ in numbers():
+            return
+
+    async def work() -> None:
+        await read_one()
+        await asyncio.sleep(1)
+
+    loop.run_virtual(work())
+    assert closed == [True]

@@ -126,6 +126,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Calls `work` in the world after the delay, whatever happens to the process that asked for it."""
         return self.call_at(self.now_s + delay_s, work, *arguments, context=self.world)
 
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> _Callback:
+        """asyncio calls it to close an asynchronous generator whose reader ended early. There are no threads."""
+        return self.call_soon(callback, *args, context=context)
+
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> _Callback:
