@@ -241,14 +241,21 @@ class PartitionTasks:
         await collect_leftovers(self._services, self.partition, Leftovers.OTHERS, self.copy.attempt)
         await self._expiration.delete(surveyed.log_start, self.manifest.has_accepted)
 
-    def stop(self, error: LogDivergedError) -> None:
-        """Stops the whole partition until a round goes through. Raises the alarm once until then."""
+    def stop(self, error: LogDivergedError, name: str) -> None:
+        """Stops the whole partition until a round goes through. Raises the alarm once until then.
+
+        `name` is the stage that found the divergence. If it is not the survey, only lost metadata raises the alarm. The
+        next survey compares the histories itself, and clamps the tier if an unclean election explains the divergence.
+        """
         topic, fields = self.partition.topic, {"partition": str(self.partition), "error": str(error)}
         reason = "metadata-lost" if isinstance(error, MetadataLostError) else "diverged"
-        if reason not in self._stops:
-            self._services.metrics.alarms.labels(topic, reason).inc()
-        logger.log(logging.DEBUG if reason in self._stops else logging.ERROR, _STOPS[reason], extra=fields)
-        self._stops.add(reason)
+        if name == "survey" or reason == "metadata-lost":
+            if reason not in self._stops:
+                self._services.metrics.alarms.labels(topic, reason).inc()
+            logger.log(logging.DEBUG if reason in self._stops else logging.ERROR, _STOPS[reason], extra=fields)
+            self._stops.add(reason)
+        else:
+            self.stages[name].failed(error)
         self.stages["survey"].postpone(error)
         self.cancel_work()
 

@@ -286,7 +286,7 @@ class RemoteLogManager:
         self, tasks: asyncio.TaskGroup, managed: PartitionTasks, name: str, work: Coroutine[Any, Any, None]
     ) -> None:
         self._places[name].add(managed)
-        task = managed.running[name] = tasks.create_task(self._guard(managed, work))
+        task = managed.running[name] = tasks.create_task(self._guard(managed, name, work))
         # A task that is cancelled before it starts runs none of its code, so its place is freed by a callback.
         task.add_done_callback(lambda _: self._ended(managed, name, work))
 
@@ -304,7 +304,7 @@ class RemoteLogManager:
             managed.copy.discard()
         self._wake.set()
 
-    async def _guard(self, managed: PartitionTasks, work: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, managed: PartitionTasks, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Does the work of one partition. A divergence stops the partition.
 
         A lost ownership ends the work. If the tenure has ended, the partition is given up."""
@@ -315,7 +315,7 @@ class RemoteLogManager:
             if self._services.metadata.tenure(managed.partition) != managed.tenure:
                 self._give_up(managed.partition)
         except LogDivergedError as error:
-            managed.stop(error)
+            managed.stop(error, name)
         except Exception as error:  # what a stage does not catch must not affect the other partitions either
             managed.stages["survey"].failed(error)
 

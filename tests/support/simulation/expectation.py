@@ -43,8 +43,9 @@ class ExpectedPartition:
     has_other_history: bool = False
     """Whether a leader came that lacks records which were trimmed from the brokers, or all records."""
     last_cut_s: float = -1e9
-    cut_ranges: list[tuple[int, int]] = field(default_factory=list)
-    """The offsets, the ends exclusive, whose committed records an unclean election took."""
+    cut_ranges: list[tuple[int, int, int]] = field(default_factory=list)
+    """The offsets, the ends exclusive, whose committed records an unclean election took. The third number is up to
+    where users had deleted records of that history."""
     may_reappear: bool = False
     """Whether a broker lost its log start: it has deleted records again until the owner deletes them again."""
     tolerance_ms: int = 0
@@ -64,7 +65,7 @@ class ExpectedPartition:
         common = [one for one in leader_batches if (one.base_offset, one.leader_epoch) in known]
         ends_at = common[-1].next_offset if common else leader_start
         if self.end > ends_at:
-            self.cut_ranges.append((ends_at, self.end))
+            self.cut_ranges.append((ends_at, self.end, self.deleted_to))
             self.histories += 1
             self.last_cut_s = at_s
             if not self.deletions_open:  # what was deleted in one history deletes nothing in another

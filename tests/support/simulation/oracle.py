@@ -261,8 +261,8 @@ class Oracle:
                 f"{client} deletes segment {first} to {last} of {partition} with offset {batch.base_offset}, whose"
                 " records must be kept"
             )
-        for cut_from, cut_to in expected.cut_ranges:
-            if max(first, cut_from) < min(last + 1, cut_to) and last >= max(expected.deleted_to, 0):
+        for cut_from, cut_to, deleted_to in expected.cut_ranges:
+            if max(first, cut_from) < min(last + 1, cut_to) and last >= max(expected.deleted_to, deleted_to):
                 leader_epoch = segment.metadata.segment_leader_epochs[-1].epoch
                 if not self._may_have_expired(expected, segment, now_ms) and leader_epoch < partition.leader_epoch:
                     self.fail(f"{client} deletes segment {first} to {last} of {partition}, which is in quarantine")
