@@ -178,12 +178,18 @@ class ReplicaLog:
 
     def bring_back(self, count: int) -> None:
         """Takes up to `count` of the batches back that were removed last, as a log has them that was not flushed."""
-        back = [one for one in self.trimmed if one.next_offset <= self.start][-count:]
-        while back and self.batches and back[-1].next_offset != self.batches[0].base_offset:
-            back.pop()
-        if not back or not self.batches or self.start != self.batches[0].base_offset:
+        if not self.batches or self.start != self.batches[0].base_offset:
             return
-        self.batches, self.start = [*back, *self.batches], back[0].base_offset
+        back: list[Batch] = []
+        begins_at = self.start
+        for batch in reversed(self.trimmed):
+            if batch.next_offset == begins_at and len(back) < count:
+                back.insert(0, batch)
+                begins_at = batch.base_offset
+        if not back:
+            return
+        self.trimmed = [one for one in self.trimmed if one not in back]
+        self.batches, self.start = [*back, *self.batches], begins_at
         known, self.epochs = self.epochs, []
         for batch in back:
             if batch.leader_epoch > self.latest_epoch:
