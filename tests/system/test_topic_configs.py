@@ -138,7 +138,8 @@ async def test_stock_tools_list_and_unset_what_a_topic_was_given(
     assert done in await unset(keys, "--add-config", "remote.log.delete.on.disable=true")
     assert done in await unset("remote.log.delete.on.disable")
     line = await overrides()
-    assert "remote." not in line
+    assert "remote.storage.enable=false" in line, "the user's word allows the remote log to be deleted"
+    assert "remote.log." not in line
     assert "local.retention" not in line
 
 

@@ -216,7 +216,7 @@ class MetadataFollower:
         Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`, and at once when the offset lies below `position`:
         the log lost the records there, so this process has read other records, and does not read the written one. An
         unclean election may also have put another record at the offset. So the error comes, too, if `leader_epoch`, the
-        last one known before the write, is not the last one known now."""
+        last one known before the write, is not the last one known now. -1: none was known, so it cannot tell."""
         if offset < position:
             self._followed.doubt(metadata_partition)
             raise RemoteLogMetadataNotReadyError(
@@ -230,7 +230,7 @@ class MetadataFollower:
             raise RemoteLogMetadataNotReadyError(
                 f"offset {offset} of metadata partition {metadata_partition} was not read in {timeout_ms} ms"
             ) from error
-        if self.leader_epoch(metadata_partition) != leader_epoch:
+        if leader_epoch >= 0 and self.leader_epoch(metadata_partition) != leader_epoch:
             self._followed.doubt(metadata_partition)
             raise RemoteLogMetadataNotReadyError(
                 f"the leader of metadata partition {metadata_partition} changed during a write at offset {offset}: the"

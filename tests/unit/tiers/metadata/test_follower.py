@@ -378,3 +378,10 @@ async def test_a_write_during_an_election_is_no_write_that_was_read_back(
     with pytest.raises(RemoteLogMetadataNotReadyError, match="may be lost"):
         await following.follower.read_past(0, 0, 60_000, position=0, leader_epoch=leader_epoch)
     assert following.follower.fresh_at_ms(0) is None
+
+
+async def test_a_write_without_a_known_leader_epoch_can_be_read_back(cluster: Cluster, following: Following) -> None:
+    cluster.logs[0] = finished(1, 0)
+    assert following.follower.leader_epoch(0) == -1
+    assert await following.poll()
+    await following.follower.read_past(0, 0, 60_000, position=0, leader_epoch=-1)
