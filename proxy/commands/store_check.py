@@ -36,7 +36,7 @@ class StoreAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreCheck:
-    """What the check found. `findings` say what the store guarantees; none of them is a problem."""
+    """What the check found. The `findings` say what the store guarantees. They are not problems."""
 
     problems: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
