@@ -1,4 +1,4 @@
-"""Errors of a real S3 cost an offload more waves, and never a record or an unknown object."""
+"""Errors of a real S3 cost an offload retries, and never a record or an unknown object."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from tests.support.servers.producing import TopicWith
 from tests.support.servers.versitygw import VersityGateway
 
 BUCKET = "offload-in-trouble"
-WAVES = [
-    # Tile by tile, log and indexes. What is a 5xx the library itself tries a second time; three waves in a row that
-    # copy nothing would end it.
-    [Answer.SLOW_DOWN, Answer.SLOW_DOWN],
-    [Answer.PASSED, Answer.PASSED, Answer.STORED_BUT_ERROR, Answer.PASSED, Answer.CONFLICT],
-    [Answer.PASSED, Answer.PRECONDITION],
-    [Answer.PASSED, Answer.PASSED, Answer.SLOW],
-    [Answer.PASSED, Answer.INTERNAL_ERROR, Answer.INTERNAL_ERROR],
+ANSWERS = [
+    *(Answer.SLOW_DOWN, Answer.SLOW_DOWN),
+    *(Answer.PASSED, Answer.PASSED, Answer.STORED_BUT_ERROR, Answer.PASSED, Answer.CONFLICT),
+    *(Answer.PASSED, Answer.PRECONDITION),
+    *(Answer.PASSED, Answer.PASSED, Answer.SLOW),
+    *(Answer.PASSED, Answer.INTERNAL_ERROR, Answer.INTERNAL_ERROR),
 ]
 
 
@@ -37,11 +35,10 @@ def test_after_faults_of_the_store_every_record_is_stored_once(
         section = ["[storage]", 'implementation = "s3"', *(f'{key} = "{value}"' for key, value in settings.items())]
         rig = offload_rig(kafka_of_three, tmp_path, topic_name, "\n".join(section))
         rig = replace(rig, stored=s3.folder / "data" / BUCKET)
-        for wave in WAVES:
-            faulty.answers.extend(wave)
+        faulty.answers.extend(ANSWERS)
         report = rig.offload()
         assert report.troubles == []
         assert not faulty.answers
-        assert report.waves == len(WAVES) + 1
+        assert report.waves > 1, "no fault cost more than a retry of its request"
         assert report.partitions[0].segments == 4
         check_all_is_remote_once(rig)

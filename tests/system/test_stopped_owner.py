@@ -23,6 +23,7 @@ pytestmark = pytest.mark.integration
 
 RECORDS, MORE = 600, 300
 KEEPS_ALL_BYTES = 1 << 40
+METADATA_TOPIC_CONFIGS = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
 
 
 def proxies(
@@ -136,6 +137,8 @@ def test_a_late_trim_after_an_unclean_election_removes_nothing(
     produce(cluster.bootstrap_servers, topic, shared)
     until_in_sync(cluster, topic)
     site, late, other = proxies(cluster, tmp_path, topic, "delete-records", KEEPS_ALL_BYTES, late_retention_bytes)
+    # A proxy that creates it while a broker is stopped may put it on the two brokers that stop in this test.
+    create_topic(cluster.bootstrap_servers, site.metadata_topic, replicas=3, config=METADATA_TOPIC_CONFIGS)
     cluster.stop_broker(FOLLOWER)
     try:
         produce(cluster.bootstrap_servers, topic, lost)

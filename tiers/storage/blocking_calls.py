@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -132,8 +131,10 @@ class BlockingCalls:
                 result = working_for(call.activity, partial(call.work, call))
             except BaseException as raised:  # a panic of a Rust library is a BaseException and must not end the thread
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed
+            try:
                 call.loop.call_soon_threadsafe(self._ended, call, inbox, result, error)
+            except RuntimeError:  # the loop is closed: `_ended`, which would end this thread, cannot run any more
+                return
             # Without this, an idle thread would keep its last result alive.
             del call, result, error
 

@@ -171,6 +171,9 @@ class HdfsCluster:
         finally:
             process.kill()
             process.wait()
+        # A NameNode that believes in a dead DataNode gives it blocks, and each write of such a block fails.
+        while self._live_data_nodes() > 1:
+            time.sleep(0.1)
 
     def _live_data_nodes(self) -> int:
         query = f"{self.web_url}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
@@ -230,7 +233,7 @@ class HdfsCluster:
             "dfs.namenode.file.close.num-committed-allowed": "1",
             # A small page lets a short listing have more than one page.
             "dfs.ls.limit": "20",
-            "dfs.namenode.heartbeat.recheck-interval": "2000",
+            "dfs.namenode.heartbeat.recheck-interval": "500",
             "dfs.heartbeat.interval": "1",
             "dfs.datanode.address": f"{address}:{self.data_node_port}",
             "dfs.datanode.ipc.address": f"{address}:{self._ipc_port}",
