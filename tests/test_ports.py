@@ -50,7 +50,7 @@ def test_a_port_on_which_something_listens_is_not_given(offer: Callable[[int], N
         assert free_ports(1) != [port]
 
 
-def test_what_another_process_was_given_is_free_when_that_process_ends(offer: Callable[[int], None]) -> None:
+def test_a_port_of_another_process_is_free_when_that_process_ends(offer: Callable[[int], None]) -> None:
     command, pipe = [sys.executable, "-c", ANOTHER_PROCESS], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdout is not None

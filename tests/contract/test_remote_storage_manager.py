@@ -265,7 +265,9 @@ async def test_many_reads_at_once(storage: RemoteStorageManager, segment: Copied
     assert [bytes(task.result()) for task in tasks] == [log[start : start + 100] for start in range(0, 1000, 10)]
 
 
-async def test_what_a_store_proves_of_concurrent_writers(store: str, storage: RemoteStorageManager) -> None:
+async def test_the_probe_tells_what_a_store_proves_of_concurrent_writers(
+    store: str, storage: RemoteStorageManager
+) -> None:
     (features,) = await storage.probe()
     proved = (features.has_atomic_creation, features.has_conditional_writes)
     assert proved == PROVED.get(store, (False, False)), features.evidence

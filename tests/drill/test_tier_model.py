@@ -28,7 +28,7 @@ def model(violations: Violations) -> TierModel:
     )
 
 
-def test_what_is_visible_ends_at_a_gap_and_at_what_was_finished_later(model: TierModel) -> None:
+def test_the_visible_part_ends_at_a_gap_and_at_a_later_finish(model: TierModel) -> None:
     one, two, after_a_gap = segment(1, 0, 9), segment(2, 10, 19), segment(3, 25, 29)
     take(model, one, to(one, State.COPY_SEGMENT_FINISHED), timestamp_ms=1_000)
     take(model, two, to(two, State.COPY_SEGMENT_FINISHED), timestamp_ms=2_000)

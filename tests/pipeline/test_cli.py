@@ -102,7 +102,7 @@ def test_each_failure_has_its_exit_code(
     assert len(capsys.readouterr().err.splitlines()) == (0 if code == 130 else 1)
 
 
-def test_what_executors_say_of_ours_has_no_name_of_a_class(
+def test_messages_of_executors_name_no_class_of_ours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def failing() -> bool:

@@ -59,7 +59,7 @@ async def test_a_write_that_fails_for_a_moment_is_done_without_a_word(bench: Wor
     assert told.said == []
 
 
-async def test_what_may_not_be_written_is_not_tried_again(bench: Workbench) -> None:
+async def test_a_forbidden_write_is_not_retried(bench: Workbench) -> None:
     write = Write(1000, InvalidTransitionError)
     with pytest.raises(InvalidTransitionError):
         await written(bench.services, PARTITION, write, sleep=write.sleep)

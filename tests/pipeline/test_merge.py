@@ -91,7 +91,9 @@ def log() -> WrittenLog:
     return log_of(DATA * 3)
 
 
-async def test_what_is_merged_says_of_itself_what_a_copier_would(root: Path, log: WrittenLog, tmp_path: Path) -> None:
+async def test_a_merged_segment_has_the_metadata_that_a_copier_gives(
+    root: Path, log: WrittenLog, tmp_path: Path
+) -> None:
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         done = await merged(bench)
         [one] = done.merged

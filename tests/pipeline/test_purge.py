@@ -97,7 +97,7 @@ async def test_refused_deletions_are_published_and_done_by_the_next_run(bench: J
     assert (bench.files(first), bench.files(second)) == ([], [])
 
 
-async def test_what_was_cut_since_it_was_chosen_is_left_to_an_operator(bench: JobBench) -> None:
+async def test_a_segment_cut_since_it_was_chosen_is_left_to_an_operator(bench: JobBench) -> None:
     """Another member owned the partition for a moment, and found that the log diverged."""
     chosen = bench.segments[:2]
     await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(bench.partition, "", 0, 0, 14))
@@ -108,7 +108,7 @@ async def test_what_was_cut_since_it_was_chosen_is_left_to_an_operator(bench: Jo
     assert {each.state for each in bench.segments[1:]} == {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
 
 
-async def test_what_retention_does_not_cover_goes_and_is_never_offered_meanwhile(bench: JobBench) -> None:
+async def test_segments_beyond_retention_are_deleted_and_never_offered(bench: JobBench) -> None:
     policy = replace(POLICY, retention_ms=985)
     starts: list[int | None] = []
     bench.log.on_record = lambda: starts.append(bench.metadata.log_start_offset(bench.partition))

@@ -57,7 +57,7 @@ def test_a_time_only_skips_and_spark_looks_again() -> None:
     assert push([GreaterThan(TIMESTAMP, datetime(1969, 1, 2, tzinfo=UTC))])[0].min_timestamp_ms is None
 
 
-def test_what_is_not_understood_stays_with_spark() -> None:
+def test_filters_that_are_not_understood_stay_with_spark() -> None:
     filters: list[Filter] = [
         Not(EqualTo(OFFSET, 5)),
         IsNull(("key",)),

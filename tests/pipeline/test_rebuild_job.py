@@ -89,7 +89,7 @@ async def test_an_encrypted_segment_is_lost_with_its_key(bench: CommandBench) ->
     assert "it is encrypted" in what
 
 
-async def test_what_has_no_log_or_another_one_is_refused(bench: CommandBench) -> None:
+async def test_a_segment_without_a_log_or_with_a_torn_one_is_refused(bench: CommandBench) -> None:
     first, second = await bench.tiered(0), await bench.tiered(10)
     paths = [lose(bench, each) for each in (first, second)]
     paths[0].with_suffix(".log").unlink()

@@ -212,7 +212,7 @@ def retention_bytes(tiered: Tiered, node_id: int) -> str:
     return str(config.value)
 
 
-def test_what_retention_and_deleted_topics_no_longer_cover_goes(tiered: Tiered) -> None:
+def test_segments_beyond_retention_and_of_deleted_topics_are_deleted(tiered: Tiered) -> None:
     tiered.proxy.stop()
     admin = AdminClient({"bootstrap.servers": tiered.kafka.bootstrap_servers})
     before = tiered.segments()

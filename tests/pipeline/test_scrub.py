@@ -171,7 +171,7 @@ async def test_objects_without_a_record_are_found_when_they_are_old(bench: Scrub
     assert (found(report), report.deleted_segments, len(bench.files())) == ([], 1, 7)
 
 
-async def test_what_a_manifest_accepts_is_found_and_never_deleted(bench: ScrubBench) -> None:
+async def test_segments_that_a_manifest_accepts_are_found_and_never_deleted(bench: ScrubBench) -> None:
     segments = await three(bench)
     bench.forget(segments[2])
     report = await scrubbed(bench, META, grace_ms=0, delete_orphans=True)
@@ -198,7 +198,7 @@ def in_the_middle(bench: ScrubBench, work: Callable[[], object], what: str = "re
     bench.runner.before = before
 
 
-async def test_what_is_deleted_meanwhile_is_no_finding(bench: ScrubBench) -> None:
+async def test_a_segment_that_is_deleted_meanwhile_is_no_finding(bench: ScrubBench) -> None:
     gone, _, _ = await three(bench)
 
     def delete() -> None:
@@ -212,7 +212,7 @@ async def test_what_is_deleted_meanwhile_is_no_finding(bench: ScrubBench) -> Non
     assert (found(report), report.outdated) == ([], 1)
 
 
-async def test_what_is_merged_meanwhile_is_no_finding(bench: ScrubBench) -> None:
+async def test_a_segment_that_is_merged_meanwhile_is_no_finding(bench: ScrubBench) -> None:
     small = [await bench.finished(start, [batch_of(start, 10)]) for start in (0, 10)]
     in_the_middle(bench, lambda: asyncio.run(bench.finished(0, [batch_of(0, 10), batch_of(10, 10)])), "listing")
     report = await scrubbed(bench)
@@ -242,7 +242,7 @@ async def test_a_copy_that_begins_meanwhile_leaves_no_orphan(bench: ScrubBench) 
     assert (found(report), report.young_orphans) == ([], 0)
 
 
-async def test_what_the_listing_lacks_and_the_store_has_is_no_finding(
+async def test_an_object_that_only_the_listing_lacks_is_no_finding(
     bench: ScrubBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late, _, _ = await three(bench)
@@ -271,7 +271,7 @@ async def test_it_goes_on_where_it_ended_at_the_same_level_or_a_lesser_one(bench
     assert (report.segments, report.already_scrubbed) == (0, 3)
 
 
-async def test_what_was_read_before_it_was_interrupted_is_noted(
+async def test_the_objects_read_before_an_interrupt_are_noted(
     bench: ScrubBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.maintenance.scrub._MAX_TASK_BYTES", 1)  # so that each segment is a task

@@ -10,7 +10,7 @@ TRACEBACK = b"Traceback (most recent call last):\n"
 BROKEN = b"BrokenPipeError: [Errno 32] Broken pipe\n"
 
 
-def test_what_a_jvm_says_when_it_starts_is_dropped() -> None:
+def test_the_start_messages_of_a_jvm_are_dropped() -> None:
     lines = [
         b"WARNING: Using incubator modules: jdk.incubator.vector\n",
         b"Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties\n",

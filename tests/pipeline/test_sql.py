@@ -75,7 +75,7 @@ def test_a_wrong_query_is_one_line(
     assert captured.out == ""
 
 
-def test_whatever_spark_answers_is_json() -> None:
+def test_every_answer_of_spark_is_json() -> None:
     """Numbers that JSON lacks, and keys that are no text, too."""
     answer = Row(
         ratio=math.nan,

@@ -98,7 +98,7 @@ async def never() -> None:
         (never, 0.1, ["first closed"]),
     ],
 )
-def test_what_cannot_be_closed_keeps_nothing_else_open(
+def test_a_resource_that_cannot_be_closed_keeps_nothing_else_open(
     closing: Callable[[], Awaitable[object]], timeout_s: float, said: list[str]
 ) -> None:
     worker, heard = Worker(), list[str]()
@@ -109,7 +109,7 @@ def test_what_cannot_be_closed_keeps_nothing_else_open(
     assert heard == ["first open", "second open", "third open", *said]
 
 
-def test_what_is_open_is_closed_when_the_process_ends() -> None:
+def test_open_resources_are_closed_when_the_process_ends() -> None:
     program = """
 from pipeline.spark.worker import worker
 class Store:
@@ -135,7 +135,7 @@ def config_of(password: str, folder: Path, more: str = "") -> PipelineConfig:
     )
 
 
-def test_what_is_open_is_shared_by_those_alone_who_say_the_same(worker: Worker, tmp_path: Path) -> None:
+def test_an_open_resource_is_shared_by_users_with_equal_settings_alone(worker: Worker, tmp_path: Path) -> None:
     mine, again, another = (config_of(password, tmp_path) for password in ("mine", "mine", "guessed"))
     assert worker.run(worker.client(mine)) is worker.run(worker.client(again))
     assert worker.run(worker.client(mine)) is not worker.run(worker.client(another))

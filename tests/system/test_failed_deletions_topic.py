@@ -45,7 +45,7 @@ async def listed(config: Path, *options: str) -> str:
     return done.output
 
 
-async def test_what_is_published_is_listed_until_it_is_taken_back(
+async def test_a_published_failure_is_listed_until_it_is_taken_back(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     await asyncio.to_thread(create_topic, kafka.bootstrap_servers, topic_name)

@@ -294,7 +294,7 @@ def test_one_large_batch_leaves_in_pieces() -> None:
     assert [row["value"] for batch in found for row in batch.select(["value"]).to_pylist()] == [r.value for r in made]
 
 
-def test_what_made_room_for_a_corrupt_batch_is_given_too() -> None:
+def test_the_records_before_a_corrupt_batch_are_given_too() -> None:
     good = batch_of(0, 5, value_bytes=1 << 20)
     bad = batch_of(5, 5, value_bytes=1 << 20)[:-1] + b"\x02"  # one header, that is not there
     found = one_decoder(good + with_crc(bad), ALL_COLUMNS, 0, LAST, None, None, True)
@@ -343,7 +343,7 @@ def test_records_before_a_corrupt_batch_are_returned(
     assert raised.value.offset == offset
 
 
-def test_what_spark_demands_of_a_data_source_to_the_letter() -> None:
+def test_the_data_source_meets_the_demands_of_spark_to_the_letter() -> None:
     strings, binaries = StringType(), BinaryType()
     header = StructType([StructField("key", strings), StructField("value", binaries)])
     declared = StructType(

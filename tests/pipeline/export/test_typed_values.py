@@ -198,7 +198,7 @@ def test_confluents_prefix_names_the_schema(kind: str) -> None:
     ]
 
 
-def test_what_arrow_refuses_is_a_dead_letter_of_its_own() -> None:
+def test_a_value_that_arrow_refuses_is_a_dead_letter_of_its_own() -> None:
     """A decimal that has more digits than its schema says."""
     schema = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
     raw = [b"\x64", avro("bytes", (99_999_999).to_bytes(4)), avro("bytes", (1234).to_bytes(2))]

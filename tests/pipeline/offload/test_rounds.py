@@ -77,7 +77,7 @@ def test_a_round_that_copies_nothing_for_all_its_troubles_has_failed() -> None:
     assert service.pauses_s == [120, 240, 60, 120]
 
 
-def test_what_does_not_pass_ends_it() -> None:
+def test_a_lasting_error_ends_the_rounds() -> None:
     service = Service([fails(ZeroDivisionError("of our own making"))])
     with pytest.raises(ZeroDivisionError):
         service.serve()

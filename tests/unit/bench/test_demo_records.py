@@ -44,7 +44,7 @@ def test_every_record_once_in_order_is_complete() -> None:
         pytest.param(lambda records: records.insert(10, records[0]), id="a reset"),
     ],
 )
-def test_what_is_not_in_sequence_is_a_mismatch(damage: Callable[[list[Position]], object]) -> None:
+def test_records_out_of_sequence_are_a_mismatch(damage: Callable[[list[Position]], object]) -> None:
     records = all_records()
     damage(records)
     assert verified(records).mismatches != []

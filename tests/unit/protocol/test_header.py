@@ -124,7 +124,7 @@ def test_flexible_versions_are_those_of_kafkas_schemas() -> None:
     assert seen == 52
 
 
-def test_what_a_client_may_use() -> None:
+def test_a_client_may_use_the_versions_that_the_proxy_decodes() -> None:
     assert supported_versions(ApiKey.FETCH) == (4, 18)
     assert 3 not in DECODED_APIS[ApiKey.FETCH]
     assert 18 in DECODED_APIS[ApiKey.FETCH]

@@ -72,7 +72,7 @@ async def test_raw_tokens_of_an_unknown_mechanism_never_end(caplog: pytest.LogCa
     assert "SaslHandshake v0" in caplog.records[0].message
 
 
-async def test_what_follows_an_authentication_is_remembered_apart() -> None:
+async def test_requests_after_an_authentication_are_remembered_apart() -> None:
     seen: list[int] = []
     async with (
         FakeBroker() as broker,

@@ -49,7 +49,7 @@ async def test_a_leader_that_does_not_answer_is_an_error(cluster: SlowCluster) -
     assert cache.verified(P0) is None
 
 
-async def test_what_passes_by_is_the_younger_guess(cluster: SlowCluster) -> None:
+async def test_bounds_from_a_passing_answer_are_the_younger_guess(cluster: SlowCluster) -> None:
     cache = LocalLogBoundsCache(cluster, lambda: 0)
     assert cache.expected_log_start(P0) is None
     assert cache.watermarks(P0) is None

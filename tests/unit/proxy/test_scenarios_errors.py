@@ -130,7 +130,7 @@ async def test_errors_of_offset_for_leader_epoch_are_never_replaced(cast: Scenar
     assert (known.error_code, known.end_offset) == (0, TRIMMED)
 
 
-async def test_what_the_broker_did_not_delete_stays_in_the_remote_tier(cast: Scenario) -> None:
+async def test_records_that_the_broker_did_not_delete_stay_in_the_remote_tier(cast: Scenario) -> None:
     cast.broker.logs[TOPIC, 0].epochs = [(0, 0), (5, END)]
     async with cast.client() as client:
         for error_code in DELETE_RECORDS_ERRORS:

@@ -48,7 +48,7 @@ def test_any_end_of_a_command_is_a_sentence_and_an_exit_code(error: Exception, s
 
 
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_what_is_counted_is_shown_to_who_watches_alone(
+def test_a_count_is_shown_on_a_terminal_alone(
     is_watched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", str(int(is_watched)))

@@ -93,7 +93,7 @@ def test_unused_quota_is_released() -> None:
     assert quota.reserve(1) is None
 
 
-def test_what_is_settled_late_does_not_count_into_a_later_window() -> None:
+def test_bytes_that_are_reported_late_do_not_count_in_a_later_window() -> None:
     clock = Clock()
     quota = RateQuota(1000, QuotaWindow(1, 1000), clock)
     late = quota.reserve(1000)

@@ -120,7 +120,7 @@ def test_an_entry_gets_another_value_and_source(api_key: ApiKey, version: int, d
 @pytest.mark.parametrize("version", range(1, 5))
 @settings(max_examples=25)
 @given(data=st.data())
-def test_what_is_to_be_described_is_read_by_its_schema(version: int, data: st.DataObject) -> None:
+def test_the_described_configs_are_read_by_the_schema(version: int, data: st.DataObject) -> None:
     frame, message = drawn_request(data, ApiKey.DESCRIBE_CONFIGS, version)
     resources, with_synonyms = parse_describe_configs_request(frame)
     assert with_synonyms == message.tree["IncludeSynonyms"]

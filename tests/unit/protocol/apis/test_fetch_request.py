@@ -273,7 +273,7 @@ def test_a_v12_request() -> None:
         "02 02 74 03 00000001 00",  # two forgotten partitions in one
     ],
 )
-def test_what_follows_the_topics_is_checked(tail: str) -> None:
+def test_the_fields_after_the_topics_are_checked(tail: str) -> None:
     parse_fetch_request(V12_REQUEST[:-3] + bytes.fromhex("01 01 00"), 0, 12)
     with pytest.raises(ProtocolError):
         parse_fetch_request(V12_REQUEST[:-3] + bytes.fromhex(tail), 0, 12)

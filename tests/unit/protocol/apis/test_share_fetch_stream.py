@@ -114,7 +114,7 @@ def test_records_behind_a_group_that_was_cut_are_not_copied() -> None:
     assert len(records) == 1 << 20
 
 
-def test_what_is_held_is_bounded() -> None:
+def test_the_held_part_of_an_answer_is_bounded() -> None:
     patcher = StreamingShareFetchPatcher()
     patcher.feed(memoryview(head_of_a_partition(b"\x01") + bytes.fromhex("01 00 00")))
     a_million_endpoints = bytes.fromhex("c0843d")

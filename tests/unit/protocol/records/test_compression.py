@@ -41,7 +41,7 @@ def test_one_batch_after_another_in_the_same_memory(batches: list[tuple[int, byt
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_one_call_gave_the_next_one_leaves_alone(codec: int) -> None:
+def test_a_call_leaves_the_result_of_the_call_before_it_alone(codec: int) -> None:
     first = decompress(codec, compress(codec, b"first" * 100))
     decompress(codec, compress(codec, b"later" * 100))
     assert bytes(first) == b"first" * 100

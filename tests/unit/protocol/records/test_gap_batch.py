@@ -49,6 +49,6 @@ def test_where_one_batch_does_not_reach_the_end_it_takes_the_client_ahead(fetch_
 
 
 @pytest.mark.parametrize(("fetch_offset", "next_offset"), [(5, 5), (5, 4), (0, 4)])
-def test_what_is_no_gap_is_refused(fetch_offset: int, next_offset: int) -> None:
+def test_a_range_that_is_no_gap_is_refused(fetch_offset: int, next_offset: int) -> None:
     with pytest.raises(ValueError, match="no gap"):
         gap_batch(12, fetch_offset, next_offset, 0)

@@ -62,7 +62,7 @@ def test_the_list_is_for_people_and_for_programs(operator: Operator) -> None:
     assert second.split() == ["payments", PAYMENTS, "2", "4", "4000", "-", "proved"]
 
 
-def test_what_wants_an_operator_is_a_finding(operator: Operator) -> None:
+def test_a_topic_that_needs_an_operator_is_a_finding(operator: Operator) -> None:
     operator.found = [replace(ALONE, wants_operator=True, deleted_from_ms=None), PROVED]
     code, out = operator.run()
     assert (code, "an operator must decide" in out) == (1, True)

@@ -110,7 +110,7 @@ async def forget(bench: CommandBench, segment: RemoteLogSegmentMetadata) -> None
     del bench.rlmm.segments[segment.segment_id]
 
 
-async def test_what_a_manifest_accepts_is_never_deleted(bench: CommandBench) -> None:
+async def test_segments_that_a_manifest_accepts_are_never_deleted(bench: CommandBench) -> None:
     await bench.tiered(0)
     lost = await bench.tiered(10)
     await bench.put_manifest()
@@ -210,7 +210,7 @@ async def test_uploads_that_nothing_else_ends_are_aborted(bench: CommandBench) -
 
 
 @pytest.mark.parametrize(("deleted", "exit_code"), [(1, 0), (0, 1)])
-def test_what_the_store_did_not_confirm_is_still_a_finding(
+def test_a_deletion_that_the_store_did_not_confirm_is_still_a_finding(
     deleted: int, exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = OrphanReport([Orphan("a.log", 10, 0, ORPHAN, "a", deletable=True)], deleted=deleted)

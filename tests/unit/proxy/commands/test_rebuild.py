@@ -85,7 +85,7 @@ async def test_a_complete_metadata_topic_needs_no_rebuild(
 
 
 @pytest.mark.parametrize("lost", ["segment", "log start", "trim", "gap", "divergence", "settings", "records"])
-async def test_what_the_metadata_topic_lacks_is_counted(
+async def test_segments_that_the_metadata_topic_lacks_are_counted(
     bench: CommandBench, lost: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await bench.tiered(0)

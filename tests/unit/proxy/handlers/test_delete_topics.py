@@ -104,7 +104,9 @@ async def test_settings_alone_are_something_to_be_forgotten(bench: Deletion, ver
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("code", [TIMED_OUT, UNAUTHORIZED])
-async def test_what_the_broker_refused_or_does_not_know_is_no_proof(bench: Deletion, version: int, code: int) -> None:
+async def test_a_topic_that_the_broker_refused_or_does_not_know_is_no_proof(
+    bench: Deletion, version: int, code: int
+) -> None:
     assert await bench.delete(version, ["orders", "ruled"], codes={"orders": code}) == {"orders": code, "ruled": 0}
     assert bench.metadata.deleted_topics == {RULED}
 

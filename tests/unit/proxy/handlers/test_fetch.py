@@ -227,7 +227,7 @@ async def test_nothing_is_relayed_as_out_of_range_while_the_metadata_is_stale(tm
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_what_is_known_is_read_on_when_the_metadata_topic_is_gone(tmp_path: Path, version: int) -> None:
+async def test_known_segments_are_read_on_when_the_metadata_topic_is_gone(tmp_path: Path, version: int) -> None:
     async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))) as bench:
         bench.tier.rlmm.fresh = False
         bench.tier.rlmm.final = True

@@ -328,7 +328,7 @@ async def test_a_large_answer_streams_and_what_lies_behind_the_gap_comes_next(tm
                 assert records(response, 0).startswith(wanted)
 
 
-async def test_what_cannot_be_asked_in_turn_is_empty_and_no_hot_loop(bench: Bench) -> None:
+async def test_a_fetch_in_a_gap_with_later_requests_is_answered_empty_and_late(bench: Bench) -> None:
     """The client has sent more requests already: it is answered after its own wait, as an idle partition is."""
     in_gap = ask(13, 65, partition=1)
     started_ms = monotonic_ms()

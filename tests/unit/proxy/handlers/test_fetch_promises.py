@@ -114,7 +114,7 @@ async def test_a_follower_with_other_bounds_makes_no_consumer_jump(
         assert records(remote).startswith(bench.batches[6])
 
 
-async def test_what_a_client_does_not_read_stays_held(tmp_path: Path) -> None:
+async def test_answers_that_a_client_does_not_read_stay_held(tmp_path: Path) -> None:
     """The limit holds for both tiers together. Memory beyond the answer is released when the answer is complete."""
     settings = FetchSettings(
         remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000), limits=LimitsConfig(max_held_remote_bytes=6 << 20)

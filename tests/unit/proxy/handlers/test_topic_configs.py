@@ -154,7 +154,7 @@ async def test_a_tiered_topic_is_guarded_against_what_would_end_its_tiering(benc
     assert codes_of(response) == {"ruled": 0}
 
 
-async def test_what_cannot_be_checked_or_recorded_is_to_be_tried_again(bench: Bench) -> None:
+async def test_configs_that_cannot_be_checked_or_recorded_are_retriable(bench: Bench) -> None:
     bench.brokers.is_reachable = False
     request = incremental({"orders": [(ENABLE, 0, "true")]})
     assert codes_of((await alter(bench, request))[1]) == {"orders": 7}

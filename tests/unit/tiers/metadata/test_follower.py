@@ -64,7 +64,7 @@ async def test_a_loss_of_records_is_seen_by_a_look_at_the_end_alone(cluster: Clu
     await asyncio.wait([looking])
 
 
-async def test_what_is_read_while_the_end_is_asked_for_is_no_loss_of_records(
+async def test_records_read_while_the_end_is_asked_for_are_no_loss(
     cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.logs[0] = finished(1, 0)

@@ -89,7 +89,7 @@ async def test_an_upgraded_process_sees_what_it_had_not_understood(
         assert [each.start_offset for each in after.state.list_remote_log_segments(PARTITION)] == [0, 20]
 
 
-async def test_what_stood_there_before_is_not_fresh_from_then_on(cluster: Cluster, following: Following) -> None:
+async def test_records_from_before_are_not_fresh_from_then_on(cluster: Cluster, following: Following) -> None:
     cluster.logs = {0: finished(1, 0), 1: []}
     assert await following.poll()
     assert following.follower.is_fresh(0, 60_000)

@@ -126,7 +126,7 @@ async def test_a_saved_state_is_compared_with_the_topic_before_it_is_believed(cl
     state.close()
 
 
-async def test_what_was_read_before_a_new_start_counts_too(cluster: Cluster, tmp_path: Path) -> None:
+async def test_records_read_before_a_new_start_count_too(cluster: Cluster, tmp_path: Path) -> None:
     """From offset 0 every Fetch is whole."""
     state = open_state(tmp_path)
     before = Following(cluster, state)

@@ -109,7 +109,7 @@ def live(plan: PartitionPlan) -> list[tuple[int, int]]:
     return [(each.start_offset, each.end_offset) for each in plan.segments]
 
 
-def test_what_the_manifest_accepts_is_live_and_what_it_calls_dead_is_not(store: Store) -> None:
+def test_accepted_segments_are_live_and_segments_called_dead_are_not(store: Store) -> None:
     first, second, dead = store.holds(0, 9), store.holds(10, 19), store.holds(10, 14)
     store.manifest(first, second, log_start=3, dead=(dead,))
     plan = store.plan()
@@ -119,7 +119,7 @@ def test_what_the_manifest_accepts_is_live_and_what_it_calls_dead_is_not(store: 
     assert len(plan.dropped) == 1
 
 
-def test_what_came_after_the_manifest_continues_it(store: Store) -> None:
+def test_segments_after_the_manifest_continue_it(store: Store) -> None:
     store.manifest(store.holds(0, 9))
     later = store.holds(10, 19)
     store.holds(10, 19, content=bytes((later.segment_id.id.int,)))
@@ -220,7 +220,7 @@ def test_where_nothing_is_left_the_log_start_stays_for_the_owner_to_move(store: 
     assert "all 2 segments that the manifest names are gone" in plan.notes[0]
 
 
-def test_what_came_after_the_manifest_continues_what_is_gone(store: Store) -> None:
+def test_segments_after_the_manifest_continue_deleted_ones(store: Store) -> None:
     gone = store.holds(0, 9)
     store.manifest(gone)
     later = store.holds(10, 19)

@@ -119,7 +119,7 @@ def test_the_fields_are_those_of_the_value(taken: list[tuple[str, object, object
             assert stored(value).metadata == value
 
 
-def test_what_changes_on_the_way_is_seen_from_the_next_piece_on(state: RemoteLogMetadataStateWriter) -> None:
+def test_a_change_during_a_listing_is_seen_from_the_next_piece_on(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     small = [segment(number + 1, number * 10, number * 10 + 9) for number in range(600)]
     for each in small:

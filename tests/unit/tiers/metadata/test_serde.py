@@ -152,7 +152,7 @@ def test_a_gap_keeps_its_bytes_and_what_is_none_is_an_error() -> None:
     ("record_type", "api_key"),
     [(LogDivergenceUpdate, "f007"), (TopicDeletionUpdate, "d00f"), (TopicMissingUpdate, "d10f")],
 )
-def test_what_says_all_by_its_partition_keeps_its_bytes(
+def test_a_record_without_fields_of_its_own_keeps_its_bytes(
     record_type: type[LogDivergenceUpdate | TopicDeletionUpdate | TopicMissingUpdate], api_key: str
 ) -> None:
     update = record_type(PARTITION, "proxy-1", 1700000001234)

@@ -65,7 +65,7 @@ def test_a_clamp_before_the_first_record_cuts_all_of_it(state: RemoteLogMetadata
     assert state.remote_end_offset(PARTITION) == 149
 
 
-def test_what_lies_below_a_clamp_tells_of_it_for_as_long_as_it_is_there(state: RemoteLogMetadataStateWriter) -> None:
+def test_segments_below_a_clamp_tell_of_it_as_long_as_they_exist(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     long, head = segment(1, 0, 199), segment(2, 0, 49)
     for each in (long, head):

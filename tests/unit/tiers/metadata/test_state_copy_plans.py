@@ -38,7 +38,7 @@ def test_every_attempt_at_a_tile_has_its_own_name_in_the_plan() -> None:
     assert [one.segment_id for one in PLAN.announced()] == ids
 
 
-def test_what_a_plan_announces_was_begun_until_it_ends(state: RemoteLogMetadataStateWriter) -> None:
+def test_segments_that_a_plan_announces_count_as_begun_until_it_ends(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     topic.put(PLAN)
     assert listed(state) == [(100, 149, State.COPY_SEGMENT_STARTED)] * 2 + [(150, 169, State.COPY_SEGMENT_STARTED)] * 2
@@ -49,7 +49,7 @@ def test_what_a_plan_announces_was_begun_until_it_ends(state: RemoteLogMetadataS
     assert state.partitions() == []
 
 
-def test_what_was_committed_of_a_plan_outlives_it(state: RemoteLogMetadataStateWriter) -> None:
+def test_the_committed_segments_of_a_plan_outlive_it(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     measured = replace(SECOND, segment_size_bytes=5_000)
     topic.put(PLAN, measured, to(SECOND, State.COPY_SEGMENT_FINISHED), PLAN)

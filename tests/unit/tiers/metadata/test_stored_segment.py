@@ -62,7 +62,7 @@ def test_an_answer_says_where_the_segment_ends(segment: RemoteLogSegmentMetadata
 
 
 @given(segments, st.sampled_from(RemoteLogSegmentState), st.none() | st.binary(max_size=20), int64s)
-def test_what_is_changed_as_it_is_stored_is_as_if_it_were_changed_first(
+def test_a_change_in_the_stored_form_equals_a_change_before_storing(
     segment: RemoteLogSegmentMetadata, state: RemoteLogSegmentState, custom_metadata: bytes | None, at_ms: int
 ) -> None:
     update = RemoteLogSegmentMetadataUpdate(segment.segment_id, 7, at_ms, state, custom_metadata)

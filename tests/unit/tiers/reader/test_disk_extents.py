@@ -188,7 +188,7 @@ async def test_a_part_on_the_disk_is_not_held_back_by_the_store(tier: RemoteTier
         assert (await read(reader, 0, 5000))[0] == b"".join(batches)[: index.chunks()[0].log_bytes]
 
 
-async def test_what_is_encrypted_in_the_store_is_encrypted_on_the_disk(tmp_path: Path) -> None:
+async def test_extents_of_an_encrypted_store_are_encrypted_on_the_disk(tmp_path: Path) -> None:
     async with workbench(tmp_path) as bench:
         bench.services = replace(bench.services, key_ring=RING)
         bench.restart()

@@ -60,7 +60,7 @@ async def test_above_a_quota_a_read_is_empty_until_the_window_has_passed(tmp_pat
     assert quotas.throttled_count >= 2
 
 
-async def test_what_is_not_remote_is_said_above_the_quota_too(tmp_path: Path) -> None:
+async def test_an_offset_that_is_not_remote_is_reported_above_the_quota_too(tmp_path: Path) -> None:
     tier = RemoteTier(tmp_path)
     await tier.fill(P0, segments=1, batches=20)
     await tier.rlmm.put_log_start(P0, user_log_start(50))

@@ -25,7 +25,7 @@ def test_markers_say_how_a_transaction_ended() -> None:
     assert end_transaction_marker(MARKER, only(MARKER)) == EndTransactionMarker(4000, 25, True, 7)
 
 
-def test_what_is_no_marker_says_nothing() -> None:
+def test_a_batch_that_is_no_marker_says_nothing() -> None:
     emptied = build_batch(25, [], producer_id=4000, transactional=True, control=True)
     leader_change = build_batch(25, [record(25, key=b"\x00\x00\x00\x02", value=b"any")], control=True)
     for log in (emptied, leader_change):

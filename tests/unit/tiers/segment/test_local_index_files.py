@@ -45,7 +45,7 @@ def a_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_what_was_appended_is_found_then_and_by_a_later_process(tmp_path: Path) -> None:
+def test_appended_entries_are_found_at_once_and_by_a_later_process(tmp_path: Path) -> None:
     files = filled(tmp_path)
     for reader in (files, LocalIndexFiles.existing(tmp_path, 100)):
         assert (reader.base_offset, reader.last_offset) == (100, 1019)

@@ -60,7 +60,7 @@ def test_a_merged_segment_equals_one_that_was_copied_at_once(acts: list[tuple[in
 ACTS_OF_TWO = [(1, "data"), (1, "plain"), (1, "elected"), (1, "plain"), (1, "abort"), (1, "plain")]
 
 
-def test_what_knows_less_than_the_segment_before_it_is_not_merged_with_it(tmp_path: Path) -> None:
+def test_a_segment_with_less_knowledge_is_not_merged_with_its_predecessor(tmp_path: Path) -> None:
     earlier, later = map(indexes_of, copied(tmp_path, log_of(ACTS_OF_TWO), [2, 5]))
     assert why_not_continued(earlier, later) is None
     assert why_not_continued(later, earlier) == "offsets from 9 on are missing or occur twice"

@@ -25,6 +25,6 @@ def test_look_up_gives_the_greatest_entry_at_or_below_the_offset() -> None:
 
 
 @pytest.mark.parametrize("damaged", [GOLDEN[:-1], GOLDEN + GOLDEN[:8], GOLDEN[8:] + GOLDEN[:8], b"\xff" * 8])
-def test_what_does_not_increase_is_corrupt(damaged: bytes) -> None:
+def test_entries_that_do_not_increase_are_corrupt(damaged: bytes) -> None:
     with pytest.raises(CorruptSegmentError):
         decode_offset_index(1000, damaged)

@@ -32,7 +32,7 @@ def test_the_snapshot_of_the_specification() -> None:
 
 
 @given(ENTRIES)
-def test_what_is_written_is_read(entries: tuple[ProducerStateEntry, ...]) -> None:
+def test_a_written_snapshot_is_read_back(entries: tuple[ProducerStateEntry, ...]) -> None:
     assert decode_producer_snapshot(encode_producer_snapshot(entries)) == entries
 
 

@@ -68,7 +68,7 @@ def test_another_epoch_forgets_the_sequences_of_the_one_before() -> None:
     assert state.entries(T) == (ProducerStateEntry(A, 2, 1, 12, 1, T, 7, 11),)
 
 
-def test_what_is_taken_over_goes_on() -> None:
+def test_a_producer_state_that_is_taken_over_goes_on() -> None:
     whole, first = ProducerState(), ProducerState()
     for state in (whole, first):
         state.on_data_batch(batch(A, 0, 9, is_transactional=True))

@@ -65,7 +65,7 @@ def rebuilt_of(log: bytes, segment: RemoteLogSegmentMetadata, stored: IndexesObj
     chunk_bytes=st.sampled_from([1, 3000, 1 << 20]),
     reported=st.booleans(),
 )
-def test_what_the_builder_makes_is_what_the_log_gives(
+def test_the_builder_makes_the_indexes_that_the_log_gives(
     steps: list[tuple[str, int, int, int, int, int]], base: int, chunk_bytes: int, reported: bool
 ) -> None:
     offset, epoch, appends, records = base, 0, [], 0

@@ -217,7 +217,7 @@ def test_log_append_time_is_every_records_timestamp(path: Path) -> None:
     assert (chunk.first_timestamp_ms, chunk.max_timestamp_ms) == (9000, 9000)
 
 
-def test_what_int32_cannot_hold_is_refused_before_it_is_written(path: Path) -> None:
+def test_a_size_beyond_int32_is_refused_before_it_is_written(path: Path) -> None:
     builder = SegmentBuilder(path, 0, no_time)
     builder.append(batch_of(0, 1), ())
     with pytest.raises(SegmentOverflowError):

@@ -24,6 +24,6 @@ def test_look_up_gives_the_greatest_entry_at_or_below_the_timestamp() -> None:
 
 
 @pytest.mark.parametrize("damaged", [GOLDEN[:-1], GOLDEN + GOLDEN[:12], GOLDEN[12:] + GOLDEN[:12], b"\xff" * 12])
-def test_what_does_not_increase_is_corrupt(damaged: bytes) -> None:
+def test_entries_that_do_not_increase_are_corrupt(damaged: bytes) -> None:
     with pytest.raises(CorruptSegmentError):
         decode_time_index(1000, damaged)

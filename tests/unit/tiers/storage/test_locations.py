@@ -114,7 +114,7 @@ async def test_a_removed_location_is_named_and_is_no_missing_object(root: Path) 
     assert sorted(objects(root, "east")) == [".indexes", ".log"]
 
 
-async def test_what_a_copy_without_a_record_left_is_deleted_wherever_it_lies(root: Path) -> None:
+async def test_leftovers_without_a_record_are_deleted_at_each_location(root: Path) -> None:
     async with stores(root, EAST) as storage:
         metadata = await copied(storage, root)
     async with stores(root, EAST | {"weight": 0}, WEST) as storage:
@@ -152,7 +152,7 @@ async def test_topics_have_locations_of_their_own_and_home_takes_the_others(root
         (RemoteStorageError("403"), RemoteStorageError),
     ],
 )
-async def test_what_a_copy_left_is_deleted_wherever_it_can_be(
+async def test_the_leftovers_of_a_copy_are_deleted_at_each_reachable_location(
     root: Path, error: RemoteStorageError, raised: type[RemoteStorageError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stores(root, EAST, WEST) as storage:

@@ -86,7 +86,7 @@ def test_no_partitions_prefix_is_anothers(topic: UUID, partition: int) -> None:
     assert not partition_prefix("c", longer).startswith(partition_prefix("c", TopicIdPartition(topic, partition)))
 
 
-def test_what_is_no_segments_key() -> None:
+def test_other_keys_are_not_keys_of_segments() -> None:
     key = log_key("c", metadata(PARTITION, UUID_ONE, 0, 9))
     wrong_entropy = ("0000" if key[:4] != "0000" else "0001") + key[4:]
     for other in ("", "manifest.json", key + ".tmp", "x/" + key, key.replace(".log", ".txt"), wrong_entropy):

@@ -122,7 +122,7 @@ async def answering(answer: bytes) -> AsyncIterator[S3Downloader]:
         (b"", RetriableRemoteStorageError),
     ],
 )
-async def test_what_is_no_answer_to_the_range_is_no_data(answer: bytes, expected: type[RemoteStorageError]) -> None:
+async def test_an_answer_to_another_range_is_no_data(answer: bytes, expected: type[RemoteStorageError]) -> None:
     async with answering(answer) as downloader:
         with pytest.raises(RemoteStorageError) as raised:
             await downloader.get("k", 2, 6)

@@ -7,7 +7,7 @@ from tiers.storage.settings import read_flag, read_number, read_settings
 DEFAULTS = {"bucket": None, "timeout.ms": "30000", "path.style": "false"}
 
 
-def test_what_is_given_wins_over_the_default() -> None:
+def test_a_given_setting_wins_over_the_default() -> None:
     values = read_settings("s3", {"bucket": "b", "timeout.ms": "5"}, DEFAULTS)
     assert values == {"bucket": "b", "timeout.ms": "5", "path.style": "false"}
     assert read_number(values, "timeout.ms", 1) == 5

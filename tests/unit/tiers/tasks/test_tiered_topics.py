@@ -118,7 +118,7 @@ async def test_a_topic_that_cannot_be_tiered_is_refused_once_with_the_reason(
     assert [line.getMessage() for line in caplog.records] == ["a topic cannot be tiered"]
 
 
-async def test_what_cannot_be_tiered_and_only_matches_a_pattern_is_no_error(
+async def test_an_unfit_topic_that_only_matches_a_pattern_is_no_error(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("state", 1, DELETE | {"cleanup.policy": "compact"})

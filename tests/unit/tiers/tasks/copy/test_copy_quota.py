@@ -70,7 +70,7 @@ async def test_a_read_that_fails_uses_nothing_up(bench: Workbench, quota: RateQu
     assert quota.throttle_ms() == 0
 
 
-async def test_what_is_old_enough_is_copied_though_the_quota_is_used_up(bench: Workbench, quota: RateQuota) -> None:
+async def test_old_segments_are_copied_although_the_quota_is_used_up(bench: Workbench, quota: RateQuota) -> None:
     while not bench.copy_task.local_only_bytes:
         bench.now_ms += 1000
         await bench.copy()

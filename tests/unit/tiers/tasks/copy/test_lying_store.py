@@ -113,7 +113,7 @@ async def test_readers_try_again_and_are_served_later(lie: Lie, tmp_path: Path) 
         await life.model.read_all(reader, 0, life.log.log_start_offset)
 
 
-async def test_what_is_cut_short_in_the_middle_of_a_read_is_never_served(tmp_path: Path) -> None:
+async def test_an_object_that_shrinks_during_a_read_is_never_served(tmp_path: Path) -> None:
     async with lived(tmp_path, EXPIRING) as life, life.process.reader() as reader:
         segment = life.process.metadata.remote_log_segment_metadata(PARTITION, 0)
         assert segment is not None

@@ -118,7 +118,7 @@ async def test_a_missing_key_is_named_for_the_segment(stored: Stored) -> None:
         assert "add it to [encryption.keys]" in found.what
 
 
-async def test_what_may_pass_is_asked_again_but_not_for_ever() -> None:
+async def test_a_passing_error_is_retried_but_not_for_ever() -> None:
     asked = 0
 
     async def fails(times: int) -> str:

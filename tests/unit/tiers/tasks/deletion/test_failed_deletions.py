@@ -163,7 +163,7 @@ async def test_a_store_that_is_down_is_left_alone_after_three_failures(bench: Wo
     assert store.asked[3:] == [one.start_offset for one in bench.segments[3:6]]
 
 
-def test_what_is_no_failed_deletion_is_an_error() -> None:
+def test_a_record_that_is_no_failed_deletion_is_an_error() -> None:
     for raw in (b"?", b"{}", b"[]", b"\xff"):
         with pytest.raises(RemoteLogMetadataError):
             FailedDeletion.decode(raw)

@@ -317,7 +317,7 @@ async def test_settings_are_forgotten_by_the_same_proof(bench: Workbench) -> Non
     assert bench.metadata.tier_configs == {}
 
 
-async def test_what_cannot_be_recorded_stops_no_proved_deletion(two_missing: Workbench) -> None:
+async def test_a_sighting_that_cannot_be_recorded_stops_no_proved_deletion(two_missing: Workbench) -> None:
     bench, (delay_ms, _) = two_missing, delays(two_missing)
     await bench.metadata.put_topic_deletion(OTHER.topic_id, OTHER.topic)
     task = TopicDeletionTask(bench.services, Existence(TOPIC_ID, OTHER.topic_id))

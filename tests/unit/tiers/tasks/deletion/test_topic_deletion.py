@@ -80,7 +80,7 @@ async def test_a_topic_that_is_seen_again_starts_the_delay_again(copied: Workben
     assert len(copied.finished) == 3
 
 
-async def test_what_is_recorded_after_the_deletion_ended_goes_too(copied: Workbench) -> None:
+async def test_segments_recorded_after_the_deletion_ended_are_deleted_too(copied: Workbench) -> None:
     existence = Existence(PARTITION.topic_id)
     task = TopicDeletionTask(copied.services, existence)
     await task.run()

@@ -59,7 +59,7 @@ async def test_the_end_that_another_leader_replaced_is_cut_off_and_copied_again(
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 1
 
 
-async def test_what_is_cut_off_leaves_no_epoch_in_later_segments(bench: Workbench) -> None:
+async def test_records_that_were_cut_off_leave_no_epoch_in_later_segments(bench: Workbench) -> None:
     await copied(bench, 3)
     bench.log.leader_epoch = 1
     await copied(bench, 3)

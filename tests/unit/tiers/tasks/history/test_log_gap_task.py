@@ -91,7 +91,7 @@ async def test_a_gap_moves_no_log_start_and_deletes_nothing(bench: Workbench) ->
     assert bench.log.trims == []
 
 
-async def test_what_lies_behind_a_gap_is_trimmed_as_ever(bench: Workbench) -> None:
+async def test_records_behind_a_gap_are_trimmed_as_ever(bench: Workbench) -> None:
     await with_removed_records(bench)
     await until_recorded(bench)
     await bench.copy_all()
@@ -126,7 +126,7 @@ async def test_a_deletion_that_is_recorded_late_is_no_gap(bench: Workbench) -> N
     assert alarms(bench) == 0
 
 
-async def test_what_the_broker_removed_before_the_first_copy_is_no_gap(bench: Workbench) -> None:
+async def test_records_removed_before_the_first_copy_are_no_gap(bench: Workbench) -> None:
     bench.log.append(*batches(0, 9))
     bench.log.log_start_offset = 30
     assert await copy_start(bench) == 30

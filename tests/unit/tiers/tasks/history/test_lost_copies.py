@@ -58,7 +58,7 @@ async def test_an_accepted_one_stays_in_the_store(unfinished: Workbench) -> None
     assert unfinished.finished == [(40, 69)]
 
 
-async def test_what_is_left_of_another_one_stays_in_the_store(unfinished: Workbench) -> None:
+async def test_objects_of_an_unfinished_copy_of_removed_records_stay(unfinished: Workbench) -> None:
     [copy] = unfinished.segments
     unfinished.log.log_start_offset = 40
     await unfinished.store.delete_object(indexes_key("cluster", copy))

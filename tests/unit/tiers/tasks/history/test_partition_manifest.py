@@ -464,7 +464,7 @@ async def test_a_manifest_that_cannot_be_read_may_know_more_than_no_metadata(man
         await manifests.round()
 
 
-async def test_what_was_deleted_as_it_should_be_may_be_forgotten(manifests: Manifests) -> None:
+async def test_deleted_segments_may_be_forgotten(manifests: Manifests) -> None:
     bench = manifests.bench
     await copied(bench)
     await manifests.round()
