@@ -95,10 +95,10 @@ class Oracle:
             if partition.topic.name == "__remote_log_metadata":
                 self.truth.follow(partition)
             return
-        for batch in reversed(log.batches):
-            if batch.next_offset <= expected.end:
-                break
-        for batch in log.batches:
+        first = len(log.batches)
+        while first and log.batches[first - 1].base_offset >= expected.end:
+            first -= 1
+        for batch in log.batches[first:]:
             if expected.end <= batch.base_offset and batch.next_offset <= log.high_watermark:
                 expected.commit(batch)
 
