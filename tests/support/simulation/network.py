@@ -63,6 +63,8 @@ class Network:
         self.lost_answers: dict[str, float] = {}
         """By process: how probable it is that a connection breaks instead of bringing an answer."""
         self.requests = 0
+        self.on_asking_to_trim: Callable[[str], None] = lambda name: None
+        """Called when a process sends DeleteRecords, with the name of the process."""
         self.has_wire = has_wire
         """Whether every answer is encoded and decoded."""
 
@@ -126,6 +128,8 @@ class SimConnection:
         network, loop = self._network, self._network.loop
         if self.is_closed:
             raise BrokerError(f"the connection to {self.address} is closed", retriable=True)
+        if message.API_KEY == ApiKey.DELETE_RECORDS:
+            network.on_asking_to_trim(self._name)
         answer: asyncio.Future[Any] = loop.create_future()
         self._pending[answer] = None
         message._version = version

@@ -80,6 +80,7 @@ class Simulation:
         )
         self.oracle.confirmed_s = lambda client: self.groups.confirmed_s.get(client, 0.0)
         self.apis.on_delete_records = self.oracle.trimming
+        self.network.on_asking_to_trim = self.oracle.asking_to_trim
         self.settings = self._settings()
         self.machines = [
             SimMachine(name, root, loop, self.network_rng, self.network, self.store, self._config) for name in names
