@@ -106,6 +106,13 @@ def _place(batches: list[Batch], offset: int) -> int:
     return bisect_left(batches, offset, key=_base_offset)
 
 
+def _is_copied(log: ReplicaLog, leader: ReplicaLog) -> bool:
+    """Whether a follower has all that the leader has. Most copies find nothing new but the high watermark."""
+    if log.end != leader.end or log.start != leader.start or not log.batches or not leader.batches:
+        return False
+    return log.batches[-1] is leader.batches[-1]
+
+
 def _common_end(log: ReplicaLog, leader: ReplicaLog) -> int:
     """Returns the end of the last batch that both logs have; what the leader trimmed counts as common."""
     for batch in reversed(log.batches):
@@ -285,6 +292,9 @@ class SimCluster:
     @staticmethod
     def _follow(log: ReplicaLog, leader: ReplicaLog) -> None:
         """Copies the leader's log as a follower does: first it cuts off what the leader does not have."""
+        if _is_copied(log, leader):
+            log.high_watermark = max(log.start, min(leader.high_watermark, log.end))
+            return
         if log.end < leader.start or log.start > leader.end:
             log.reset_to(leader.start)
         common = _common_end(log, leader)
