@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from tiers.config.topic_policy import TopicPolicy
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.bounds import violated_bounds
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.retention.uncopied_watch import UncopiedWatch
@@ -98,10 +97,10 @@ class PartitionWatch:
 
     def measure(self) -> None:
         metadata, metrics, partition = self._services.metadata, self._services.metrics, self._partition
-        segments = list(metadata.list_remote_log_segments(partition))
+        segments = list(metadata.stored_segments(partition))
         labels = partition.topic, str(partition.partition)
-        finished = [one for one in segments if one.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
-        cut_off = [one for one in finished if one.is_cut_off]
+        finished = [one for one in segments if one.is_finished]
+        cut_off = [one for one in finished if one.valid_end_offset < one.start_offset]
         metrics.quarantined_segments.labels(*labels).set(len(cut_off))
         metrics.quarantined_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in cut_off))
         metrics.metadata_count.labels(*labels).set(len(segments))

@@ -83,7 +83,7 @@ class SimApis:
         }
 
     def answer(self, broker: SimBroker, message: Any, client_id: str) -> Answer:
-        key = int(message.API_KEY)
+        key = message.API_KEY
         if key in _COORDINATED and broker is not self.coordinator(_COORDINATED[key]):
             if key == 12 and broker.is_cut_off:
                 stale = self.groups.stale_heartbeat(broker.node_id, message)

@@ -97,14 +97,32 @@ def _base_offset(batch: Batch) -> int:
     return batch.base_offset
 
 
+def _place(batches: list[Batch], offset: int) -> int:
+    """Returns where the first batch is that begins at `offset` or later. It is mostly the end, or the last batch."""
+    if not batches or batches[-1].base_offset < offset:
+        return len(batches)
+    if len(batches) > 1 and batches[-2].base_offset < offset:
+        return len(batches) - 1
+    return bisect_left(batches, offset, key=_base_offset)
+
+
+def _is_copied(log: ReplicaLog, leader: ReplicaLog) -> bool:
+    """Whether a follower has all that the leader has. Most copies find nothing new but the high watermark."""
+    if log.end != leader.end or log.start != leader.start or not log.batches or not leader.batches:
+        return False
+    return log.batches[-1] is leader.batches[-1]
+
+
 def _common_end(log: ReplicaLog, leader: ReplicaLog) -> int:
     """Returns the end of the last batch that both logs have; what the leader trimmed counts as common."""
     for batch in reversed(log.batches):
         if batch.next_offset <= leader.start:
             return batch.next_offset
-        place = bisect_left(leader.batches, batch.base_offset, key=_base_offset)
-        if place < len(leader.batches) and leader.batches[place][:3] == batch[:3]:
-            return batch.next_offset
+        place = _place(leader.batches, batch.base_offset)
+        if place < len(leader.batches):
+            other = leader.batches[place]
+            if other is batch or other[:3] == batch[:3]:
+                return batch.next_offset
     return min(log.end, leader.end) if not log.batches else log.batches[0].base_offset
 
 
@@ -170,7 +188,11 @@ class SimCluster:
         return topic.configs if broker.configs is None else broker.configs.get(topic.name, {})
 
     def topic_by_id(self, broker: SimBroker, topic_id: UUID) -> SimTopic | None:
-        return next((one for one in self.topics_seen_by(broker).values() if one.topic_id == topic_id), None)
+        wanted = topic_id.int
+        for topic in self.topics_seen_by(broker).values():
+            if topic.topic_id.int == wanted:
+                return topic
+        return None
 
     def view(self, broker: SimBroker, partition: SimPartition) -> View:
         if broker.views is not None and partition in broker.views:
@@ -181,13 +203,13 @@ class SimCluster:
 
     def check_leader(self, broker: SimBroker, partition: SimPartition, epoch: int | None) -> int:
         """Returns the error code with which the broker answers a request for the partition's log."""
-        view = self.view(broker, partition)
+        seen = partition if broker.views is None else self.view(broker, partition)
         if epoch is not None and epoch >= 0:
-            if epoch < view.leader_epoch:
+            if epoch < seen.leader_epoch:
                 return ErrorCode.FENCED_LEADER_EPOCH
-            if epoch > view.leader_epoch:
+            if epoch > seen.leader_epoch:
                 return ErrorCode.UNKNOWN_LEADER_EPOCH
-        return ErrorCode.NONE if view.leader == broker.node_id else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return ErrorCode.NONE if seen.leader == broker.node_id else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def elect(self, partition: SimPartition, unclean: int | None = None) -> None:
         """Elects a leader of the in-sync replicas; `unclean` names another one."""
@@ -270,12 +292,15 @@ class SimCluster:
     @staticmethod
     def _follow(log: ReplicaLog, leader: ReplicaLog) -> None:
         """Copies the leader's log as a follower does: first it cuts off what the leader does not have."""
+        if _is_copied(log, leader):
+            log.high_watermark = max(log.start, min(leader.high_watermark, log.end))
+            return
         if log.end < leader.start or log.start > leader.end:
             log.reset_to(leader.start)
         common = _common_end(log, leader)
         if common < log.end:
             log.truncate_to(max(common, log.start))
-        for batch in leader.batches[bisect_left(leader.batches, log.end, key=_base_offset) :]:
+        for batch in leader.batches[_place(leader.batches, log.end) :]:
             log.append(batch)
         log.end = max(log.end, min(leader.end, leader.start))
         log.trim_to(min(leader.start, log.end))

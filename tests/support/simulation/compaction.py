@@ -8,6 +8,8 @@ is left before it. Offsets never change: a batch keeps its first and its last of
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from functools import lru_cache
 
 import google_crc32c
 
@@ -44,13 +46,13 @@ def compact(log: ReplicaLog, end: int, now_ms: int, delete_retention_ms: int) ->
             elif batch.ends == ABORT:
                 log.aborted = [one for one in log.aborted if one.marker_offset != batch.base_offset]
             continue
-        found = records.get(batch.base_offset, [])
-        left = [
+        found = records.get(batch.base_offset, ())
+        left = tuple(
             one
             for one in found
             if last[one.key] == one.offset
             and (one.value is not None or not _is_over(log, one.offset, now_ms, delete_retention_ms))
-        ]
+        )
         if left == found and found:
             kept.append(batch)
         elif left:
@@ -62,12 +64,18 @@ def _is_over(log: ReplicaLog, offset: int, now_ms: int, delete_retention_ms: int
     return log.delete_horizons_ms.setdefault(offset, now_ms + delete_retention_ms) <= now_ms
 
 
-def _records(batch: Batch) -> list[Record]:
-    (view,) = iterate_batches(batch.data)
-    return list(read_records(batch.data, view))
+def _records(batch: Batch) -> Sequence[Record]:
+    return _records_of(batch.data)
 
 
-def _rewritten(batch: Batch, records: list[Record]) -> bytes:
+@lru_cache(maxsize=4_096)
+def _records_of(data: bytes) -> Sequence[Record]:
+    """Decodes a batch once, however often the cleaners of its replicas look at it."""
+    (view,) = iterate_batches(data)
+    return tuple(read_records(data, view))
+
+
+def _rewritten(batch: Batch, records: Sequence[Record]) -> bytes:
     (view,) = iterate_batches(batch.data)
     data = bytearray(
         build_batch(

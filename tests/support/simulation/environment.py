@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import lmdb
+from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.data_container import DataContainer
 
 from tests.support.simulation.compaction import DELETE_RETENTION_MS
@@ -28,17 +29,29 @@ _COLLECTIONS = 5
 WALL_START_MS = 1_700_000_000_000
 
 
-def _fill(message: Any, *arguments: Any, version: int | None = None, **fields: Any) -> None:
-    """Does what `DataContainer.__init__` does for a message that is never encoded."""
+def _fill(part: Any, *arguments: Any, version: int | None = None, **fields: Any) -> None:
+    """Does what `DataContainer.__init__` does for a part of a message that is never encoded."""
+    if arguments or version is not None:
+        _init(part, *arguments, version=version, **fields)
+        return
+    for name in fields:
+        setattr(part, name, fields[name])
+
+
+def _fill_message(message: Any, *arguments: Any, version: int | None = None, **fields: Any) -> None:
+    """Does the same for a message."""
+    message._header = None
     if arguments or version is not None:
         _init(message, *arguments, version=version, **fields)
         return
-    message._version = message.tags = message.unknown_tags = None
-    for name, value in fields.items():
-        setattr(message, name, value)
+    message._version = None
+    for name in fields:
+        setattr(message, name, fields[name])
 
 
 _init: Any = DataContainer.__init__
+for _class in ApiMessage.__subclasses__():  # kafka-python computes these constants at each look-up
+    _class.API_KEY, _class.max_version = _class.API_KEY, _class.max_version
 
 
 @contextmanager
@@ -70,8 +83,8 @@ def simulated_environment(loop: VirtualLoop, seed: int, *, has_wire: bool = Fals
     was_collecting = gc.isenabled()
     gc.disable()
     patches: list[Any] = [
-        patch.object(time, "monotonic_ns", lambda: int(loop.now_s * 1e9)),
-        patch.object(time, "clock_gettime_ns", lambda clock: int(loop.now_s * 1e9)),
+        patch.object(time, "monotonic_ns", lambda: loop.now_ns),
+        patch.object(time, "clock_gettime_ns", lambda clock: loop.now_ns),
         patch.object(time, "monotonic", loop.time),
         patch.object(time, "time_ns", wall_ns),
         patch.object(time, "time", lambda: wall_ns() / 1e9),
@@ -84,6 +97,7 @@ def simulated_environment(loop: VirtualLoop, seed: int, *, has_wire: bool = Fals
     if not has_wire:
         patches.append(patch.object(client, "ResponseClassRegistry", HandedOverResponses))
         patches.append(patch.object(DataContainer, "__init__", _fill))
+        patches.append(patch.object(ApiMessage, "__init__", _fill_message))
     for one in patches:
         one.start()
     try:

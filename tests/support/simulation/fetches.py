@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -33,7 +34,8 @@ class AskedFetch(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    entry: Sequence[Buffer]
+    entry: Callable[[], Sequence[Buffer]]
+    """Encodes the answer. Most attempts of a long poll find nothing new, and are never sent."""
     size: int
     ends_wait: bool
 
@@ -72,7 +74,7 @@ def _encode(asked: AskedFetch, entries: Sequence[_Answer], correlation_id: int) 
     for one, answer in zip(asked.partitions, entries, strict=True):
         if not topics or topics[-1][0] != one.topic_id:
             topics.append((one.topic_id, []))
-        topics[-1][1].append(answer.entry)
+        topics[-1][1].append(answer.entry())
     return b"".join(encode_response(asked.version, correlation_id, topics))
 
 
@@ -88,7 +90,7 @@ def _read_all(cluster: SimCluster, broker: SimBroker, asked: AskedFetch) -> list
 
 
 def _refused(asked: AskedFetch, one: AskedPartition, code: int) -> _Answer:
-    return _Answer(encode_partition(asked.version, one.partition, error_code=code), 0, True)
+    return _Answer(partial(encode_partition, asked.version, one.partition, error_code=code), 0, True)
 
 
 def _read(
@@ -125,7 +127,8 @@ def _read(
         # A broker looks for the end of the records in a sparse index, so it also names later transactions.
         found = log.aborted_between(one.offset, log.end) if records else []
         aborted = [AbortedTransaction(producer_id, first) for producer_id, first in found]
-    entry = encode_partition(
+    entry = partial(
+        encode_partition,
         asked.version,
         one.partition,
         high_watermark=log.high_watermark,

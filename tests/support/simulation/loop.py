@@ -12,11 +12,12 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Protocol
 
@@ -63,28 +64,19 @@ class NumberedTask(asyncio.Task[Any]):
         return self._number
 
 
-class _Callback:
-    """A callback that waits for its turn, with the interface of `asyncio.TimerHandle` that asyncio itself uses."""
+class _Callback(list[Any]):
+    """A callback that waits for its turn, with the interface of `asyncio.TimerHandle` that asyncio itself uses.
 
-    __slots__ = ("_arguments", "_context", "_is_cancelled", "_work", "process")
+    It is a list, since lists are made and compared quickly: when, number, work, arguments, context. Timers are in the
+    order of the first two."""
 
-    def __init__(self, work: Callable[..., object], arguments: tuple[Any, ...], context: Context) -> None:
-        self._work = work
-        self._arguments = arguments
-        self._context = context
-        self._is_cancelled = False
-        self.process = context.get(current_process)
+    __slots__ = ()
 
     def cancel(self) -> None:
-        self._is_cancelled = True
-        self._work, self._arguments = _nothing, ()
+        self[2], self[3] = None, ()
 
     def cancelled(self) -> bool:
-        return self._is_cancelled
-
-
-def _nothing() -> None:
-    return
+        return self[2] is None
 
 
 def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, context: Context | None = None) -> NumberedTask:
@@ -98,16 +90,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = START_S
+        self.now_ns = int(START_S * 1e9)
         self.world = copy_context()
         """The context of the world around the processes."""
         self.callbacks_run = 0
-        self._timers: list[tuple[float, int, _Callback]] = []
+        self._timers: list[_Callback] = []
         self._timer_numbers = count()
         self._thread_free_s: dict[int, float] = {}
         self.set_task_factory(_make_task)
         self.defect: BaseException | None = None
         """The first exception of a callback of the simulation itself."""
         self.set_exception_handler(lambda loop, context: None)
+        # A future is made for every wait, so its loop answers by calls of C functions.
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
+        self.get_debug = bool  # type: ignore[method-assign]  # it returns False
 
     def time(self) -> float:
         return self.now_s
@@ -124,7 +120,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def later(self, delay_s: float, work: Callable[..., object], *arguments: Any) -> _Callback:
         """Calls `work` in the world after the delay, whatever happens to the process that asked for it."""
-        return self.call_at(self.now_s + delay_s, work, *arguments, context=self.world)
+        made = _Callback((self.now_s + delay_s, next(self._timer_numbers), work, arguments, self.world))
+        heappush(self._timers, made)
+        return made
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -135,15 +133,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> _Callback:
-        made = _Callback(callback, args, copy_context() if context is None else context)
+        made = _Callback((0.0, 0, callback, args, copy_context() if context is None else context))
         self._ready.append(made)
         return made
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> _Callback:
-        made = _Callback(callback, args, copy_context() if context is None else context)
-        heapq.heappush(self._timers, (when, next(self._timer_numbers), made))
+        made = _Callback(
+            (when, next(self._timer_numbers), callback, args, copy_context() if context is None else context)
+        )
+        heappush(self._timers, made)
         return made
 
     def call_later(  # type: ignore[override]
@@ -155,16 +155,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Runs callbacks until the loop is stopped."""
         timers, ready = self._timers, self._ready
         while True:
-            while timers and timers[0][2]._is_cancelled:
-                heapq.heappop(timers)
+            while timers and timers[0][2] is None:
+                heappop(timers)
             if not ready and not self._stopping:
                 if not timers:
                     raise DeadlockError(f"nothing can happen any more at {self.now_s:.3f} s")
                 self.now_s = max(self.now_s, timers[0][0])
+                self.now_ns = int(self.now_s * 1e9)
             end_s = self.now_s + 1e-7
             while timers and timers[0][0] < end_s:
-                timer = heapq.heappop(timers)[2]
-                if not timer._is_cancelled:
+                timer = heappop(timers)
+                if timer[2] is not None:
                     ready.append(timer)
             for _ in range(len(ready)):
                 self._run(ready.popleft())
@@ -172,9 +173,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 return
 
     def _run(self, one: _Callback) -> None:
-        if one._is_cancelled:
+        _, _, work, arguments, context = one
+        if work is None:
             return
-        process = one.process
+        process = context.get(current_process)
         if process is not None:
             if process.is_dead:
                 process.graveyard.append(one)
@@ -184,7 +186,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 return
         self.callbacks_run += 1
         try:
-            one._context.run(one._work, *one._arguments)
+            context.run(work, *arguments)
         except Exception as error:
             self.defect = self.defect or error
 

@@ -25,7 +25,8 @@ from tests.support.simulation.loop import VirtualLoop
 from tiers.broker.sasl import SaslCredentials
 from tiers.errors import BrokerError
 
-_FETCH = int(ApiKey.FETCH)
+_FASTEST_S = 0.0002
+_SPREAD_S = 0.002 - _FASTEST_S
 
 
 class HandedOver(NamedTuple):
@@ -62,12 +63,14 @@ class Network:
         self.lost_answers: dict[str, float] = {}
         """By process: how probable it is that a connection breaks instead of bringing an answer."""
         self.requests = 0
+        self.on_asking_to_trim: Callable[[str], None] = lambda name: None
+        """Called when a process sends DeleteRecords, with the name of the process."""
         self.has_wire = has_wire
         """Whether every answer is encoded and decoded."""
 
     def delay_s(self, name: str, broker: SimBroker) -> float:
         slow_ms = self.slow_ms.get(name, 0) + broker.slow_ms
-        delay_s = self.rng.uniform(0.0002, 0.002)
+        delay_s = _FASTEST_S + _SPREAD_S * self.rng.random()
         return delay_s + (self.rng.random() ** 3 * slow_ms / 1000 if slow_ms else 0)
 
     def is_cut(self, name: str, node: int) -> bool:
@@ -125,9 +128,11 @@ class SimConnection:
         network, loop = self._network, self._network.loop
         if self.is_closed:
             raise BrokerError(f"the connection to {self.address} is closed", retriable=True)
+        if message.API_KEY == ApiKey.DELETE_RECORDS:
+            network.on_asking_to_trim(self._name)
         answer: asyncio.Future[Any] = loop.create_future()
         self._pending[answer] = None
-        message.API_VERSION = version
+        message._version = version
         if network.has_wire:
             message.with_header(correlation_id=0, client_id=self._name)
         sent_at_s = loop.now_s
@@ -169,7 +174,7 @@ class SimConnection:
         if network.has_wire:
             message = type(message).decode(message.encode(version=version), version=version)
         served: Any
-        if int(message.API_KEY) == _FETCH:
+        if message.API_KEY == ApiKey.FETCH:
             served = fetch(network.cluster, self._broker, _asked(message, version), 0)
         else:
             served = network.apis.answer(self._broker, message, self._name)

@@ -125,6 +125,8 @@ class ReplicaLog:
     @property
     def last_stable_offset(self) -> int:
         """Where the first transaction begins that has no marker below the high watermark."""
+        if not self.ended and not self.still_open:
+            return max(self.high_watermark, self.start)
         if self.ended:
             self.ended = [one for one in self.ended if one[1] >= self.high_watermark]
         unstable = min([self.high_watermark, *self.still_open.values(), *(first for first, _ in self.ended)])
@@ -198,6 +200,8 @@ class ReplicaLog:
 
     def read(self, offset: int, bound: int, max_bytes: int, min_one: bool) -> tuple[bytes, int]:
         """Returns the batches from the one of `offset` on below `bound`, and the offset behind them."""
+        if not self.batches or self.batches[-1].next_offset <= offset:
+            return b"", offset
         out: list[bytes] = []
         size, next_offset = 0, offset
         place = bisect_left(self.batches, offset + 1, key=lambda one: one.next_offset)

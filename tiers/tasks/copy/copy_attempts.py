@@ -33,8 +33,8 @@ def unfinished_segments(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition, min_offset: int = 0
 ) -> list[RemoteLogSegmentMetadata]:
     """Returns the segments that are neither readable nor gone, and that end at `min_offset` or later."""
-    segments = metadata.list_remote_log_segments(partition, min_offset)
-    return [one for one in segments if one.state in _UNFINISHED]
+    segments = metadata.stored_segments(partition, min_offset)
+    return [one.metadata for one in segments if one.state in _UNFINISHED]
 
 
 def unfinished_attempts(
