@@ -48,7 +48,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.last_active_s = 0.0
         self.relays_blindly = False
         self.is_full = False
-        """The client does not read. Until it does, no further response begins, so that none is built in vain."""
+        """The client does not read. Until it does, no further response begins, neither the broker's nor the proxy's."""
         self._context = context
         self._endpoint = endpoint
         self._registry = registry
@@ -68,6 +68,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._is_closing = False
         self._close_cause = "client"
         self._timer: asyncio.TimerHandle | None = None
+        self._again: asyncio.Handle | None = None
+        """The next turn of `advance`, in which stashed requests go on."""
 
     @property
     def node_id(self) -> int | None:
@@ -104,13 +106,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         try:
             self._reader.read(data)
-            self._advance()
         except Exception as error:
             self.fail("client", error)
+            return
+        self.advance()
 
     def eof_received(self) -> bool:
         self._has_ended = True
-        self._advance()
+        self.advance()
         if self._transport is not None and self._transport.get_extra_info("ssl_object") is not None:
             return False  # asyncio's TLS does not support half-closed connections
         if not self._is_closing:
@@ -145,25 +148,37 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self._outlet.on_drained():
             return
         self.is_full = False
-        if self._upstream is not None:
+        self.commit_answers(aliases_pool=False)
+        if self._upstream is not None and not self.is_full:
             self._upstream.unblock()
             if not self.is_full:
                 self._upstream.gate.resume(PEER_IS_FULL)
+        self.advance()
 
     def _must_wait(self) -> bool:
         """Returns whether the next request must wait, and then pauses reading until the request may go on."""
+        if self._may_go_on():
+            return False
         if self._is_draining:
             self._gate.pause(DRAINING)
-            return True
-        if self._upstream is None or self._upstream_is_gone:
+        elif self._upstream is None or self._upstream_is_gone:
             self._gate.pause(NOT_CONNECTED)
             if self._connecting is None:
                 self._connecting = self._context.spawn(self._connect())
-            return True
-        if self.queue.is_full or self._reader.awaits_raw_tokens or self._reader.is_preparing:
+        else:
             self._gate.pause(OUT_OF_TURN)
-            return True
-        return False
+        return True
+
+    def _may_go_on(self) -> bool:
+        """Returns whether the next request may begin."""
+        return not (
+            self._upstream is None
+            or self._upstream_is_gone
+            or self._is_draining
+            or self.queue.is_full
+            or self._reader.awaits_raw_tokens
+            or self._reader.is_preparing
+        )
 
     def try_forward(self, slot: Slot, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         return None if self._upstream_is_gone or self._is_closing else self._reader.try_forward(slot, frame)
@@ -182,11 +197,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         finally:
             slot.task = None
-        if self._is_closing or self._upstream_is_gone:
-            self._advance()
-            return
-        self._reader.send_prepared(slot, action)
-        self.unblock()
+        if not self._is_closing and not self._upstream_is_gone:
+            self._reader.send_prepared(slot, action)
+        self.advance()
 
     async def _connect(self) -> None:
         try:
@@ -199,7 +212,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             upstream.close()
             return
         self._upstream = self._reader.upstream = upstream
-        self.unblock()
+        self.advance()
 
     def pause_requests(self) -> None:
         """Pauses reading from the client, because the broker does not read."""
@@ -207,24 +220,6 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def resume_requests(self) -> None:
         self._gate.resume(PEER_IS_FULL)
-
-    def unblock(self) -> None:
-        """Processes stashed requests, up to the first that must wait."""
-        if self._is_closing:
-            return
-        try:
-            if self.relays_blindly:
-                if (raw := self._reader.take_stash()) and self._upstream is not None:
-                    self._upstream.send(raw, aliases_pool=False)
-            else:
-                self._reader.read_stashed()
-        except Exception as error:
-            self.fail("client", error)
-            return
-        if not self._reader.has_stash:
-            self._gate.resume(NOT_CONNECTED)
-            self._gate.resume(OUT_OF_TURN)
-        self._advance()
 
     def on_authentication(self) -> None:
         self.connection_id = next(_connection_ids)
@@ -247,7 +242,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def on_upstream_gone(self) -> None:
         self._upstream_is_gone = True
-        self._advance()
+        self.advance()
 
     def emit(self, buffers: Buffers) -> None:
         """Queues bytes of the response whose turn it is. They leave with the next `commit_answers`."""
@@ -263,7 +258,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._reader.is_authenticated = True
         if slot.raw_tokens_after != 0:
             self._begin_raw_tokens(slot.raw_tokens_after)
-        if slots and slots[0].answer is not None:
+        if not self.is_full:
             self._emit_answers()
 
     def on_held(self, slot: Slot, response: memoryview) -> None:
@@ -274,7 +269,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             slot.runs(self._context.spawn(self._finish(slot, result)), result)
             return
         slot.answer = result
-        self._emit_answers()
+        if not self.is_full:
+            self._emit_answers()
 
     async def _finish(self, slot: Slot, answer: Coroutine[None, None, Buffers]) -> None:
         try:
@@ -292,9 +288,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.commit_answers(aliases_pool=False)
         if self._upstream is not None:
             self._upstream.unblock()
-        self._advance()
+        self.advance()
 
     def _emit_answers(self) -> None:
+        """Queues the complete answers whose turn it is. While the client does not read, the callers leave them waiting:
+        the queue is then full in the end, and the connection no longer reads from the client."""
         for slot in self.queue.take_answered():
             assert slot.answer is not None
             self._to_client.append(frame_length(*slot.answer))
@@ -304,8 +302,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._observe(slot)
 
     def commit_answers(self, *, aliases_pool: bool) -> None:
-        slots = self.queue.slots
-        if slots and slots[0].answer is not None:
+        if not self.is_full:
             self._emit_answers()
         self._flush(aliases_pool=aliases_pool)
 
@@ -323,16 +320,38 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._context.metrics.observe(slot.api_key, slot.tier, self._loop.time() - slot.started_s)
 
     def advance(self) -> None:
-        """Continues after responses have left: processes requests that waited for room, and closes if it is time."""
-        if self._reader.has_stash and not self.queue.is_full:
-            self.unblock()
-        else:
-            self._advance()
+        """Continues as far as possible: answers leave, then requests that waited go on, then the connection may close.
 
-    def _advance(self) -> None:
+        Whatever ends a wait calls this: a response, an answer, a drained client, a connected broker."""
+        self._again = None
         self.commit_answers(aliases_pool=False)
         if self._is_closing:
             return
+        if self._reader.has_stash and self._may_go_on():
+            self._read_stashed()
+        if not self._reader.has_stash:
+            self._gate.resume(NOT_CONNECTED | OUT_OF_TURN)
+        self._close_if_done()
+
+    def _read_stashed(self) -> None:
+        """Processes stashed requests, up to the first that must wait.
+
+        Requests that the proxy answered itself wait for nothing. The next ones go on in the loop's next turn, so that
+        a read of many requests holds up no other connection."""
+        try:
+            if self.relays_blindly:
+                if (raw := self._reader.take_stash()) and self._upstream is not None:
+                    self._upstream.send(raw, aliases_pool=False)
+            else:
+                self._reader.read_stashed()
+        except Exception as error:
+            self.fail("client", error)
+            return
+        self.commit_answers(aliases_pool=False)
+        if self._reader.has_stash and self._may_go_on() and self._again is None:
+            self._again = self._loop.call_soon(self.advance)
+
+    def _close_if_done(self) -> None:
         slots = self.queue.slots
         upstream = self._upstream
         if self._upstream_is_gone:
@@ -392,7 +411,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._is_closing:
             return
         log_failure(logger, peer, error, self._who())
-        self.commit_answers(aliases_pool=True)
+        self._emit_answers()
+        self._flush(aliases_pool=True)
         self.close("protocol_error" if isinstance(error, ProtocolError) else "handler_error")
 
     def _who(self) -> dict[str, object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Protocol
 
 from protocol.primitives import Buffer
@@ -139,9 +139,11 @@ class ResponseQueue:
     def push_answered(self, slot: Slot) -> None:
         self.slots.append(slot)
 
-    def take_answered(self) -> list[Slot]:
+    def take_answered(self) -> Sequence[Slot]:
         """Removes and returns the slots at the head whose answers may leave now, in order."""
         slots = self.slots
+        if not slots or slots[0].answer is None:
+            return ()
         taken: list[Slot] = []
         while slots and slots[0].answer is not None:
             taken.append(slots.popleft())

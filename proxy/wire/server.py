@@ -124,6 +124,10 @@ class ProxyServer:
     def open_connections(self) -> int:
         return len(self._connections)
 
+    @property
+    def connections(self) -> Sequence[ClientConnection]:
+        return list(self._connections)
+
     def listen(self, host: str, port: int, endpoint: BrokerEndpoint) -> Address:
         """Binds a listener now and returns its address. Accepting starts with the event loop's next turn.
 

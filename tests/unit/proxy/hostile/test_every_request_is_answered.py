@@ -1,0 +1,137 @@
+"""Every request of a pipelining client is answered, in order: whatever the limit, the splits and the broker's pace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.config import LimitsConfig
+from proxy.wire.exchange import Answer, CutThrough, Exchange, Forward, Handler, HandlerState, Prepare
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
+from tests.support.proxy.proxy_harness import PATIENT, AnsweringHandler, ForwardingHandler, proxy_before, reply
+
+ANSWERED, HELD, LATE, PREPARED, STREAMED, SILENT = 40, 41, 42, 43, 44, 45
+KINDS = (OPAQUE, ANSWERED, HELD, LATE, PREPARED, STREAMED, SILENT)
+BODY = b"a response that is longer than what is held"
+
+
+class PreparedLater:
+    """Forwards the request after some turns of the loop."""
+
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+        async def forward() -> Forward:
+            for _ in range(self._turns):
+                await asyncio.sleep(0)
+            return Forward(exchange.request.frame)
+
+        _, state = ForwardingHandler(lambda _, held: (bytes(held),)).on_request(exchange)
+        return Prepare(forward), state
+
+
+class Silent:
+    """A request without a response."""
+
+    def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+        return CutThrough(no_response=True), None
+
+
+def handlers(turns: int) -> Mapping[int, Handler]:
+    async def late(exchange: Exchange, held: memoryview) -> Sequence[bytes]:
+        for _ in range(exchange.request.correlation_id % 3 * turns):
+            await asyncio.sleep(0)
+        return (bytes(held),)
+
+    return {
+        ANSWERED: AnsweringHandler(BODY),
+        HELD: ForwardingHandler(lambda _, held: (bytes(held),)),
+        LATE: ForwardingHandler(late),
+        PREPARED: PreparedLater(turns),
+        STREAMED: ForwardingHandler(lambda exchange, _: reply(exchange, b"held"), hold_bytes=8),
+    }
+
+
+async def converse(kinds: Sequence[int], max_in_flight: int, cuts: Sequence[int], pace: int, turns: int) -> None:
+    limits = PATIENT.model_copy(update={"max_in_flight": max_in_flight})
+    stream = b"".join(frame(request(kind, 1, number)) for number, kind in enumerate(kinds))
+    at_broker = [number for number, kind in enumerate(kinds) if kind != ANSWERED]
+    answered = [number for number, kind in enumerate(kinds) if kind != SILENT]
+
+    arrived: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def receive(upstream: Wire) -> None:
+        for number in at_broker:
+            received = await upstream.receive()
+            assert received == request(kinds[number], 1, number)
+            if kinds[number] != SILENT:
+                arrived.put_nowait(response(number, BODY))
+
+    async def answer() -> None:
+        """Answers everything that has arrived, and lets the loop turn `pace` times before each group of answers."""
+        upstream = await broker.accepted()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(receive(upstream))
+            left = sum(kinds[number] != SILENT for number in at_broker)
+            while left:
+                answers = [await arrived.get()]
+                for _ in range(pace):
+                    await asyncio.sleep(0)
+                while not arrived.empty():
+                    answers.append(arrived.get_nowait())
+                await upstream.send(*answers)
+                left -= len(answers)
+
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers=handlers(turns), prefix_handlers={SILENT: Silent()}, limits=limits) as proxy,
+        connected(proxy.port) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(answer())
+        start = 0
+        for end in sorted({*(cut % len(stream) for cut in cuts), len(stream)}):
+            await client.send_raw(stream[start:end])
+            start = end
+            await asyncio.sleep(0)
+        for number in answered:
+            assert await client.receive() == response(number, BODY)
+
+
+@given(
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=24),
+    max_in_flight=st.integers(1, 4),
+    cuts=st.lists(st.integers(0, 2_000), max_size=6),
+    pace=st.integers(0, 30),
+    turns=st.integers(0, 3),
+)
+def test_pipelined_requests_of_all_kinds_are_answered_in_order(
+    kinds: list[int], max_in_flight: int, cuts: list[int], pace: int, turns: int
+) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(converse(kinds, max_in_flight, cuts, pace, turns))
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+async def test_two_pipelined_requests_pass_a_limit_of_one(kind: int) -> None:
+    await converse([kind, kind], 1, [], 1, 1)
+
+
+async def test_more_answers_than_the_limit_in_one_read_all_leave() -> None:
+    requests = 2_000
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={ANSWERED: AnsweringHandler(b"")}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        assert requests > LimitsConfig().max_in_flight
+        await client.send(*(request(ANSWERED, 1, number) for number in range(requests)))
+        for number in range(requests):
+            assert await client.receive() == response(number)
