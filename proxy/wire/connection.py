@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import cast
 
-from protocol.api_keys import ApiKey
 from protocol.errors import ProtocolError, TlsHandshakeError
 from protocol.frame import frame_length
 from protocol.primitives import Buffer
@@ -46,7 +45,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.connection_id = next(_connection_ids)
         self.queue = ResponseQueue(context.limits.max_in_flight)
         self.last_active_s = 0.0
-        self.relays_blindly = False
         self.is_full = False
         """The client does not read. Until it does, no further response begins, neither the broker's nor the proxy's."""
         self._context = context
@@ -100,10 +98,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.last_active_s = self._loop.time()
         self._context.metrics.bytes_from_clients += nbytes
         data = self._context.buffers.current[:nbytes]
-        if self.relays_blindly:
-            if self._upstream is not None:
-                self._upstream.send([data], aliases_pool=True)
-            return
         try:
             self._reader.read(data)
         except Exception as error:
@@ -176,7 +170,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             or self._upstream_is_gone
             or self._is_draining
             or self.queue.is_full
-            or self._reader.awaits_raw_tokens
+            or self._reader.sasl.awaits_answer
             or self._reader.is_preparing
         )
 
@@ -224,22 +218,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     def on_authentication(self) -> None:
         self.connection_id = next(_connection_ids)
 
-    def _begin_raw_tokens(self, count: int | None) -> None:
-        """Begins the raw tokens that follow SaslHandshake v0 (docs/semantics.md 1.4).
-
-        The next `count` frames of the client, and the broker's answers to them, have no header. None: the number is
-        unknown. The proxy can then no longer find the requests, so it relays all bytes unread."""
-        self._reader.awaits_raw_tokens = False
-        if count is not None:
-            self._reader.raw_tokens = count
-            return
-        logger.warning(
-            "the end of the client's SASL tokens is unknown (SaslHandshake v0): the proxy relays this connection "
-            "unread, and does not rewrite broker addresses",
-            extra=self._who(),
-        )
-        self.relays_blindly = True
-
     def on_upstream_gone(self) -> None:
         self._upstream_is_gone = True
         self.advance()
@@ -254,10 +232,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         slots.popleft()
         slot.state = None
         self._observe(slot)
-        if slot.api_key == ApiKey.SASL_AUTHENTICATE:
-            self._reader.is_authenticated = True
-        if slot.raw_tokens_after != 0:
-            self._begin_raw_tokens(slot.raw_tokens_after)
         if not self.is_full:
             self._emit_answers()
 
@@ -312,10 +286,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             on_sent, self._on_sent = self._on_sent, []
             self._outlet.write(buffers, aliases_pool=aliases_pool, on_sent=on_sent)
 
-    def relay(self, data: memoryview) -> None:
-        """Sends bytes of the broker to the client unread."""
-        self._outlet.write([data], aliases_pool=True)
-
     def _observe(self, slot: Slot) -> None:
         self._context.metrics.observe(slot.api_key, slot.tier, self._loop.time() - slot.started_s)
 
@@ -339,11 +309,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         Requests that the proxy answered itself wait for nothing. The next ones go on in the loop's next turn, so that
         a read of many requests holds up no other connection."""
         try:
-            if self.relays_blindly:
-                if (raw := self._reader.take_stash()) and self._upstream is not None:
-                    self._upstream.send(raw, aliases_pool=False)
-            else:
-                self._reader.read_stashed()
+            self._reader.read_stashed()
         except Exception as error:
             self.fail("client", error)
             return
@@ -360,7 +326,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         elif (self._has_ended or self._is_draining) and not slots:
             if self._is_draining and not self._reader.is_mid_frame:
                 self.close("drained")
-            elif self._has_ended and (not self._reader.has_stash or self._reader.awaits_raw_tokens):
+            elif self._has_ended and not self._reader.has_stash:
                 self.close("client")
 
     def drain(self) -> None:
@@ -368,9 +334,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._is_draining:
             return
         self._is_draining = True
-        if self.relays_blindly:
-            self.close("drained")
-            return
         if not self._reader.is_mid_frame:
             self._gate.pause(DRAINING)
         streaming = None if self._upstream is None else self._upstream.streaming_slot

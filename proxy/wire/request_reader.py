@@ -9,24 +9,28 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine, Sequence
+from typing import cast
 
 from protocol.api_keys import ApiKey
-from protocol.errors import FrameSizeError, TruncatedError
+from protocol.errors import FrameSizeError, ProtocolError, TruncatedError
 from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES, FramePart, FrameTracker, frame_length
-from protocol.header import parse_request_head, parse_request_header
-from protocol.primitives import Buffer, read_string
+from protocol.header import parse_request_head
+from protocol.primitives import Buffer
 from proxy.wire.context import ConnectionContext
 from proxy.wire.exchange import Answer, Forward, Handler, PrefixHandler, Prepare, Request
 from proxy.wire.flow_control import owned_parts
 from proxy.wire.response_queue import ResponseQueue, Slot, SlotOwner
+from proxy.wire.sasl_exchange import AUTHENTICATION_APIS, BEFORE_AUTHENTICATION, SaslExchange
 from proxy.wire.upstream import UpstreamConnection
 
 _HEAD = struct.Struct(">hhi")
-_AUTHENTICATION = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE))
-_RAW_TOKENS = {"PLAIN": 1, "OAUTHBEARER": 1, "SCRAM-SHA-256": 2, "SCRAM-SHA-512": 2}
-"""By mechanism: how many tokens a client sends until the broker has authenticated it. GSSAPI has no fixed number."""
+_UNAUTHENTICATED_LIMIT = "limits.sasl.server.max.receive.size, the limit before authentication"
 MAX_PREFIX_BYTES = 128 * 1024
 """Enough for a client id and a transactional id, at most 32 KiB each, and the fields around them."""
+
+
+class UnauthenticatedRequestError(ProtocolError):
+    """A request before the broker has authenticated the client. A broker closes such a connection too."""
 
 
 class RequestReader:
@@ -43,11 +47,7 @@ class RequestReader:
         self.upstream: UpstreamConnection | None = None
         self.is_mid_frame = False
         """A request has begun and is not complete."""
-        self.awaits_raw_tokens = False
-        self.is_authenticated = False
-        """The broker has answered an authentication. If it refused the client, it closes the connection."""
-        self.raw_tokens = 0
-        """How many of the next frames are raw tokens."""
+        self.sasl = SaslExchange()
         self.is_preparing = False
         """The last request has its place in the queue, but has not been sent yet."""
         self._context = context
@@ -62,6 +62,8 @@ class RequestReader:
         self._partial: bytearray | None = None
         """A request that is held until it is complete, or a prefix that is held until it is long enough."""
         self._slot: Slot | None = None
+        self._handler: Handler | PrefixHandler | None = None
+        """The handler of the request that has arrived in part."""
 
     @property
     def has_stash(self) -> bool:
@@ -75,11 +77,6 @@ class RequestReader:
         """Processes stashed requests, up to the first that must wait."""
         stash, self._stash = self._stash, []
         self._process(stash, aliases_pool=False)
-
-    def take_stash(self) -> list[memoryview]:
-        """Removes and returns the stashed bytes unchanged, for a connection that is relayed unread."""
-        stash, self._stash = self._stash, []
-        return [part.data for part in stash]
 
     def abandon(self) -> None:
         """Abandons the request that the client has sent in part, because the client is gone."""
@@ -103,59 +100,66 @@ class RequestReader:
         self._commit(aliases_pool=aliases_pool)
 
     def _begin(self, part: FramePart) -> None:
-        limit = self._context.limits.max_unauthenticated_request_bytes
-        if self._context.brokers_ask_for_sasl and part.size > limit and not self.is_authenticated:
-            raise FrameSizeError(f"a request of {part.size} bytes before authentication; the limit is {limit}")
-        if self.raw_tokens:
-            self._begin_raw_token(part)
+        context = self._context
+        if self.sasl.raw_tokens_left:
+            self._begin_authentication(part, ApiKey.SASL_AUTHENTICATE, 0, 0)
             return
         if part.size < REQUEST_HEAD_BYTES:
             raise TruncatedError(f"a request of {part.size} bytes, which is too short for its header")
         api_key, api_version, correlation_id = _HEAD.unpack_from(part.data, LENGTH_BYTES)
-        context = self._context
+        if context.brokers_ask_for_sasl and not self.sasl.is_authenticated:
+            self._check_unauthenticated(part, api_key)
+        if api_key in AUTHENTICATION_APIS:
+            self._begin_authentication(part, api_key, api_version, correlation_id)
+            return
         context.metrics.requests[api_key] += 1
         slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())
-        handled = api_key in context.router.handlers
-        if not handled and api_key not in context.router.prefix_handlers:
-            if api_key in _AUTHENTICATION:
-                self._owner.on_authentication()
-                if api_key == ApiKey.SASL_HANDSHAKE and api_version == 0:
-                    slot.raw_tokens_after = _count_raw_tokens(part)
-                    self.awaits_raw_tokens = True
-            self._queue.push_sent(slot)
-            self._to_broker.append(part.data)
-            return
-        if handled and part.size > context.limits.max_held_request_bytes:
-            raise FrameSizeError(
-                f"a request of {part.size} bytes with API key {api_key}, above limits.held.request.max.bytes"
-            )
+        handler = context.router.handlers.get(api_key)
+        if handler is None:
+            self._handler = context.router.prefix_handlers.get(api_key)
+            if self._handler is None:
+                self._queue.push_sent(slot)
+                self._to_broker.append(part.data)
+                return
+        else:
+            self._handler = handler
+            _check_size(part, api_key, context.limits.max_held_request_bytes, "limits.held.request.max.bytes")
         slot.request = Request(api_key, api_version, correlation_id, b"", context.clock_ms())
         self._slot = slot
         self._examine(part.data, part.remaining)
 
-    def _begin_raw_token(self, part: FramePart) -> None:
-        self.raw_tokens -= 1
-        self._context.metrics.requests[ApiKey.SASL_AUTHENTICATE] += 1
+    def _check_unauthenticated(self, part: FramePart, api_key: int) -> None:
+        """Lets only those requests pass that a broker answers before it has authenticated the client."""
+        if api_key not in BEFORE_AUTHENTICATION:
+            raise UnauthenticatedRequestError(
+                f"a request with API key {api_key} before the client has authenticated: set security.protocol=SASL_SSL "
+                "(or SASL_PLAINTEXT) in the client"
+            )
+        _check_size(part, api_key, self._context.limits.max_unauthenticated_request_bytes, _UNAUTHENTICATED_LIMIT)
+
+    def _begin_authentication(self, part: FramePart, api_key: int, api_version: int, correlation_id: int) -> None:
+        _check_size(part, api_key, self._context.limits.max_unauthenticated_request_bytes, _UNAUTHENTICATED_LIMIT)
+        self._context.metrics.requests[api_key] += 1
         self._owner.on_authentication()
-        slot = Slot(self._owner, ApiKey.SASL_AUTHENTICATE, 0, 0, self._loop.time())
-        slot.is_raw_token = True
-        slot.hold_bytes = -1  # an answer may be empty
-        self._queue.push_sent(slot)
-        self._to_broker.append(part.data)
+        slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())
+        slot.is_raw_token = self.sasl.raw_tokens_left > 0
+        slot.request = Request(api_key, api_version, correlation_id, b"", self._context.clock_ms())
+        self._slot = slot
+        self._handler = self.sasl
+        self._examine(part.data, part.remaining)
 
     def _examine(self, frame: memoryview | bytearray, remaining: int) -> None:
         """`frame` is the part of the current request that has arrived, with the length prefix."""
-        slot = self._slot
+        slot, handler = self._slot, self._handler
         assert slot is not None
-        handler = self._context.router.handlers.get(slot.api_key)
-        if handler is None:
-            by_prefix = self._context.router.prefix_handlers[slot.api_key]
-            finished = self._decide_by_prefix(by_prefix, slot, frame, remaining)
+        assert handler is not None
+        if slot.api_key in self._context.router.prefix_handlers:
+            finished = self._decide_by_prefix(cast(PrefixHandler, handler), slot, frame, remaining)
         else:
             finished = not remaining
             if finished:
                 slot.request.frame = bytes(memoryview(frame)[LENGTH_BYTES:])
-                self._decide(handler, slot)
+                self._decide(cast(Handler, handler), slot)
         if finished:
             self._slot = None
             self._partial = None
@@ -170,7 +174,7 @@ class RequestReader:
             return
         if isinstance(action, Prepare):
             slot.hold_bytes = None
-            self._queue.push_sent(slot)
+            self._queue.push_preparing(slot)
             self.is_preparing = True
             self._prepare(slot, action)
             return
@@ -180,12 +184,14 @@ class RequestReader:
         self._send(slot, action)
 
     def _send(self, slot: Slot, action: Forward) -> None:
-        slot.upstream_correlation_id = parse_request_head(action.frame).correlation_id
+        if not slot.is_raw_token:
+            slot.upstream_correlation_id = parse_request_head(action.frame).correlation_id
         self._to_broker += (frame_length(action.frame), action.frame)
 
     def send_prepared(self, slot: Slot, action: Forward) -> None:
         """Sends the frame that a `Prepare` has determined."""
         self.is_preparing = False
+        self._queue.awaiting.append(slot)
         self._send(slot, action)
         self._commit(aliases_pool=False)
 
@@ -228,13 +234,9 @@ class RequestReader:
         return _result_of(ours.future)
 
 
-def _count_raw_tokens(handshake: FramePart) -> int | None:
-    """Returns how many raw tokens follow this SaslHandshake v0. None: the number is unknown."""
-    if handshake.remaining:
-        return None
-    frame = handshake.data[LENGTH_BYTES:]
-    mechanism, _ = read_string(frame, parse_request_header(frame).body_position, False)
-    return _RAW_TOKENS.get(mechanism or "")
+def _check_size(part: FramePart, api_key: int, limit: int, setting: str) -> None:
+    if part.size > limit:
+        raise FrameSizeError(f"a request of {part.size} bytes with API key {api_key}, above {setting}")
 
 
 async def _result_of(future: asyncio.Future[memoryview]) -> memoryview:

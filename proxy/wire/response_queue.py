@@ -46,7 +46,6 @@ class Slot:
         "on_sent",
         "owner",
         "patcher",
-        "raw_tokens_after",
         "request",
         "started_s",
         "state",
@@ -78,8 +77,6 @@ class Slot:
         """Set for a request of the proxy itself (`try_forward`), which has no place in the client's order."""
         self.is_raw_token = False
         """Whether the request is a raw token. Neither the token nor the answer to it has a header."""
-        self.raw_tokens_after: int | None = 0
-        """How many frames of the client are raw tokens after this request is answered. None: all following bytes."""
 
     @property
     def node_id(self) -> int | None:
@@ -134,6 +131,11 @@ class ResponseQueue:
     def push_sent(self, slot: Slot) -> None:
         self.slots.append(slot)
         self.awaiting.append(slot)
+        self.last_sent = slot
+
+    def push_preparing(self, slot: Slot) -> None:
+        """Adds a request that will be sent later. Until then, its handler may send requests of its own before it."""
+        self.slots.append(slot)
         self.last_sent = slot
 
     def push_answered(self, slot: Slot) -> None:

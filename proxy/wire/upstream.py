@@ -40,7 +40,6 @@ class ClientSide(Protocol):
     """The client's side of the connection, which sent the requests."""
 
     queue: ResponseQueue
-    relays_blindly: bool
     is_full: bool
     last_active_s: float
 
@@ -57,8 +56,6 @@ class ClientSide(Protocol):
         """Sends the emitted bytes. `aliases_pool`: some are slices of the read buffer, which the next read reuses."""
 
     def advance(self) -> None: ...
-
-    def relay(self, data: memoryview) -> None: ...
 
     def pause_requests(self) -> None: ...
 
@@ -104,9 +101,6 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         client.last_active_s = asyncio.get_running_loop().time()
         self._context.metrics.bytes_from_brokers += nbytes
         data = self._context.buffers.current[:nbytes]
-        if client.relays_blindly:
-            client.relay(data)
-            return
         try:
             self._process(self._tracker.feed(data), aliases_pool=True)
         except Exception as error:
@@ -170,8 +164,6 @@ class UpstreamConnection(asyncio.BufferedProtocol):
                 self._begin(part)
             else:
                 self._continue(part)
-            if client.relays_blindly and index + 1 < len(parts):
-                raise ProtocolError("raw SASL tokens before the client sent one")
         client.commit_answers(aliases_pool=aliases_pool)
         client.advance()
 

@@ -31,7 +31,9 @@ from tests.support.rigs.sasl_wire import (
     served,
     token,
     wire_to,
+    wire_to_address,
     within_a_session,
+    wrong_token,
 )
 from tests.support.rigs.security_clients import (
     SecuredJavaClient,
@@ -262,6 +264,29 @@ async def test_after_raw_tokens_both_tiers_are_there(plain: TidegateProcess, top
                 served(await wire.fetched())
 
     await within_a_session(attempt)
+
+
+async def test_before_authentication_the_proxy_closes_as_the_broker_does(
+    secured: KafkaCluster, plain: TidegateProcess
+) -> None:
+    request = MetadataRequest(topics=None, allow_auto_topic_creation=False)
+    request.API_VERSION = 5
+    request.with_header(correlation_id=3, client_id="test")
+    metadata = bytes(request.encode(header=True))
+    host, _, port = secured.bootstrap_servers_of("SASL_PLAINTEXT").rpartition(":")
+    for address in ((host, int(port)), plain.address):
+        async with wire_to_address(*address) as wire:
+            wire.send(metadata)
+            assert await wire.is_closed()
+        for version in (0, 1):
+            async with wire_to_address(*address) as wire:
+                wire.send(handshake(version))
+                assert SaslHandshakeResponse.decode((await wire.receive())[4:], version=version).error_code == 0
+                wire.send(wrong_token() if version else b"\0alice\0wr0ng")
+                if version:
+                    assert await wire.authenticated() == ErrorCode.SASL_AUTHENTICATION_FAILED
+                wire.send(metadata)
+                assert await wire.is_closed()
 
 
 @pytest.mark.full

@@ -79,7 +79,15 @@ def raw_token(user: str) -> bytes:
 
 
 def token(user: str) -> bytes:
-    request = SaslAuthenticateRequest(auth_bytes=raw_token(user))
+    return _authenticate(raw_token(user))
+
+
+def wrong_token() -> bytes:
+    return _authenticate(b"\0alice\0wr0ng")
+
+
+def _authenticate(auth_bytes: bytes) -> bytes:
+    request = SaslAuthenticateRequest(auth_bytes=auth_bytes)
     request.API_VERSION = 1
     request.with_header(correlation_id=2, client_id="test")
     return bytes(request.encode(header=True))
@@ -96,7 +104,13 @@ def records_of(response: FetchResponse) -> bytes:
 
 @asynccontextmanager
 async def wire_to(proxy: TidegateProcess) -> AsyncIterator[Wire]:
-    reader, writer = await asyncio.open_connection(*proxy.address)
+    async with wire_to_address(*proxy.address) as wire:
+        yield wire
+
+
+@asynccontextmanager
+async def wire_to_address(host: str, port: int) -> AsyncIterator[Wire]:
+    reader, writer = await asyncio.open_connection(host, port)
     try:
         yield Wire(reader, writer)
     finally:

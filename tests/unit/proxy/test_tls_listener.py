@@ -147,27 +147,3 @@ async def test_a_request_above_the_limit_ends_a_tls_connection_too(authority: Au
         await wire.send(request(OPAQUE, 4, 1, bytes(1_000)))
         assert await wire.ended() == b""
         assert broker.connections_made == 0
-
-
-async def test_a_request_before_authentication_has_a_limit_of_its_own() -> None:
-    limits = LimitsConfig(max_unauthenticated_request_bytes=1_000)
-    large = request(OPAQUE, 4, 2, bytes(1_000))
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, limits=limits, brokers_ask_for_sasl=True) as proxy,
-        connected(proxy.port) as wire,
-    ):
-        await wire.send(large)
-        assert await wire.ended() == b""
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, limits=limits, brokers_ask_for_sasl=True) as proxy,
-        connected(proxy.port) as wire,
-    ):
-        await wire.send(request(36, 2, 1))
-        upstream = await broker.accepted()
-        assert await upstream.receive() == request(36, 2, 1)
-        await upstream.send(b"\x00\x00\x00\x01")
-        await wire.receive()
-        await wire.send(large)
-        assert await upstream.receive() == large
