@@ -166,10 +166,12 @@ class LimitsConfig(Section):
         ),
     )
     max_held_request_bytes: SizeBytes = Field(
-        default=16 * MIB,
+        default=MIB,
         validation_alias="held.request.max.bytes",
         gt=0,
-        description="The maximum size of a request of an API that the proxy decodes.",
+        description=(
+            "The maximum size of a request of an API that the proxy decodes. A Fetch has about 33 bytes per partition."
+        ),
     )
     max_held_response_bytes: SizeBytes = Field(
         default=128 * MIB,

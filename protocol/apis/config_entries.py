@@ -63,6 +63,7 @@ class ConfigRequest(NamedTuple):
     is_flexible: bool
     resources: list[ConfigResource]
     validate_only: bool
+    validate_only_at: int
 
 
 def parse_config_request(frame: Buffer) -> ConfigRequest:
@@ -82,7 +83,8 @@ def parse_config_request(frame: Buffer) -> ConfigRequest:
         changes = _read_changes(frame, spans[-1].start, api_key, plan.is_flexible)
         resources.append(ConfigResource(kind, name or "", changes, spans[-1]))
     ((flag_at,),) = plan.selector((), ("validateOnly" if creates else "ValidateOnly",))(frame, pos).structs
-    return ConfigRequest(api_key, version, plan.is_flexible, resources, frame[flag_at.start] != 0)
+    validate_only = frame[flag_at.start] != 0
+    return ConfigRequest(api_key, version, plan.is_flexible, resources, validate_only, flag_at.start)
 
 
 def _read_changes(buf: Buffer, pos: int, api_key: int, compact: bool) -> list[ConfigChange]:
@@ -107,6 +109,11 @@ def replace_changes(request: ConfigRequest, resource: ConfigResource, kept: Iter
     return Splice(*resource.configs_at, write_array_length(len(entries), request.is_flexible) + b"".join(entries))
 
 
+def only_validate(request: ConfigRequest) -> Splice:
+    """Returns the splice after which the broker checks the request and changes nothing."""
+    return Splice(request.validate_only_at, request.validate_only_at + 1, b"\x01")
+
+
 def setting(request: ConfigRequest, name: str, value: str) -> ConfigChange:
     """Returns a change, encoded for this request, that sets `name` to `value`."""
     compact = request.is_flexible
@@ -126,6 +133,7 @@ class ConfigAnswer(NamedTuple):
     name: str
     topic_id_bytes: bytes | None
     error_code: int
+    error_message: str | None
     error_at: Span
     """The error code and the error message, which follow each other."""
     configs_at: Span | None
@@ -157,6 +165,7 @@ def parse_config_response(api_key: int, version: int, payload: Buffer) -> Config
                 read_string(payload, name_at.start, plan.is_flexible)[0] or "",
                 topic_id,
                 read_int16(payload, code_at.start)[0],
+                read_string(payload, message_at.start, plan.is_flexible)[0],
                 Span(code_at.start, message_at.end),
                 spans.get("Configs"),
             )

@@ -2,10 +2,16 @@
 
 The proxy keeps the tier settings, and the broker keeps all other settings. The proxy removes the tier settings from the
 request before it forwards it. When the broker has answered for the topic without an error, the proxy records the
-settings. The broker checks the client's rights first. It does so even if the request changes only tier settings, since
-a broker also checks a resource that has no entries. The broker answers for each topic separately. A request with
-`validateOnly` records nothing. If the client disconnects while settings are recorded, the recording continues: the
-broker's part is done, and no transaction may stay open.
+settings.
+
+The proxy looks the topics up with its own rights, so the broker must have allowed the client to change them first. The
+proxy sends the request with `validateOnly` on the client's connection before. The broker then checks the rights and the
+values, and changes nothing. It does so even if the request changes only tier settings, since a broker also checks a
+resource that has no entries. The broker answers for each topic separately. A topic that it refuses here stays refused,
+with the broker's error.
+
+A request with `validateOnly` records nothing. If the client disconnects while settings are recorded, the recording
+continues: the broker's part is done, and no transaction may stay open.
 """
 
 from __future__ import annotations
@@ -20,7 +26,9 @@ from protocol.apis.config_entries import (
     TOPIC_RESOURCE,
     ConfigAnswer,
     ConfigRequest,
+    ConfigResource,
     ConfigResponse,
+    only_validate,
     parse_config_request,
     parse_config_response,
     replace_changes,
@@ -32,6 +40,7 @@ from protocol.splice import Splice, splice
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import Spawn
 from proxy.handlers.describe_configs import tier_entries
+from proxy.handlers.off_loop import off_loop
 from proxy.handlers.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.topic_settings import TIER_DEFAULTS, InvalidTierConfigError, TierValue, tier_values
@@ -45,6 +54,9 @@ UNKNOWN_KEY = "tidegate.refused"
 _NOT_RECORDED = Refusal(
     ErrorCode.REQUEST_TIMED_OUT, "The topic's tier settings were not recorded; try again.", is_final=True
 )
+_NOT_CHECKED = Refusal(
+    ErrorCode.REQUEST_TIMED_OUT, "The broker did not check the topic's settings; try again.", is_final=True
+)
 _OUR_FAULT = (ErrorCode.NONE, ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
 
 
@@ -56,42 +68,56 @@ class AlterConfigsHandler:
         self._spawn = spawn
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
-        request = exchange.request
-        check_version(request.api_key, request.api_version)
-        parsed = parse_config_request(request.frame)
-        if not any(resource.resource_type == TOPIC_RESOURCE for resource in parsed.resources):
-            return Forward(request.frame), None
-        state = _State(self._configs, self._spawn, parsed)
-        return Prepare(lambda: state.prepare(request.frame)), state
+        check_version(exchange.request.api_key, exchange.request.api_version)
+        state = _State(self._configs, self._spawn, exchange)
+        return Prepare(state.prepare), state
 
 
 class _State:
-    __slots__ = ("_configs", "_plans", "_request", "_spawn")
+    __slots__ = ("_configs", "_exchange", "_plans", "_request", "_spawn")
 
-    def __init__(self, configs: TopicTierConfigs, spawn: Spawn, request: ConfigRequest) -> None:
+    _request: ConfigRequest
+
+    def __init__(self, configs: TopicTierConfigs, spawn: Spawn, exchange: Exchange) -> None:
         self._configs = configs
         self._spawn = spawn
-        self._request = request
+        self._exchange = exchange
         self._plans: Mapping[str, Plan] = {}
 
-    async def prepare(self, frame: bytes) -> Forward:
-        self._plans = await self._configs.plan(self._request)
-        splices = []
-        for resource in self._request.resources:
-            plan = self._plans.get(resource.name) if resource.resource_type == TOPIC_RESOURCE else None
-            if isinstance(plan, Refusal):
-                splices.append(replace_changes(self._request, resource, [setting(self._request, UNKNOWN_KEY, "")]))
-            elif plan is not None and any(change.name in TIER_DEFAULTS for change in resource.changes):
-                kept = [change for change in resource.changes if change.name not in TIER_DEFAULTS]
-                splices.append(replace_changes(self._request, resource, kept))
-        return Forward(splice(frame, splices) if splices else frame, hold_bytes=None)
+    async def prepare(self) -> Forward:
+        frame = self._exchange.request.frame
+        request = self._request = await off_loop(len(frame), lambda: parse_config_request(frame))
+        denied = await self._denied(frame) if any(_is_looked_up(request, each) for each in request.resources) else {}
+        plans = self._plans = await self._configs.plan(request, denied)
+        return Forward(await off_loop(len(frame), lambda: _forwarded(frame, request, plans)), hold_bytes=None)
+
+    async def _denied(self, frame: bytes) -> Mapping[str, Refusal]:
+        """Returns the topics that the broker does not let the client change, with the broker's errors."""
+        request = self._request
+        checked = await off_loop(len(frame), lambda: _only_checked(frame, request))
+        asked = self._exchange.try_forward(checked)
+        names = {resource.name for resource in request.resources if resource.resource_type == TOPIC_RESOURCE}
+        if asked is None:  # the connection to the broker is gone
+            return dict.fromkeys(names, _NOT_CHECKED)
+        answers = await self._parsed(await asked)
+        codes = {
+            answer.name: Refusal(answer.error_code, answer.error_message, is_final=True)
+            for answer in answers.answers
+            if answer.resource_type == TOPIC_RESOURCE
+        }
+        found = {name: codes.get(name, _NOT_CHECKED) for name in names}
+        return {name: refusal for name, refusal in found.items() if refusal.code != ErrorCode.NONE}
+
+    async def _parsed(self, payload: memoryview) -> ConfigResponse:
+        api_key, version = self._request.api_key, self._request.version
+        return await off_loop(len(payload), lambda: parse_config_response(api_key, version, payload))
 
     def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
         creates = self._request.api_key == ApiKey.CREATE_TOPICS
         return self._complete(response) if self._plans or creates else (response,)
 
     async def _complete(self, payload: memoryview) -> Buffers:
-        response = parse_config_response(self._request.api_key, self._request.version, payload)
+        response = await self._parsed(payload)
         refused = await self._record_all(response.answers)
         splices: list[Splice] = []
         for answer in response.answers:
@@ -164,3 +190,33 @@ class _State:
 
     def on_abandoned(self) -> None:
         return
+
+
+def _is_looked_up(request: ConfigRequest, resource: ConfigResource) -> bool:
+    """Returns whether the proxy asks brokers about the change. An existing topic may be tiered already."""
+    if request.api_key == ApiKey.CREATE_TOPICS:
+        return any(change.name in TIER_DEFAULTS for change in resource.changes)
+    return resource.resource_type == TOPIC_RESOURCE
+
+
+def _without_tier_settings(request: ConfigRequest, resource: ConfigResource) -> list[Splice]:
+    kept = [change for change in resource.changes if change.name not in TIER_DEFAULTS]
+    return [replace_changes(request, resource, kept)] if len(kept) < len(resource.changes) else []
+
+
+def _only_checked(frame: bytes, request: ConfigRequest) -> bytes:
+    """Returns the request with `validateOnly` and without tier settings."""
+    splices = [each for resource in request.resources for each in _without_tier_settings(request, resource)]
+    return splice(frame, sorted([*splices, only_validate(request)]))
+
+
+def _forwarded(frame: bytes, request: ConfigRequest, plans: Mapping[str, Plan]) -> bytes:
+    """Returns the request without tier settings, in which the broker must refuse what the proxy refuses."""
+    splices = []
+    for resource in request.resources:
+        plan = plans.get(resource.name) if resource.resource_type == TOPIC_RESOURCE else None
+        if isinstance(plan, Refusal):
+            splices.append(replace_changes(request, resource, [setting(request, UNKNOWN_KEY, "")]))
+        elif plan is not None:
+            splices += _without_tier_settings(request, resource)
+    return splice(frame, splices) if splices else frame

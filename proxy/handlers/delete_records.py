@@ -7,6 +7,10 @@ deletion with POLICY_VIOLATION, as a broker does for a topic whose records may n
 is unknown, the proxy refuses with a retriable error. The proxy forwards a refused partition too, with an offset that
 every broker rejects, because the broker decides whether the client may know anything about the partition.
 
+The proxy asks the leader with its own rights, so the broker must have allowed the client to delete first. The proxy
+sends the request with such offsets alone on the client's connection before. It checks the partitions for which the
+broker finds fault with the offset and with nothing else. The other partitions stay refused, with the broker's errors.
+
 The broker decides whether the client may delete. When the broker answers NONE, the proxy records the tier's log start,
 and every proxy stops serving the records below it. The owner removes the segments later. An answer without an error
 means that no deleted record can reappear. If the proxy cannot record the log start, it tells the client to try again.
@@ -37,6 +41,7 @@ from protocol.apis.delete_records import (
     DeleteRecordsAnswer,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
+    DeleteRecordsResponse,
     DeleteRecordsResponsePartition,
     parse_delete_records_request,
     parse_delete_records_response,
@@ -49,6 +54,7 @@ from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import delete_records_error
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import ClusterTopology, HandlerTools
+from proxy.handlers.off_loop import off_loop
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import ConfirmedLogStart
@@ -113,24 +119,56 @@ class DeleteRecordsHandler:
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(ApiKey.DELETE_RECORDS, request.api_version)
-        body_position = parse_request_header(request.frame).body_position
-        parsed = parse_delete_records_request(request.frame, body_position, request.api_version)
-        frame, replaced = without_topics(
-            request.frame, request.api_key, request.api_version, lambda topic: topic.name in self._own_topics
-        )
-        state = _State(self, parsed, replaced, exchange.node_id)
-        # A replaced name has another length, so the frame is parsed again for the new positions.
-        checked = parse_delete_records_request(frame, body_position, request.api_version)
-        return Prepare(lambda: self._prepare(state, frame, checked)), state
+        state = _State(self, request.api_version, exchange.node_id)
+        return Prepare(lambda: self._prepare(state, exchange)), state
 
-    async def _prepare(self, state: _State, frame: bytes, request: DeleteRecordsRequest) -> Forward:
+    def _read(self, frame: bytes, version: int) -> tuple[DeleteRecordsRequest, bytes, Mapping[str, Replaced]]:
+        """Returns the request, and its frame with replacement names for our own topics. Raises `ProtocolError`."""
+        body_position = parse_request_header(frame).body_position
+        parsed = parse_delete_records_request(frame, body_position, version)
+        kept, replaced = without_topics(
+            frame, ApiKey.DELETE_RECORDS, version, lambda topic: topic.name in self._own_topics
+        )
+        return parsed, kept, replaced
+
+    async def _prepare(self, state: _State, exchange: Exchange) -> Forward:
+        whole, version = exchange.request.frame, state.version
+        state.request, frame, state.replaced = await off_loop(len(whole), lambda: self._read(whole, version))
+        body_position = parse_request_header(whole).body_position
+        # A replaced name has another length, so the frame is parsed again for the new positions.
+        request = await off_loop(len(frame), lambda: parse_delete_records_request(frame, body_position, version))
         timeout_ms = min(max(request.timeout_ms, _MIN_TIMEOUT_MS), _CHECK_TIMEOUT_MS)
-        topics = _CurrentTopics(self._tools.topology, {one.topic for one in request.partitions}, state.node_id)
-        checked = [one for one in request.partitions if one.topic not in state.replaced]
+        asked = [one for one in request.partitions if one.topic not in state.replaced]
+        denied = await self._denied(exchange, with_refused_partitions(frame, request.partitions))
+        state.refused = {
+            (one.topic, one.partition): code
+            for one in asked
+            if (code := denied.get((one.topic, one.partition), ErrorCode.REQUEST_TIMED_OUT)) is not None
+        }
+        checked = [one for one in asked if (one.topic, one.partition) not in state.refused]
+        topics = _CurrentTopics(self._tools.topology, {one.topic for one in checked}, state.node_id)
         found = await asyncio.gather(*(self._refusal(one, topics, timeout_ms) for one in checked))
-        refused = {one: code for one, code in zip(checked, found, strict=True) if code is not None}
-        state.refused = {(one.topic, one.partition): code for one, code in refused.items()}
+        for one, code in zip(checked, found, strict=True):
+            if code is not None:
+                state.refused[one.topic, one.partition] = code
+        refused = [one for one in asked if (one.topic, one.partition) in state.refused]
         return Forward(with_refused_partitions(frame, refused) if refused else frame, hold_bytes=None)
+
+    async def _denied(self, exchange: Exchange, frame: bytes) -> Mapping[tuple[str, int], int | None]:
+        """Returns the broker's error for each partition whose records the client may not delete now.
+
+        None: the broker finds fault with the offset alone. `frame` has an offset that every broker rejects."""
+        asked = exchange.try_forward(frame)
+        if asked is None:  # the connection to the broker is gone
+            return {}
+        payload, version = await asked, exchange.request.api_version
+        response = await off_loop(len(payload), lambda: _parsed_response(payload, version))
+        return {
+            (one.topic, one.partition): None
+            if one.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+            else one.error_code or ErrorCode.REQUEST_TIMED_OUT
+            for one in response.partitions
+        }
 
     async def _refusal(
         self, asked: DeleteRecordsPartition, topics: _CurrentTopics, timeout_ms: int
@@ -174,25 +212,25 @@ class DeleteRecordsHandler:
 
     async def complete(self, state: _State, payload: memoryview) -> Buffers:
         request, replaced = state.request, state.replaced
-        body_position = response_body_position(ApiKey.DELETE_RECORDS, request.version, payload)
-        response = parse_delete_records_response(payload, body_position, request.version)
+        response = await off_loop(len(payload), lambda: _parsed_response(payload, request.version))
         asked = {(one.topic, one.partition): one for one in request.partitions}
         timeout_ms = min(max(request.timeout_ms, _MIN_TIMEOUT_MS), _MAX_TIMEOUT_MS)
         answers: dict[int, DeleteRecordsAnswer] = {}
         topics = _CurrentTopics(self._tools.topology, {one.topic for one in request.partitions}, state.node_id)
 
         async def answer(index: int, one: DeleteRecordsResponsePartition) -> None:
-            asked_for = asked.get((one.topic, one.partition))
-            if (one.topic, one.partition) in state.refused:
-                return
-            found = await self._answer(asked_for, one, topics, timeout_ms)
+            found = await self._answer(asked.get((one.topic, one.partition)), one, topics, timeout_ms)
             if found is not None:
                 answers[index] = found
 
-        tasks = [self._tools.spawn(answer(index, one)) for index, one in enumerate(response.partitions)]
+        tasks = {
+            index: self._tools.spawn(answer(index, one))
+            for index, one in enumerate(response.partitions)
+            if not one.error_code and (one.topic, one.partition) not in state.refused
+        }
         if tasks:
-            await asyncio.wait(tasks)
-        for index, task in enumerate(tasks):
+            await asyncio.wait(tasks.values())
+        for index, task in tasks.items():
             if task.cancelled():
                 answers[index] = _failed(RemoteLogMetadataNotReadyError("the proxy is stopping"))
         for index, one in enumerate(response.partitions):
@@ -282,6 +320,11 @@ class _CurrentTopics:
         return self._known.get(name)
 
 
+def _parsed_response(payload: memoryview, version: int) -> DeleteRecordsResponse:
+    body_position = response_body_position(ApiKey.DELETE_RECORDS, version, payload)
+    return parse_delete_records_response(payload, body_position, version)
+
+
 def _failed(error: RemoteLogError) -> DeleteRecordsAnswer:
     return DeleteRecordsAnswer(error_code=delete_records_error(error))
 
@@ -289,10 +332,11 @@ def _failed(error: RemoteLogError) -> DeleteRecordsAnswer:
 @dataclass(slots=True)
 class _State:
     handler: DeleteRecordsHandler
-    request: DeleteRecordsRequest
-    replaced: Mapping[str, Replaced]
+    version: int
     node_id: int | None
-    refused: Mapping[tuple[str, int], ErrorCode] = field(default_factory=dict)
+    request: DeleteRecordsRequest = field(init=False)
+    replaced: Mapping[str, Replaced] = field(default_factory=dict)
+    refused: dict[tuple[str, int], int] = field(default_factory=dict)
     """The error code for each partition whose records the proxy does not let the broker delete."""
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:

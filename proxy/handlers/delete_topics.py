@@ -7,8 +7,9 @@ a copy lacks topics as well. The answer to DeleteTopics is the proof, and only a
 topic's id in the metadata. The owners delete the segments later, if every broker calls that id unknown.
 
 Answers below version 6 have only names. Therefore the proxy asks for the ids of the names before it forwards the
-request. After an answer without an error that id is deleted, by this request or by an earlier one. If the cluster does
-not answer the question, the proxy uses the ids that the cluster told last. The same argument holds for those ids.
+request. It asks on the client's connection, and so with the client's rights: the right to delete a topic implies the
+right to see its id. After an answer without an error that id is deleted, by this request or by an earlier one. If the
+broker does not tell the ids, the proxy uses the ids that the cluster told last. The same argument holds for those ids.
 
 The client gets the broker's answer in any case, and waits for the record for a few seconds at most. If the record is
 missing, the owners delete the remote data after days, or when an operator says that the topic was deleted
@@ -20,20 +21,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+
+from protocol.api_keys import ApiKey
 from protocol.apis.named_topics import deleted_topics, named_topics
+from protocol.errors import ErrorCode
+from protocol.header import build_request_header, response_body_position
+from proxy.handlers.addresses import check_version
 from proxy.handlers.base import ClusterTopology, Spawn
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
+from proxy.handlers.off_loop import off_loop
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.bounded_gather import bounded_gather
-from tiers.errors import BrokerError, RemoteLogError
+from tiers.errors import RemoteLogError
 
 logger = logging.getLogger(__name__)
 
 _ANSWERED_BY_ID = 6
-_LOOK_UP_TIMEOUT_MS = 2_000
+_METADATA_VERSION = 12
+"""Brokers know this version since Kafka 3.1. It has topic ids."""
 _MAX_WAIT_MS = 5_000
 """The longest time that a client waits for the records of its topics. The proxy continues to write them after that."""
 _AT_ONCE = 16
@@ -71,30 +80,31 @@ class DeleteTopicsHandler:
         self._max_wait_ms = max_wait_ms
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
-        forward, guarded = self._guard.on_request(exchange)
-        version, node_id = exchange.request.api_version, exchange.node_id
-        topics = [topic for topic in named_topics(exchange.request.frame) if not self._guard.keeps_away(topic)]
-        names = [topic.name for topic in topics if topic.name is not None]
-        known = {name: topic_id for name in names if (topic_id := self._topology.topic_id(name)) is not None}
-        state = _State(self, version, guarded, known)
-        if version >= _ANSWERED_BY_ID or not names:
-            return Forward(forward.frame, hold_bytes=None), state
+        check_version(ApiKey.DELETE_TOPICS, exchange.request.api_version)
+        state = _State(self, exchange.request.api_version)
+        return Prepare(lambda: self._prepare(state, exchange)), state
 
-        async def prepare() -> Forward:
-            known.update(await self._current_ids(names, node_id))
-            return Forward(forward.frame, hold_bytes=None)
+    async def _prepare(self, state: _State, exchange: Exchange) -> Forward:
+        frame = exchange.request.frame
 
-        return Prepare(prepare), state
+        def read() -> tuple[Forward, HandlerState | None, dict[str, UUID | None]]:
+            forward, guarded = self._guard.guarded(exchange.request)
+            topics = [topic for topic in named_topics(frame) if not self._guard.keeps_away(topic)]
+            names = [topic.name for topic in topics if topic.name is not None]
+            return forward, guarded, {name: self._topology.topic_id(name) for name in names}
 
-    async def _current_ids(self, names: Sequence[str], node_id: int | None) -> Mapping[str, UUID]:
-        try:
-            return await self._topology.current_topic_ids(names, node_id, _LOOK_UP_TIMEOUT_MS)
-        except BrokerError as error:
-            logger.warning(
-                "the broker did not tell the ids of the topics to delete: the proxy uses the ids that it knows",
-                extra={"error": str(error)},
-            )
+        forward, state.guarded, ids = await off_loop(len(frame), read)
+        if state.version < _ANSWERED_BY_ID and ids:
+            ids |= await self._current_ids(list(ids), exchange)
+        state.known = ids
+        return Forward(forward.frame, hold_bytes=None)
+
+    async def _current_ids(self, names: Sequence[str], exchange: Exchange) -> Mapping[str, UUID]:
+        asked = exchange.try_forward(_metadata_request(names, exchange.request.correlation_id))
+        if asked is None:  # the connection to the broker is gone
             return {}
+        payload = await asked
+        return await off_loop(len(payload), lambda: _topic_ids(payload))
 
     async def record(self, deleted: Mapping[UUID, str]) -> None:
         """Records the deletions. Returns when all are recorded, or after `max_wait_ms`."""
@@ -120,32 +130,47 @@ class DeleteTopicsHandler:
 
 
 class _State:
-    __slots__ = ("_guarded", "_handler", "_known", "_version")
+    __slots__ = ("_handler", "guarded", "known", "version")
 
-    def __init__(
-        self, handler: DeleteTopicsHandler, version: int, guarded: HandlerState | None, known: Mapping[str, UUID]
-    ) -> None:
-        """`known` has the ids that the topic names had before the request was forwarded."""
+    def __init__(self, handler: DeleteTopicsHandler, version: int) -> None:
         self._handler = handler
-        self._version = version
-        self._guarded = guarded
-        self._known = known
+        self.version = version
+        self.guarded: HandlerState | None = None
+        self.known: Mapping[str, UUID | None] = {}
+        """The ids that the topic names had before the request was forwarded."""
 
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
+        return self._complete(response)
+
+    def _deleted(self, response: memoryview) -> Mapping[UUID, str]:
         deleted: dict[UUID, str] = {}
-        for topic in deleted_topics(response, self._version):
-            topic_id = topic.topic_id or self._known.get(topic.name or "")
+        for topic in deleted_topics(response, self.version):
+            topic_id = topic.topic_id or self.known.get(topic.name or "")
             if topic_id is not None:
                 deleted[topic_id] = topic.name or ""
-        return self._complete(response, deleted)
+        return deleted
 
-    async def _complete(self, response: memoryview, deleted: Mapping[UUID, str]) -> Buffers:
+    async def _complete(self, response: memoryview) -> Buffers:
+        deleted = await off_loop(len(response), lambda: self._deleted(response))
         if deleted:
             await self._handler.record(deleted)
-        if self._guarded is None:
+        if self.guarded is None:
             return (response,)
-        answer = self._guarded.on_response(response)
+        answer = self.guarded.on_response(response)
         return await answer if isinstance(answer, Coroutine) else answer
 
     def on_abandoned(self) -> None:
         return
+
+
+def _metadata_request(names: Sequence[str], correlation_id: int) -> bytes:
+    topics = [MetadataRequest.MetadataRequestTopic(topic_id=UUID(int=0), name=name) for name in names]
+    message = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+    header = build_request_header(ApiKey.METADATA, _METADATA_VERSION, correlation_id, "tidegate")
+    return header + bytes(message.encode(version=_METADATA_VERSION))
+
+
+def _topic_ids(payload: memoryview) -> Mapping[str, UUID]:
+    body = payload[response_body_position(ApiKey.METADATA, _METADATA_VERSION, payload) :]
+    answer: Any = MetadataResponse.decode(bytes(body), version=_METADATA_VERSION)
+    return {topic.name: topic.topic_id for topic in answer.topics if topic.error_code == ErrorCode.NONE}

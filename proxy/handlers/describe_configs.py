@@ -10,7 +10,7 @@ that of a setting in a broker's file. The source of any other setting is the def
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.api_keys import ApiKey
@@ -31,8 +31,9 @@ from protocol.apis.config_entries import (
 from protocol.errors import ErrorCode
 from protocol.splice import Splice, splice
 from proxy.handlers.addresses import check_version
+from proxy.handlers.off_loop import off_loop
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.topic_settings import REMOTE_STORAGE_ENABLE, TIER_DEFAULTS, TierValue, is_boolean
 from tiers.config.total_retention import TOTAL_KEYS
 
@@ -46,30 +47,35 @@ class DescribeConfigsHandler:
     def __init__(self, configs: TopicTierConfigs) -> None:
         self._configs = configs
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(ApiKey.DESCRIBE_CONFIGS, request.api_version)
-        resources, with_synonyms = parse_describe_configs_request(request.frame)
-        asked = [resource for resource in resources if resource.resource_type == TOPIC_RESOURCE]
-        if not asked:
-            return Forward(request.frame), None
-        state = _State(self._configs, request.api_version, asked, with_synonyms, exchange.node_id)
-        return Forward(request.frame, hold_bytes=None), state
+        state = _State(self._configs, request.api_version, exchange.node_id)
+        return Prepare(lambda: state.prepare(request.frame)), state
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _State:
     configs: TopicTierConfigs
     version: int
-    asked: list[DescribedResource]
-    with_synonyms: bool
     node_id: int | None
+    asked: Sequence[DescribedResource] = ()
+    with_synonyms: bool = False
+
+    async def prepare(self, frame: bytes) -> Forward:
+        resources, self.with_synonyms = await off_loop(len(frame), lambda: parse_describe_configs_request(frame))
+        self.asked = [resource for resource in resources if resource.resource_type == TOPIC_RESOURCE]
+        return Forward(frame, hold_bytes=None)
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
         return self._complete(response)
 
     async def _complete(self, payload: memoryview) -> Buffers:
-        response = parse_config_response(ApiKey.DESCRIBE_CONFIGS, self.version, payload)
+        if not self.asked:
+            return (payload,)
+        response = await off_loop(
+            len(payload), lambda: parse_config_response(ApiKey.DESCRIBE_CONFIGS, self.version, payload)
+        )
         wanted = {
             one.name: TIER_DEFAULTS.keys() & set(one.keys) if one.keys else TIER_DEFAULTS.keys() for one in self.asked
         }

@@ -92,7 +92,7 @@ class Refusal:
     Otherwise it applies only if the broker rejects nothing but the entry that the proxy added."""
 
     code: int
-    message: str
+    message: str | None
     is_final: bool = False
 
 
@@ -154,8 +154,10 @@ class TopicTierConfigs:
                 continue
         return found
 
-    async def plan(self, request: ConfigRequest) -> dict[str, Plan]:
-        """Returns the plans by topic. A topic without a plan is forwarded unchanged."""
+    async def plan(self, request: ConfigRequest, denied: Mapping[str, Refusal]) -> dict[str, Plan]:
+        """Returns the plans by topic. A topic without a plan is forwarded unchanged.
+
+        `denied` are the topics that the broker does not let the client change. Nothing is looked up for them."""
         plans: dict[str, Plan] = {}
         resources: list[ConfigResource] = []
         for resource in request.resources:
@@ -163,6 +165,8 @@ class TopicTierConfigs:
                 continue
             if resource.name in self._own_topics:
                 plans[resource.name] = Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED, REFUSAL, is_final=True)
+            elif resource.name in denied:
+                plans[resource.name] = denied[resource.name]
             else:
                 resources.append(resource)
         topic_ids: Mapping[str, UUID] = {}

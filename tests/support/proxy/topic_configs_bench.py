@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -67,19 +67,31 @@ class Bench:
         self.configs = TopicTierConfigs(
             self.cluster, self.brokers, self.metadata, self.settings, rules, [METADATA_TOPIC]
         )
+        self.answer_first: Callable[[bytes], bytes] | None = None
+        """Answers what a handler asks first on the client's connection. None: as the broker answers the request."""
+        self.asked_first: list[Any] = []
+        """The requests that a handler sent on the client's connection before it forwarded the client's own."""
         self.alter = AlterConfigsHandler(self.configs, spawn)
         self.describe = DescribeConfigsHandler(self.configs)
 
     async def pass_through(self, handler: Any, request: Any, version: int, response_class: Any, answer: Any) -> Any:
         """`answer` makes the broker's response of the request as it came to it. Both are kafka-python's objects."""
         api_key = request.API_KEY
+
+        def ask_first(frame: bytes) -> bytes:
+            self.asked_first.append(decoded(frame))
+            return build_response_header(api_key, version, 9) + bytes(answer(decoded(frame)).encode(version=version))
+
+        def decoded(frame: bytes) -> Any:
+            return type(request).decode(frame[parse_request_header(frame).body_position :], version=version)
+
         frame = build_request_header(api_key, version, 9, "test") + request.encode(version=version)
-        action, state = handler.on_request(FakeExchange(self.cluster, frame))
+        exchange = FakeExchange(self.cluster, frame, answer=self.answer_first or ask_first)
+        action, state = handler.on_request(exchange)
         if isinstance(action, Prepare):
             action = await action.forward()
         assert isinstance(action, Forward)
-        body = bytes(action.frame[parse_request_header(action.frame).body_position :])
-        seen = type(request).decode(body, version=version)
+        seen = decoded(bytes(action.frame))
         payload = build_response_header(api_key, version, 9) + answer(seen).encode(version=version)
         if state is None:
             return seen, response_class.decode(

@@ -17,7 +17,14 @@ from tiers.reader.remote_log_reader import monotonic_ms
 class FakeExchange:
     """One request of one connection to the fake cluster."""
 
-    def __init__(self, cluster: FakeCluster, frame: bytes, connection_id: int = 1) -> None:
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        frame: bytes,
+        connection_id: int = 1,
+        answer: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        """`answer` answers the requests that the handler sends on the client's connection. None: the cluster does."""
         header = parse_request_header(frame)
         self.request = Request(header.api_key, header.api_version, header.correlation_id, frame, monotonic_ms())
         self.tier = "none"
@@ -27,12 +34,15 @@ class FakeExchange:
         self.polls = 0
         self.may_forward = True
         self._cluster = cluster
+        self._answer = answer
 
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         return self._poll(bytes(frame)) if self.may_forward else None
 
     async def _poll(self, frame: bytes) -> memoryview:
         self.polls += 1
+        if self._answer is not None:
+            return memoryview(self._answer(frame))
         header = parse_request_header(frame)
         request = parse_fetch_request(frame, header.body_position, header.api_version)
         self._cluster.polled.set()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from protocol.api_keys import ApiKey
-from protocol.apis.delete_records import parse_delete_records_request, parse_delete_records_response
+from protocol.apis.delete_records import HIGH_WATERMARK, parse_delete_records_request, parse_delete_records_response
 from protocol.errors import ErrorCode
 from protocol.header import (
     build_request_header,
@@ -106,7 +106,19 @@ class Bench:
         head = write_array_length(1, compact) + write_string(topic, compact) + write_array_length(1, compact)
         frame = build_request_header(ApiKey.DELETE_RECORDS, version, 9, "test") + head
         frame += INT32.pack(partition) + INT64.pack(offset) + tags * 2 + INT32.pack(timeout_ms) + tags
-        action, state = self.handler.on_request(FakeExchange(self.cluster, frame))
+
+        def answered(low_watermark: int, error_code: int) -> bytes:
+            payload = build_response_header(ApiKey.DELETE_RECORDS, version, 9) + INT32.pack(0) + head
+            return payload + INT32.pack(partition) + INT64.pack(low_watermark) + INT16.pack(error_code) + tags * 3
+
+        def asked_first(frame: bytes) -> bytes:
+            """The broker answers for the client's rights, and then for an offset that it never accepts."""
+            body_position = parse_request_header(frame).body_position
+            (one,) = parse_delete_records_request(frame, body_position, version).partitions
+            assert one.offset < HIGH_WATERMARK
+            return answered(-1, error_code or ErrorCode.OFFSET_OUT_OF_RANGE)
+
+        action, state = self.handler.on_request(FakeExchange(self.cluster, frame, answer=asked_first))
         assert isinstance(action, Prepare)
         forwarded = await action.forward()
         body_position = parse_request_header(forwarded.frame).body_position
@@ -115,9 +127,7 @@ class Bench:
         self.forwarded_offset = sent.offset
         self.meanwhile()
         assert state is not None
-        payload = build_response_header(ApiKey.DELETE_RECORDS, version, 9) + INT32.pack(0) + head
-        payload += INT32.pack(partition) + INT64.pack(low_watermark) + INT16.pack(error_code) + tags * 3
-        answer = state.on_response(memoryview(payload))
+        answer = state.on_response(memoryview(answered(low_watermark, error_code)))
         assert asyncio.iscoroutine(answer)
         payload = b"".join(await answer)
         body_position = response_body_position(ApiKey.DELETE_RECORDS, version, payload)
@@ -167,6 +177,20 @@ async def test_a_refusal_of_the_broker_changes_nothing(bench: Bench, version: in
     code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     assert await bench.delete(version, 12, -1, error_code=code) == (code, -1)
     assert bench.tier.rlmm.log_start_offset(P0) == 0
+
+
+@pytest.mark.parametrize("topic", ["orders", "missing"])
+async def test_the_leader_is_asked_when_the_broker_has_allowed_the_client(
+    bench: Bench, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object) -> None:
+        raise AssertionError("the proxy used its own rights")
+
+    monkeypatch.setattr(bench.cluster, "current_topic_ids", never)
+    monkeypatch.setattr(bench.cluster, "bounds", never)
+    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert await bench.delete(1, 40, -1, error_code=code, topic=topic) == (code, -1)
+    assert bench.forwarded_offset < HIGH_WATERMARK
 
 
 async def test_a_log_start_that_cannot_be_recorded_is_an_error_to_try_again(bench: Bench) -> None:

@@ -10,9 +10,12 @@ from uuid import UUID
 
 import pytest
 from kafka.protocol.admin import DeleteTopicsRequest, DeleteTopicsResponse
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
+from protocol.header import build_response_header, parse_request_header
 from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
+from tests.support.fakes.broker.cluster import FakeCluster
 from tests.support.proxy.topic_configs_bench import METADATA_TOPIC, ORDERS, RULED, Bench
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
@@ -30,6 +33,7 @@ class Deletion(Bench):
 
     def __init__(self, group: asyncio.TaskGroup, max_wait_ms: int = 60_000) -> None:
         super().__init__(group.create_task)
+        self.answer_first = lambda frame: answered_topics(self.cluster, frame)
         self.cluster.topics["plain"] = PLAIN
         self.metadata.tier_configs[TopicIdPartition(RULED, 0, "ruled")] = {"remote.storage.enable": "true"}
         guard = MetadataTopicGuard([METADATA_TOPIC], self.cluster.topic_name)
@@ -76,6 +80,23 @@ class Deletion(Bench):
         return {each.name: each.error_code for each in response.responses}
 
 
+def answered_topics(cluster: FakeCluster, frame: bytes) -> bytes:
+    """The broker's answer to a Metadata request of the client: it may not see a topic if `is_reachable` is false."""
+    header = parse_request_header(frame)
+    request = MetadataRequest.decode(frame[header.body_position :], version=header.api_version)
+    assert not request.allow_auto_topic_creation
+    topic = MetadataResponse.MetadataResponseTopic
+    topics = [
+        topic(error_code=0, name=one.name, topic_id=cluster.topics[one.name], is_internal=False, partitions=[])
+        if cluster.is_reachable and one.name in cluster.topics
+        else topic(error_code=3, name=one.name, topic_id=NO_ID, is_internal=False, partitions=[])
+        for one in request.topics
+    ]
+    response = MetadataResponse(throttle_time_ms=0, brokers=[], cluster_id="c", controller_id=1, topics=topics)
+    head = build_response_header(header.api_key, header.api_version, header.correlation_id)
+    return head + bytes(response.encode(version=header.api_version))
+
+
 @pytest.fixture
 async def bench() -> AsyncIterator[Deletion]:
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
@@ -109,6 +130,18 @@ async def test_a_topic_that_the_broker_refused_or_does_not_know_is_no_proof(
 ) -> None:
     assert await bench.delete(version, ["orders", "ruled"], codes={"orders": code}) == {"orders": code, "ruled": 0}
     assert bench.metadata.deleted_topics == {RULED}
+
+
+@pytest.mark.parametrize("topic", ["orders", "missing"])
+async def test_ids_are_asked_for_with_the_rights_of_the_client(
+    bench: Deletion, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object) -> None:
+        raise AssertionError("the proxy used its own rights")
+
+    monkeypatch.setattr(bench.cluster, "current_topic_ids", never)
+    assert await bench.delete(1, [topic], codes={topic: UNAUTHORIZED}) == {topic: UNAUTHORIZED}
+    assert bench.metadata.deleted_topics == set()
 
 
 @pytest.mark.parametrize("version", BY_NAME_ALONE)

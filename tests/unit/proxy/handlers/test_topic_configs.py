@@ -59,9 +59,28 @@ async def test_tier_settings_are_taken_out_and_recorded(bench: Bench, version: i
 @pytest.mark.parametrize("code", [29, 3, 41])
 async def test_settings_that_the_broker_refuses_are_not_recorded(bench: Bench, code: int) -> None:
     seen, response = await alter(bench, incremental({"orders": [(ENABLE, 0, "true")]}), codes={"orders": code})
-    assert sent(seen) == {"orders": []}
+    assert sent(seen) == {"orders": [UNKNOWN_KEY]}
     assert codes_of(response) == {"orders": code}
     assert bench.own() == {}
+
+
+@pytest.mark.parametrize("topic", ["orders", "missing"])
+async def test_topics_are_looked_up_when_the_broker_has_allowed_the_client(
+    bench: Bench, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy asks the brokers the same of a topic that exists and of one that does not, and nothing of its own."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("the proxy used its own rights")
+
+    monkeypatch.setattr(bench.configs, "_topic_ids", never)
+    monkeypatch.setattr(bench.brokers, "of_topics", never)
+    monkeypatch.setattr(bench.metadata, "ensure_fresh", never)
+    request = incremental({topic: [(ENABLE, 0, "true"), (OTHER, 0, "1")]})
+    seen, response = await alter(bench, request, codes={topic: 29})
+    assert [(sent(asked), asked.validate_only) for asked in bench.asked_first] == [({topic: [OTHER]}, True)]
+    assert (sent(seen), seen.validate_only) == ({topic: [UNKNOWN_KEY]}, False)
+    assert codes_of(response) == {topic: 29}
 
 
 async def test_a_broker_that_answers_a_topic_twice_ends_nothing(bench: Bench) -> None:
@@ -205,9 +224,10 @@ async def test_a_created_topic_is_given_its_settings(bench: Bench, version: int)
     def answer(seen: Any) -> Any:
         assert {one.name: [c.name for c in one.configs] for one in seen.topics} == {
             "new": [OTHER],
-            "bad": [UNKNOWN_KEY],
+            "bad": ["cleanup.policy"] if seen.validate_only else [UNKNOWN_KEY],
         }
-        bench.cluster.topics["new"] = new_id
+        if not seen.validate_only:
+            bench.cluster.topics["new"] = new_id
         one = CreateTopicsResponse.CreatableTopicResult
         shown = [
             one.CreatableTopicConfigs(name=ENABLE, value="false", read_only=False, config_source=5, is_sensitive=False),
@@ -215,7 +235,8 @@ async def test_a_created_topic_is_given_its_settings(bench: Bench, version: int)
         ]
         made = one(name="new", topic_id=new_id, error_code=0, error_message=None, topic_config_error_code=0,
                    num_partitions=1, replication_factor=1, configs=shown)  # fmt: skip
-        refused = one(name="bad", topic_id=UUID(int=0), error_code=40, error_message="unknown",
+        code = 0 if seen.validate_only else 40
+        refused = one(name="bad", topic_id=UUID(int=0), error_code=code, error_message="unknown",
                       topic_config_error_code=0, num_partitions=-1, replication_factor=-1, configs=None)  # fmt: skip
         return CreateTopicsResponse(throttle_time_ms=0, topics=[made, refused])
 

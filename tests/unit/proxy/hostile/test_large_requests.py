@@ -1,0 +1,126 @@
+"""A thread decodes large requests and answers, and the event loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from protocol.api_keys import ApiKey
+from protocol.apis import named_topics
+from protocol.header import build_response_header
+from protocol.primitives import INT16, INT32, write_string
+from proxy.config import LimitsConfig
+from proxy.handlers import alter_configs, delete_topics, describe_configs, metadata_topic_guard
+from proxy.handlers.delete_topics import DeleteTopicsHandler
+from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
+from proxy.handlers.off_loop import LOOP_BYTES
+from proxy.wire.exchange import Handler, Prepare
+from tests.support.fakes.broker.exchange import FakeExchange
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, request
+from tests.support.proxy.proxy_harness import AnsweringHandler, proxy_before
+from tests.support.proxy.topic_configs_bench import METADATA_TOPIC, Bench
+
+NAME = write_string("a", compact=False)
+LARGE_BYTES = 488 * 1024
+CASES: dict[str, tuple[Any, str, int, int, bytes, bytes]] = {
+    "DeleteTopics": (delete_topics, "named_topics", ApiKey.DELETE_TOPICS, 1, NAME, INT32.pack(1)),
+    "CreatePartitions": (
+        metadata_topic_guard, "without_topics", ApiKey.CREATE_PARTITIONS, 0, NAME + bytes(4) + INT32.pack(-1), bytes(5)
+    ),
+    "AlterConfigs": (
+        alter_configs, "parse_config_request", ApiKey.ALTER_CONFIGS, 0, b"\x02" + NAME + bytes(4), b"\x00"
+    ),
+    "DescribeConfigs": (
+        describe_configs, "parse_describe_configs_request", ApiKey.DESCRIBE_CONFIGS, 1, b"\x02" + NAME + bytes(4),
+        b"\x00"
+    ),
+}  # fmt: skip
+"""By API: the module and the function that decodes, the API key, the version, an item, and what follows the items."""
+
+
+class NotAnsweredError(Exception):
+    """The broker is asked, and the test ends."""
+
+
+def guard() -> MetadataTopicGuard:
+    def no_name(topic_id: UUID) -> str | None:
+        return None
+
+    return MetadataTopicGuard([METADATA_TOPIC], no_name)
+
+
+def deletion(bench: Bench) -> Handler:
+    return DeleteTopicsHandler(guard(), bench.cluster, bench.metadata, asyncio.get_running_loop().create_task)
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+@pytest.mark.parametrize("api", CASES)
+async def test_a_large_request_is_decoded_beside_the_loop(
+    api: str, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, decoder, api_key, version, item, end = CASES[api]
+    count = LARGE_BYTES // len(item) if is_large else 3
+    frame = request(api_key, version, 9, INT32.pack(count) + item * count + end)
+    decoded_in: list[bool] = []
+    decode = getattr(module, decoder)
+
+    def noted(*arguments: Any) -> Any:
+        decoded_in.append(threading.current_thread() is threading.main_thread())
+        return decode(*arguments)
+
+    def never(_: bytes) -> bytes:
+        raise NotAnsweredError
+
+    monkeypatch.setattr(module, decoder, noted)
+    bench = Bench(asyncio.get_running_loop().create_task)
+    handlers: Mapping[int, Handler] = {
+        ApiKey.DELETE_TOPICS: deletion(bench),
+        ApiKey.CREATE_PARTITIONS: guard(),
+        ApiKey.ALTER_CONFIGS: bench.alter,
+        ApiKey.DESCRIBE_CONFIGS: bench.describe,
+    }
+    action, _ = handlers[api_key].on_request(FakeExchange(bench.cluster, frame, answer=never))
+    if isinstance(action, Prepare):
+        with contextlib.suppress(NotAnsweredError):
+            await action.forward()
+    assert decoded_in == [not is_large]
+
+
+async def test_a_request_above_the_limit_of_decoded_requests_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    limit = LimitsConfig().max_held_request_bytes
+    assert limit <= 1024 * 1024
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={ApiKey.DELETE_TOPICS: AnsweringHandler(b"")}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(ApiKey.DELETE_TOPICS, 1, 9, bytes(limit)))
+        assert await client.ended() == b""
+    assert "above limits.held.request.max.bytes" in caplog.records[0].message
+
+
+async def test_a_large_answer_is_decoded_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded_in: list[bool] = []
+    decode = named_topics.deleted_topics
+
+    def noted(*arguments: Any) -> Any:
+        decoded_in.append(threading.current_thread() is threading.main_thread())
+        return decode(*arguments)
+
+    monkeypatch.setattr(delete_topics, "deleted_topics", noted)
+    bench = Bench(asyncio.get_running_loop().create_task)
+    _, state = deletion(bench).on_request(FakeExchange(bench.cluster, request(ApiKey.DELETE_TOPICS, 1, 9)))
+    assert state is not None
+    count = LOOP_BYTES
+    answer = build_response_header(ApiKey.DELETE_TOPICS, 1, 9) + bytes(4) + INT32.pack(count)
+    result = state.on_response(memoryview(answer + (NAME + INT16.pack(3)) * count))
+    assert asyncio.iscoroutine(result)
+    await result
+    assert decoded_in == [False]
