@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -101,6 +102,15 @@ class ListenerConfig(Section):
         lt=65_536,
         description="The first port for brokers: clients reach broker N at this port + N.",
     )
+    proxy_protocol_trusted_networks: tuple[IPv4Network | IPv6Network, ...] = Field(
+        default=(),
+        validation_alias="proxy.protocol.trusted.networks",
+        description=(
+            'The networks of load balancers, for example `["10.1.0.0/16"]`. If there are any, every connection must '
+            "come from one of them, and begin with a header of the PROXY protocol (version 1 or 2). Limits and logs "
+            "then see the client's own address."
+        ),
+    )
     reuse_port: bool = Field(
         default=False,
         validation_alias="reuse.port",
@@ -144,11 +154,23 @@ class LimitsConfig(Section):
         ge=0,
         description="The number of client connections from one IP address. 0 means no limit.",
     )
-    handshake_timeout_ms: DurationMs = Field(
-        default=10_000,
-        validation_alias="handshake.timeout.ms",
+    max_unauthenticated_connections_per_address: int = Field(
+        default=1_000,
+        validation_alias="max.unauthenticated.connections.per.address",
+        ge=0,
+        description=(
+            "The number of connections from one IP address whose clients are unknown: the broker has not authenticated "
+            "them, or, without an `[upstream.sasl]`, their first request is not complete. At this limit, and at those "
+            "above, the oldest such connection gives way to a new one. 0 means no limit."
+        ),
+    )
+    connection_setup_timeout_ms: DurationMs = Field(
+        default=30_000,
+        validation_alias="connection.setup.timeout.ms",
         gt=0,
-        description="How long a TLS handshake with a client may take.",
+        description=(
+            "How long a client may stay unknown, from the accept on. PROXY header and TLS handshake are included."
+        ),
     )
     max_request_bytes: SizeBytes = Field(
         default=100 * MIB,
@@ -215,10 +237,13 @@ class LimitsConfig(Section):
         description="The deadline of all attempts to connect to a broker, while the client waits.",
     )
     idle_timeout_ms: DurationMs = Field(
-        default=0,
+        default=600_000,
         validation_alias="connections.max.idle.ms",
         ge=0,
-        description="The time after which the proxy closes an idle connection. With 0, only the brokers close them.",
+        description=(
+            "The time after which the proxy closes an idle connection that has no connection to a broker. The brokers "
+            "close the others. 0 means never."
+        ),
     )
     half_close_timeout_ms: DurationMs = Field(
         default=5_000,

@@ -1,6 +1,7 @@
 """Sets up logging: one line per event, as text or as JSON. The message says what happened; the keys name the objects.
 
-The log never has data that a client sent or that a store holds, nor a setting that may be a secret.
+The log never has data that a client sent, client ids excepted, or that a store holds. It never has a setting that may
+be a secret.
 """
 
 from __future__ import annotations

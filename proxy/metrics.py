@@ -6,7 +6,7 @@ The hot path and the scrapes run on the same event loop, so there are no locks.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Final
 
@@ -52,12 +52,12 @@ class ProxyMetrics(Collector):
     def __init__(self) -> None:
         self.open_connections = 0
         self.accepted_connections = 0
-        self.rejected_connections = 0
         self.upstream_connections = 0
         self.upstream_connect_failures = 0
         self.bytes_from_clients = 0
         self.bytes_from_brokers = 0
         self.requests: defaultdict[int, int] = defaultdict(int)
+        self.rejected: Counter[str] = Counter()
         self.closed: defaultdict[str, int] = defaultdict(int)
         self.latency: defaultdict[tuple[int, str], LatencyHistogram] = defaultdict(LatencyHistogram)
 
@@ -69,7 +69,6 @@ class ProxyMetrics(Collector):
         yield GaugeMetricFamily("tidegate_open_connections", "Open client connections.", value=self.open_connections)
         for name, text, value in (
             ("connections", "Client connections accepted.", self.accepted_connections),
-            ("connections_rejected", "Client connections refused, above a limit.", self.rejected_connections),
             ("upstream_connections", "Connections to brokers.", self.upstream_connections),
             ("upstream_connect_failures", "Attempts to reach a broker that failed.", self.upstream_connect_failures),
             ("bytes_from_clients", "Bytes read from clients.", self.bytes_from_clients),
@@ -80,6 +79,12 @@ class ProxyMetrics(Collector):
         for name, count in _by_name(self.requests).items():
             requests.add_metric([name], count)
         yield requests
+        rejected = CounterMetricFamily(
+            "tidegate_connections_rejected", "Client connections refused, by the setting.", labels=["reason"]
+        )
+        for reason, count in self.rejected.items():
+            rejected.add_metric([reason], count)
+        yield rejected
         closed = CounterMetricFamily("tidegate_connections_closed", "Connections closed, by cause.", labels=["cause"])
         for cause, count in self.closed.items():
             closed.add_metric([cause], count)

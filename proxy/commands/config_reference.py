@@ -128,7 +128,7 @@ def _default(field: FieldInfo) -> str:
     value = field.default
     if value is PydanticUndefined:
         return "*required*" if field.is_required() else ""
-    if value is None:
+    if value is None or value == ():
         return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

@@ -118,6 +118,7 @@ class Proxy:
             tls=listener_tls(config.listener.tls),
             upstream_tls=self.client.tls,
             brokers_ask_for_sasl=config.upstream.sasl is not None,
+            proxy_networks=config.listener.proxy_protocol_trusted_networks,
         )
         self._config = config
         self._registry = registry

@@ -41,6 +41,9 @@ def share_of(config: TidegateConfig) -> TidegateConfig:
                 update={
                     "max_connections": part(limits.max_connections),
                     "max_connections_per_address": part(limits.max_connections_per_address),
+                    "max_unauthenticated_connections_per_address": part(
+                        limits.max_unauthenticated_connections_per_address
+                    ),
                     "max_held_remote_bytes": part(limits.max_held_remote_bytes),
                     "remote_fetch_max_bytes_per_second": part_of_limit(limits.remote_fetch_max_bytes_per_second),
                 }

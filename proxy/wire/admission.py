@@ -1,53 +1,159 @@
-"""Limits the number of client connections, in total and per IP address.
+"""Limits the number of client connections, in total and per IP address, and the time until a client shows who it is.
 
-A connection counts from the start of its TLS handshake, because the handshake is its most expensive part.
+A connection counts from its accept. It is *unproven* until the broker has authenticated the client, or, if the brokers
+do not ask for SASL, until its first complete request has arrived. An unproven connection ends after a time, and gives
+way to a newer connection when a limit is reached. So silent connections never keep clients out. Unproven connections
+have a limit per address of their own, which clients behind one load balancer do not reach.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from enum import StrEnum
+
+
+class Limit(StrEnum):
+    """The names of the limits."""
+
+    CONNECTIONS = "limits.max.connections"
+    PER_ADDRESS = "limits.max.connections.per.address"
+    UNPROVEN_PER_ADDRESS = "limits.max.unauthenticated.connections.per.address"
+    SETUP_TIMEOUT = "limits.connection.setup.timeout.ms"
+
+    @property
+    def cause(self) -> str:
+        """The cause that the metrics have for an unproven connection that ends because of this limit."""
+        return "setup_timeout" if self == Limit.SETUP_TIMEOUT else "gave_way"
+
+    @property
+    def said(self) -> str:
+        """Why an unproven connection ends, for the log."""
+        if self == Limit.SETUP_TIMEOUT:
+            return f"the client has not shown who it is within {self}"
+        return f"the client has not shown who it is, and a newer connection takes its place at {self}"
+
+
+GiveWay = Callable[[Limit], None]
+"""Ends the connection, because of a limit. The place is free already."""
 
 
 class Admission:
     """The place of one admitted connection."""
 
-    __slots__ = ("_address", "_admissions")
+    __slots__ = ("_admissions", "_deadline", "address", "give_way")
 
-    def __init__(self, admissions: Admissions, address: str) -> None:
+    def __init__(self, admissions: Admissions, address: str, give_way: GiveWay) -> None:
+        self.address = address
+        self.give_way = give_way
+        """Called at most once, while the connection is unproven. The next owner of the place replaces it."""
         self._admissions: Admissions | None = admissions
-        self._address = address
+        self._deadline = asyncio.get_running_loop().call_later(
+            admissions.setup_timeout_ms / 1000, self.end, Limit.SETUP_TIMEOUT
+        )
+
+    def prove(self) -> None:
+        """The client has shown who it is. From now on, the connection stays until one side ends it."""
+        self._deadline.cancel()
+        if self._admissions is not None:
+            self._admissions.prove(self)
+
+    def move(self, address: str) -> Limit | None:
+        """Counts the connection for another address, that of the client behind a load balancer.
+
+        Returns the limit that this address has reached, or None. After a limit, the place is free."""
+        admissions = self._admissions
+        if admissions is None:
+            return Limit.SETUP_TIMEOUT
+        admissions.remove(self)
+        self.address = address
+        limit = admissions.make_room(address)
+        if limit is not None:
+            self._admissions = None
+            self._deadline.cancel()
+            return limit
+        admissions.add(self)
+        return None
 
     def give_back(self) -> None:
         """Frees the place. Further calls have no effect."""
+        self._deadline.cancel()
         admissions, self._admissions = self._admissions, None
         if admissions is not None:
-            admissions.give_back(self._address)
+            admissions.remove(self)
+
+    def end(self, limit: Limit) -> None:
+        self.give_back()
+        self.give_way(limit)
 
 
 class Admissions:
     """Counts the open connections. A limit of 0 means no limit."""
 
-    def __init__(self, max_connections: int, max_connections_per_address: int) -> None:
+    def __init__(
+        self, max_connections: int, max_per_address: int, max_unproven_per_address: int, setup_timeout_ms: int
+    ) -> None:
+        self.setup_timeout_ms = setup_timeout_ms
         self._max = max_connections
-        self._max_per_address = max_connections_per_address
+        self._max_per_address = max_per_address
+        self._max_unproven_per_address = max_unproven_per_address
         self._total = 0
         self._by_address: Counter[str] = Counter()
+        # Ordered by age.
+        self._unproven: dict[Admission, None] = {}
+        self._unproven_by_address: defaultdict[str, dict[Admission, None]] = defaultdict(dict)
 
-    def admit(self, address: str) -> Admission | str:
-        """Admits a connection and returns its place, or returns the name of the limit that is reached."""
-        if self._max and self._total >= self._max:
-            return "limits.max.connections"
+    def admit(self, address: str, give_way: GiveWay) -> Admission | Limit:
+        """Admits a connection and returns its place, or returns the limit that is reached.
+
+        At a limit, the oldest unproven connection that counts for it gives way."""
+        limit = self.make_room(address)
+        if limit is not None:
+            return limit
+        admission = Admission(self, address, give_way)
+        self.add(admission)
+        return admission
+
+    def make_room(self, address: str) -> Limit | None:
+        """Returns the limit that does not let another connection of this address in."""
+        of_address = self._unproven_by_address.get(address, {})
+        if self._max_unproven_per_address and len(of_address) >= self._max_unproven_per_address:
+            _oldest(of_address).end(Limit.UNPROVEN_PER_ADDRESS)
         if self._max_per_address and self._by_address[address] >= self._max_per_address:
-            return "limits.max.connections.per.address"
-        self._total += 1
-        self._by_address[address] += 1
-        return Admission(self, address)
+            if not of_address:
+                return Limit.PER_ADDRESS
+            _oldest(of_address).end(Limit.PER_ADDRESS)
+        if self._max and self._total >= self._max:
+            if not self._unproven:
+                return Limit.CONNECTIONS
+            _oldest(self._unproven).end(Limit.CONNECTIONS)
+        return None
 
-    def give_back(self, address: str) -> None:
+    def add(self, admission: Admission) -> None:
+        self._total += 1
+        self._by_address[admission.address] += 1
+        self._unproven[admission] = None
+        self._unproven_by_address[admission.address][admission] = None
+
+    def prove(self, admission: Admission) -> None:
+        self._unproven.pop(admission, None)
+        of_address = self._unproven_by_address.get(admission.address)
+        if of_address is not None:
+            of_address.pop(admission, None)
+            if not of_address:
+                del self._unproven_by_address[admission.address]
+
+    def remove(self, admission: Admission) -> None:
+        self.prove(admission)
         self._total -= 1
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
+        self._by_address[admission.address] -= 1
+        if not self._by_address[admission.address]:
+            del self._by_address[admission.address]
+
+
+def _oldest(unproven: dict[Admission, None]) -> Admission:
+    return next(iter(unproven))
 
 
 def address_of(peername: object) -> str:

@@ -14,14 +14,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import cast
 
 from protocol.errors import ProtocolError, TlsHandshakeError
 from protocol.frame import frame_length
 from protocol.primitives import Buffer
-from proxy.wire.admission import Admission, address_of
-from proxy.wire.context import ConnectionContext, ConnectionRegistry, Endpoint
+from proxy.wire.admission import Admission, Limit
+from proxy.wire.connection_log import loggable
+from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, Endpoint
 from proxy.wire.exchange import Buffers, Prepare
 from proxy.wire.flow_control import DRAINING, NOT_CONNECTED, OUT_OF_TURN, PEER_IS_FULL, Outlet, ReadGate
 from proxy.wire.request_reader import RequestReader
@@ -39,9 +40,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         context: ConnectionContext,
         endpoint: Endpoint,
         registry: ConnectionRegistry[ClientConnection],
-        admission: Admission | None = None,
+        admission: Admission,
+        client: Address | None,
     ) -> None:
-        """`admission` is the place that the TLS listener took. None: `connection_made` asks for one."""
+        """`client` is the client's own address, also behind a load balancer."""
         self.connection_id = next(_connection_ids)
         self.queue = ResponseQueue(context.limits.max_in_flight)
         self.last_active_s = 0.0
@@ -51,6 +53,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._endpoint = endpoint
         self._registry = registry
         self._admission = admission
+        self._client = client
+        self._is_proven = False
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = RequestReader(context, self, self.queue, self._must_wait, self._prepare)
@@ -70,6 +74,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         """The next turn of `advance`, in which stashed requests go on."""
 
     @property
+    def has_broker(self) -> bool:
+        """Whether a connection to the broker is open, or was."""
+        return self._upstream is not None
+
+    @property
     def node_id(self) -> int | None:
         return self._endpoint.node_id
 
@@ -79,14 +88,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._outlet.attach(transport)
         self._gate.attach(transport)
         self.last_active_s = self._loop.time()
-        if self._admission is None:
-            admitted = self._context.admissions.admit(address_of(transport.get_extra_info("peername")))
-            if isinstance(admitted, str):
-                self._context.metrics.rejected_connections += 1
-                logger.warning("connection refused: the limit %s is reached", admitted, extra=self._who())
-                transport.abort()
-                return
-            self._admission = admitted
+        self._admission.give_way = self._give_way
         self._registry.add(self)
         self._context.metrics.accepted_connections += 1
         self._context.metrics.open_connections += 1
@@ -126,8 +128,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._upstream.close()
         self.queue.abandon_all()
         self._reader.abandon()
-        if self._admission is not None:
-            self._admission.give_back()
+        self._admission.give_back()
         if self in self._registry:
             self._registry.discard(self)
             self._context.metrics.open_connections -= 1
@@ -199,7 +200,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             upstream = await connect_upstream(self._context, self._endpoint, self)
         except UpstreamUnavailableError as error:
-            logger.warning("broker unreachable, closing the client's connection: %s", error, extra=self._who())
+            self._log(
+                logging.WARNING,
+                "upstream_unreachable",
+                f"broker unreachable, closing the client's connection: {error}",
+            )
             self.close("upstream_unreachable")
             return
         if self._is_closing:
@@ -294,6 +299,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
         Whatever ends a wait calls this: a response, an answer, a drained client, a connected broker."""
         self._again = None
+        if not self._is_proven:
+            self._look_whether_proven()
         self.commit_answers(aliases_pool=False)
         if self._is_closing:
             return
@@ -302,6 +309,16 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self._reader.has_stash:
             self._gate.resume(NOT_CONNECTED | OUT_OF_TURN)
         self._close_if_done()
+
+    def _look_whether_proven(self) -> None:
+        sasl, reader = self._context.brokers_ask_for_sasl, self._reader
+        if reader.sasl.is_authenticated if sasl else reader.has_request:
+            self._is_proven = True
+            self._admission.prove()
+
+    def _give_way(self, limit: Limit) -> None:
+        self._log(logging.WARNING, limit.cause, f"closing the connection: {limit.said}")
+        self.abort(limit.cause)
 
     def _read_stashed(self) -> None:
         """Processes stashed requests, up to the first that must wait.
@@ -358,6 +375,15 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._upstream is not None:
             self._upstream.close()
 
+    def close_idle(self) -> None:
+        if not self._is_closing:
+            self._log(logging.INFO, "idle", "closing the connection: it is idle, and has no connection to a broker")
+            self.close("idle")
+
+    def _on_timeout(self, cause: str) -> None:
+        self._log(logging.INFO, cause, "closing the connection: the client does not take its last bytes, or sends none")
+        self.abort(cause)
+
     def abort(self, cause: str) -> None:
         self._is_closing = True
         self._close_cause = cause
@@ -367,38 +393,44 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _start_timer(self, timeout_ms: int, cause: str) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(timeout_ms / 1000, self.abort, cause)
+        self._timer = self._loop.call_later(timeout_ms / 1000, self._on_timeout, cause)
 
     def fail(self, peer: str, error: Exception) -> None:
         """Logs the error in one line, sends the answers that are complete, then closes both connections."""
         if self._is_closing:
             return
-        log_failure(logger, peer, error, self._who())
+        self._log_failure(peer, error)
         self._emit_answers()
         self._flush(aliases_pool=True)
         self.close("protocol_error" if isinstance(error, ProtocolError) else "handler_error")
 
+    def _log_failure(self, peer: str, error: Exception) -> None:
+        """`peer` is the sender of the faulty bytes: "client" or "broker"."""
+        match error:
+            case TlsHandshakeError() if peer == "broker":
+                said = "closing the connection: the broker speaks TLS: set [upstream.tls]"
+            case TlsHandshakeError():
+                said = (
+                    "a client speaks TLS on this plain-text port: set security.protocol=PLAINTEXT (or SASL_PLAINTEXT) "
+                    "in the client, or give the proxy a certificate ([listener.tls])"
+                )
+            case ProtocolError():
+                said = f"closing the connection: the {peer} sent {error}"
+            case _:
+                fields = self._context.log.fields_of_next("handler_error", self._who())
+                if fields is not None:
+                    logger.error("closing the connection: a request handler failed", exc_info=error, extra=fields)
+                return
+        self._log(logging.WARNING, "protocol_error", said)
+
+    def _log(self, level: int, reason: str, message: str) -> None:
+        self._context.log.log(level, reason, message, self._who())
+
     def _who(self) -> dict[str, object]:
-        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        client, client_id = self._client, self._reader.client_id
         return {
             "connection_id": self.connection_id,
             "node_id": self.node_id,
-            "client": f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else None,
+            "client": None if client is None else f"{client[0]}:{client[1]}",
+            "client_id": None if client_id is None else loggable(client_id),
         }
-
-
-def log_failure(logger: logging.Logger, peer: str, error: Exception, who: Mapping[str, object]) -> None:
-    """`peer` is the sender of the faulty bytes: "client" or "broker"."""
-    match error:
-        case TlsHandshakeError() if peer == "broker":
-            logger.warning("closing the connection: the broker speaks TLS: set [upstream.tls]", extra=who)
-        case TlsHandshakeError():
-            logger.warning(
-                "a client speaks TLS on this plain-text port: set security.protocol=PLAINTEXT (or SASL_PLAINTEXT) "
-                "in the client, or give the proxy a certificate ([listener.tls])",
-                extra=who,
-            )
-        case ProtocolError():
-            logger.warning("closing the connection: the %s sent %s", peer, error, extra=who)
-        case _:
-            logger.error("closing the connection: a request handler failed", exc_info=error, extra=who)

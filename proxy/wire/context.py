@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admissions
+from proxy.wire.connection_log import ConnectionLog
 from proxy.wire.exchange import Buffers, Handler, PrefixHandler
 from proxy.wire.flow_control import BufferPool
 from tiers.broker.tls import TlsContext
@@ -77,6 +78,7 @@ class ConnectionContext:
     """Starts a task in the server's task group."""
     clock_ms: Callable[[], int]
     admissions: Admissions
+    log: ConnectionLog
     drain_answers: Mapping[int, DrainAnswer] = field(default_factory=dict)
     """By API key: builds the answer to a request that still waits when the proxy drains."""
     upstream_tls: TlsContext | None = None

@@ -7,6 +7,7 @@ requests that must wait. The stash is never more than one read, because the conn
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Callable, Coroutine, Sequence
 from typing import cast
@@ -15,7 +16,7 @@ from protocol.api_keys import ApiKey
 from protocol.errors import FrameSizeError, ProtocolError, TruncatedError
 from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES, FramePart, FrameTracker, frame_length
 from protocol.header import parse_request_head
-from protocol.primitives import Buffer
+from protocol.primitives import Buffer, read_string_bounds
 from proxy.wire.context import ConnectionContext
 from proxy.wire.exchange import Answer, Forward, Handler, PrefixHandler, Prepare, Request
 from proxy.wire.flow_control import owned_parts
@@ -47,6 +48,10 @@ class RequestReader:
         self.upstream: UpstreamConnection | None = None
         self.is_mid_frame = False
         """A request has begun and is not complete."""
+        self.has_request = False
+        """The client's first request has arrived whole."""
+        self.client_id: str | None = None
+        """The client id of the first request that has one in its first piece, for the log."""
         self.sasl = SaslExchange()
         self.is_preparing = False
         """The last request has its place in the queue, but has not been sent yet."""
@@ -71,7 +76,10 @@ class RequestReader:
 
     def read(self, data: memoryview) -> None:
         """Processes the bytes of one read. Raises `ProtocolError`, and the exceptions of handlers."""
-        self._process(self._tracker.feed(data), aliases_pool=True)
+        parts = self._tracker.feed(data)
+        if not self.has_request:
+            self.has_request = any(not part.remaining for part in parts)
+        self._process(parts, aliases_pool=True)
 
     def read_stashed(self) -> None:
         """Processes stashed requests, up to the first that must wait."""
@@ -107,6 +115,8 @@ class RequestReader:
         if part.size < REQUEST_HEAD_BYTES:
             raise TruncatedError(f"a request of {part.size} bytes, which is too short for its header")
         api_key, api_version, correlation_id = _HEAD.unpack_from(part.data, LENGTH_BYTES)
+        if self.client_id is None:
+            self._learn_client_id(part)
         if context.brokers_ask_for_sasl and not self.sasl.is_authenticated:
             self._check_unauthenticated(part, api_key)
         if api_key in AUTHENTICATION_APIS:
@@ -127,6 +137,11 @@ class RequestReader:
         slot.request = Request(api_key, api_version, correlation_id, b"", context.clock_ms())
         self._slot = slot
         self._examine(part.data, part.remaining)
+
+    def _learn_client_id(self, part: FramePart) -> None:
+        with contextlib.suppress(TruncatedError):
+            start, end = read_string_bounds(part.data, LENGTH_BYTES + REQUEST_HEAD_BYTES, compact=False)
+            self.client_id = str(part.data[start : max(start, end)], "utf-8", "replace")
 
     def _check_unauthenticated(self, part: FramePart, api_key: int) -> None:
         """Lets only those requests pass that a broker answers before it has authenticated the client."""

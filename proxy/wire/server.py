@@ -14,13 +14,15 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
 
 from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Admissions
+from proxy.wire.client_listener import ClientListener
 from proxy.wire.connection import ClientConnection
+from proxy.wire.connection_log import ConnectionLog
 from proxy.wire.context import CLOSE_TIMEOUT_MS, Address, ConnectionContext, ConnectionRegistry, DrainAnswer, Router
-from proxy.wire.tls_listener import TlsListener
 from tiers.broker.tls import TlsContext
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class ProxyServer:
         upstream_tls: TlsContext | None = None,
         brokers_ask_for_sasl: bool = False,
         close_timeout_ms: int = CLOSE_TIMEOUT_MS,
+        proxy_networks: Sequence[IPv4Network | IPv6Network] = (),
     ) -> None:
         """`tls` is for clients, `upstream_tls` for brokers. None means plain text."""
         self._limits = limits
@@ -89,8 +92,9 @@ class ProxyServer:
         self._upstream_tls = upstream_tls
         self._brokers_ask_for_sasl = brokers_ask_for_sasl
         self._close_timeout_ms = close_timeout_ms
+        self._proxy_networks = proxy_networks
         self._connections = ConnectionRegistry[ClientConnection]()
-        self._servers: dict[Address, asyncio.Server | TlsListener] = {}
+        self._servers: dict[Address, ClientListener] = {}
         self._tasks = asyncio.TaskGroup()
         self._is_draining = False
         self._idle_sweep: asyncio.Task[None] | None = None
@@ -103,7 +107,13 @@ class ProxyServer:
             self._metrics,
             self.spawn,
             self._clock_ms,
-            Admissions(self._limits.max_connections, self._limits.max_connections_per_address),
+            Admissions(
+                self._limits.max_connections,
+                self._limits.max_connections_per_address,
+                self._limits.max_unauthenticated_connections_per_address,
+                self._limits.connection_setup_timeout_ms,
+            ),
+            ConnectionLog(logger, self._clock_ms),
             self._early_answers,
             upstream_tls=self._upstream_tls,
             brokers_ask_for_sasl=self._brokers_ask_for_sasl,
@@ -134,30 +144,15 @@ class ProxyServer:
         Port 0 picks a free port. Raises `OSError`."""
         listener = bind(host, port, reuse_port=self._reuse_port)
         bound: Address = listener.getsockname()[:2]
-        self.spawn(self._accept(listener, bound, endpoint))
-        return bound
-
-    async def _accept(self, listener: socket.socket, bound: Address, endpoint: BrokerEndpoint) -> None:
-        if self._stops():
+        if self._is_draining:
             listener.close()
-            return
+            return bound
 
-        def make(admission: Admission | None = None) -> ClientConnection:
-            return ClientConnection(self._context, endpoint, self._connections, admission)
+        def make(admission: Admission, client: Address | None) -> ClientConnection:
+            return ClientConnection(self._context, endpoint, self._connections, admission, client)
 
-        if self._tls is not None:
-            self._servers[bound] = TlsListener(
-                listener, self._tls, make, self._context.admissions, self._limits, self._metrics, self.spawn
-            )
-            return
-        self._servers[bound] = await asyncio.get_running_loop().create_server(
-            make, sock=listener, backlog=LISTEN_BACKLOG
-        )
-        if self._stops():
-            self.stop_listening()
-
-    def _stops(self) -> bool:
-        return self._is_draining
+        self._servers[bound] = ClientListener(listener, self._tls, self._proxy_networks, make, self._context)
+        return bound
 
     def stop_listening(self) -> None:
         self._is_draining = True
@@ -200,5 +195,5 @@ class ProxyServer:
         while True:
             await asyncio.sleep(timeout_s / _IDLE_SWEEPS)
             for connection in list(self._connections):
-                if loop.time() - connection.last_active_s >= timeout_s:
-                    connection.close("idle")
+                if not connection.has_broker and loop.time() - connection.last_active_s >= timeout_s:
+                    connection.close_idle()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 
 from protocol.primitives import INT32
 from proxy.config import LimitsConfig
@@ -27,7 +28,7 @@ from tests.support.fakes.broker.fake_broker import FakeBroker
 from tiers.broker.tls import TlsContext
 
 PATIENT = LimitsConfig(
-    handshake_timeout_ms=60_000, connect_timeout_ms=60_000, connect_deadline_ms=60_000, drain_timeout_ms=60_000
+    connection_setup_timeout_ms=60_000, connect_timeout_ms=60_000, connect_deadline_ms=60_000, drain_timeout_ms=60_000
 )
 """An attempt at a broker that is given up late leaves the test a connection that nobody uses."""
 
@@ -51,6 +52,7 @@ async def proxy_before(
     upstream_tls: TlsContext | None = None,
     brokers_ask_for_sasl: bool = False,
     close_timeout_ms: int = 60_000,
+    proxy_networks: Sequence[IPv4Network | IPv6Network] = (),
 ) -> AsyncIterator[Proxy]:
     metrics = ProxyMetrics()
     server = ProxyServer(
@@ -62,6 +64,7 @@ async def proxy_before(
         upstream_tls=upstream_tls,
         brokers_ask_for_sasl=brokers_ask_for_sasl,
         close_timeout_ms=close_timeout_ms,
+        proxy_networks=proxy_networks,
     )
     async with server:
         _, port = server.listen("127.0.0.1", 0, BrokerEndpoint(1, lambda: broker.addresses))

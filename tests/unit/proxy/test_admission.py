@@ -1,38 +1,106 @@
-"""Places for connections: taken up to either limit, and released once."""
+"""Places for connections: taken up to every limit, released once, and taken from unproven connections."""
 
 from __future__ import annotations
 
-from proxy.wire.admission import Admission, Admissions
+import asyncio
+
+from proxy.wire.admission import Admission, Admissions, Limit
+
+NEVER_MS = 3_600_000
 
 
-def taken(admissions: Admissions, address: str) -> Admission:
-    admitted = admissions.admit(address)
-    assert isinstance(admitted, Admission)
-    return admitted
+class Places:
+    """Admissions, and the places that gave way, in order."""
+
+    def __init__(self, total: int = 0, per_address: int = 0, unproven_per_address: int = 0) -> None:
+        self.admissions = Admissions(total, per_address, unproven_per_address, NEVER_MS)
+        self.gave_way: list[tuple[str, Limit]] = []
+
+    def ask(self, name: str, address: str = "a") -> Admission | Limit:
+        return self.admissions.admit(address, lambda limit: self.gave_way.append((name, limit)))
+
+    def take(self, name: str, address: str = "a", *, is_proven: bool = False) -> Admission:
+        admitted = self.ask(name, address)
+        assert isinstance(admitted, Admission)
+        if is_proven:
+            admitted.prove()
+        return admitted
 
 
-def test_a_limit_in_total_and_one_per_address() -> None:
-    admissions = Admissions(3, 2)
-    first, _, _ = taken(admissions, "a"), taken(admissions, "a"), taken(admissions, "b")
-    assert admissions.admit("c") == "limits.max.connections"
+async def test_a_limit_in_total_and_one_per_address() -> None:
+    places = Places(total=3, per_address=2)
+    first = places.take("1", "a", is_proven=True)
+    places.take("2", "a", is_proven=True)
+    assert places.ask("3", "a") == Limit.PER_ADDRESS
+    places.take("4", "b", is_proven=True)
+    assert places.ask("5", "c") == Limit.CONNECTIONS
     first.give_back()
-    taken(admissions, "a").give_back()
-    taken(admissions, "b")
-    assert admissions.admit("a") == "limits.max.connections"
+    places.take("6", "c", is_proven=True)
+    assert places.gave_way == []
 
 
-def test_one_address_leaves_the_others_their_places() -> None:
-    admissions = Admissions(0, 1)
-    taken(admissions, "a")
-    assert admissions.admit("a") == "limits.max.connections.per.address"
-    taken(admissions, "b")
-
-
-def test_a_place_is_released_once() -> None:
-    admissions = Admissions(2, 0)
-    first = taken(admissions, "a")
-    taken(admissions, "a")
+async def test_a_place_is_released_once() -> None:
+    places = Places(total=2)
+    first = places.take("1", is_proven=True)
+    places.take("2", is_proven=True)
     first.give_back()
     first.give_back()
-    taken(admissions, "a")
-    assert admissions.admit("a") == "limits.max.connections"
+    places.take("3", is_proven=True)
+    assert places.ask("4") == Limit.CONNECTIONS
+
+
+async def test_the_oldest_unproven_connection_gives_way() -> None:
+    places = Places(total=3)
+    places.take("1", is_proven=True)
+    for name in ("2", "3", "4", "5"):
+        places.take(name)
+    assert places.gave_way == [("2", Limit.CONNECTIONS), ("3", Limit.CONNECTIONS)]
+
+
+async def test_an_address_gives_way_to_itself() -> None:
+    places = Places(per_address=2, unproven_per_address=1)
+    places.take("other", "b")
+    places.take("1", "a")
+    places.take("2", "a")
+    assert places.gave_way == [("1", Limit.UNPROVEN_PER_ADDRESS)]
+    places.take("3", "a").prove()
+    places.take("4", "a")
+    places.take("5", "a").prove()
+    assert places.gave_way[1:] == [("2", Limit.UNPROVEN_PER_ADDRESS), ("4", Limit.UNPROVEN_PER_ADDRESS)]
+    assert places.ask("6", "a") == Limit.PER_ADDRESS
+
+
+async def test_a_connection_moves_to_the_address_of_its_client() -> None:
+    places = Places(per_address=1)
+    places.take("1", "client", is_proven=True)
+    moved = places.take("2", "balancer")
+    assert moved.move("other client") is None
+    places.take("3", "balancer")
+    assert places.gave_way == []
+    late = places.take("4", "balancer")
+    assert places.gave_way == [("3", Limit.PER_ADDRESS)]
+    assert late.move("client") == Limit.PER_ADDRESS
+    places.take("5", "balancer")
+    assert places.gave_way == [("3", Limit.PER_ADDRESS)]
+
+
+async def test_an_unproven_connection_has_a_deadline() -> None:
+    ended: list[str] = []
+    over = asyncio.Event()
+    admissions = Admissions(0, 0, 0, setup_timeout_ms=1)
+
+    def admit(name: str) -> Admission:
+        def give_way(limit: Limit) -> None:
+            assert limit == Limit.SETUP_TIMEOUT
+            ended.append(name)
+            over.set()
+
+        admitted = admissions.admit("a", give_way)
+        assert isinstance(admitted, Admission)
+        return admitted
+
+    admit("proven").prove()
+    admit("closed").give_back()
+    admit("silent")
+    await over.wait()
+    assert ended == ["silent"]

@@ -10,6 +10,7 @@ from tests.support.proxy.parsed_config import parse_config
 
 BUDGETS = [
     ("limits", "max_connections"),
+    ("limits", "max_unauthenticated_connections_per_address"),
     ("limits", "max_held_remote_bytes"),
     ("remote_log", "reader_threads"),
     ("remote_log", "reader_max_pending_tasks"),

@@ -15,7 +15,7 @@ async def test_the_connection_limit_refuses_one_more() -> None:
         await broker.accepted()
         async with connected(proxy.port) as refused:
             assert await refused.ended() == b""
-        assert proxy.metrics.rejected_connections == 1
+        assert proxy.metrics.rejected.total() == 1
         assert proxy.metrics.open_connections == 1
 
 
@@ -33,4 +33,4 @@ async def test_an_address_has_a_limit_of_its_own() -> None:
         await broker.accepted()
         async with connected(proxy.port) as refused:
             assert await refused.ended() == b""
-        assert proxy.metrics.rejected_connections == 1
+        assert proxy.metrics.rejected.total() == 1
