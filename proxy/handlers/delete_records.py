@@ -54,7 +54,7 @@ from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import delete_records_error
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import ClusterTopology, HandlerTools
-from proxy.handlers.off_loop import off_loop
+from proxy.handlers.off_loop import in_slices, off_loop
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import ConfirmedLogStart
@@ -147,7 +147,7 @@ class DeleteRecordsHandler:
         }
         checked = [one for one in asked if (one.topic, one.partition) not in state.refused]
         topics = _CurrentTopics(self._tools.topology, {one.topic for one in checked}, state.node_id)
-        found = await asyncio.gather(*(self._refusal(one, topics, timeout_ms) for one in checked))
+        found = await in_slices(checked, lambda one: self._refusal(one, topics, timeout_ms))
         for one, code in zip(checked, found, strict=True):
             if code is not None:
                 state.refused[one.topic, one.partition] = code

@@ -16,7 +16,6 @@ the topic id of each tiered topic's name: the remote tier of a deleted topic mus
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +43,8 @@ from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import UNAVAILABLE, list_offsets_error
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.off_loop import decide_when_decoded, in_slices, off_loop
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_bounds import next_local_offset
 from tiers.metadata.log_history import ConfirmedLogStart
@@ -65,11 +65,17 @@ class ListOffsetsHandler:
         self._tools = tools
         self._offsets = RemoteLogOffsetReader(tools.tiered.rlmm, tools.reader)
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+        frame, version = exchange.request.frame, exchange.request.api_version
+        check_version(ApiKey.LIST_OFFSETS, version)
+
+        def decode() -> ListOffsetsRequest:
+            return parse_list_offsets_request(frame, parse_request_header(frame).body_position, version)
+
+        return decide_when_decoded(len(frame), decode, lambda parsed: self._decide(exchange, parsed))
+
+    def _decide(self, exchange: Exchange, parsed: ListOffsetsRequest) -> tuple[Forward, HandlerState | None]:
         request = exchange.request
-        check_version(ApiKey.LIST_OFFSETS, request.api_version)
-        body_position = parse_request_header(request.frame).body_position
-        parsed = parse_list_offsets_request(request.frame, body_position, request.api_version)
         if parsed.replica_id >= 0 or all(asked.timestamp in _BROKERS_OWN for asked in parsed.partitions):
             return Forward(request.frame), None
         frame = request.frame
@@ -96,7 +102,9 @@ class ListOffsetsHandler:
 
     async def complete(self, exchange: Exchange, request: ListOffsetsRequest, payload: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.LIST_OFFSETS, request.version, payload)
-        response = parse_list_offsets_response(payload, body_position, request.version)
+        response = await off_loop(
+            len(payload), lambda: parse_list_offsets_response(payload, body_position, request.version)
+        )
         asked = {(one.topic, one.partition): one for one in request.partitions}
         settings = self._tools.settings
         timeout_ms = settings.remote_log.list_offsets_timeout_ms
@@ -104,18 +112,16 @@ class ListOffsetsHandler:
             timeout_ms = min(timeout_ms, request.timeout_ms)
         deadline_ms = exchange.request.received_at_ms + timeout_ms
         topic_ids = await self._current_ids(response.partitions, exchange.node_id, deadline_ms)
-        found = await asyncio.gather(
-            *(
-                self._answer(
-                    request,
-                    asked.get((one.topic, one.partition)),
-                    one,
-                    topic_ids,
-                    deadline_ms,
-                    exchange.connection_id,
-                )
-                for one in response.partitions
-            )
+        found = await in_slices(
+            response.partitions,
+            lambda one: self._answer(
+                request,
+                asked.get((one.topic, one.partition)),
+                one,
+                topic_ids,
+                deadline_ms,
+                exchange.connection_id,
+            ),
         )
         answers = {index: answer for index, answer in enumerate(found) if answer is not None}
         return (patch_list_offsets_response(response, answers),) if answers else (payload,)

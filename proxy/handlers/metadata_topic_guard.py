@@ -9,14 +9,14 @@ request. The readers of the topics ignore records that other programs wrote (`co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
 from protocol.apis.named_topics import NamedTopic, Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from proxy.handlers.addresses import check_version
-from proxy.handlers.off_loop import LOOP_BYTES, off_loop
+from proxy.handlers.off_loop import decide_when_decoded
 from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState, Prepare, Request
 
 REFUSAL = "This topic is one of the remote log's own: it cannot be changed through the proxy."
@@ -38,15 +38,7 @@ class MetadataTopicGuard:
     def on_request(self, exchange: Exchange) -> tuple[Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(request.api_key, request.api_version)
-        if len(request.frame) <= LOOP_BYTES:
-            return self.guarded(request)
-        state = _LaterState()
-
-        async def prepare() -> Forward:
-            forward, state.inner = await off_loop(len(request.frame), lambda: self.guarded(request))
-            return forward
-
-        return Prepare(prepare), state
+        return decide_when_decoded(len(request.frame), lambda: self.guarded(request), lambda decision: decision)
 
     def guarded(self, request: Request) -> tuple[Forward, HandlerState | None]:
         """Returns the request without our own topics. Raises `ProtocolError`."""
@@ -54,18 +46,6 @@ class MetadataTopicGuard:
         if not replaced:
             return Forward(frame), None
         return Forward(frame, hold_bytes=None), _State(request.api_key, request.api_version, replaced)
-
-
-class _LaterState:
-    """The state of a request that the thread has read. `inner` is None if the request names none of our own topics."""
-
-    inner: HandlerState | None = None
-
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        return (response,) if self.inner is None else self.inner.on_response(response)
-
-    def on_abandoned(self) -> None:
-        return
 
 
 @dataclass(frozen=True, slots=True)

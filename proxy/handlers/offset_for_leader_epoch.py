@@ -10,7 +10,6 @@ gap ends where the gap ends.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -29,7 +28,8 @@ from protocol.header import parse_request_header, response_body_position
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.leader_epochs import contains, end_offset_for
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.off_loop import decide_when_decoded, in_slices, off_loop
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import RemoteLogError
 
 _TIMEOUT_MS = 5_000
@@ -41,27 +41,32 @@ class OffsetForLeaderEpochHandler:
     def __init__(self, tools: HandlerTools) -> None:
         self._tools = tools
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
-        request = exchange.request
-        check_version(ApiKey.OFFSET_FOR_LEADER_EPOCH, request.api_version)
-        body_position = parse_request_header(request.frame).body_position
-        parsed = parse_offset_for_leader_epoch_request(request.frame, body_position, request.api_version)
-        if parsed.replica_id >= 0:
-            return Forward(request.frame), None
-        return Forward(request.frame, hold_bytes=None), _State(self, exchange, parsed)
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+        frame, version = exchange.request.frame, exchange.request.api_version
+        check_version(ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
+
+        def decode() -> OffsetForLeaderEpochRequest:
+            return parse_offset_for_leader_epoch_request(frame, parse_request_header(frame).body_position, version)
+
+        def decide(parsed: OffsetForLeaderEpochRequest) -> tuple[Forward, HandlerState | None]:
+            if parsed.replica_id >= 0:
+                return Forward(frame), None
+            return Forward(frame, hold_bytes=None), _State(self, exchange, parsed)
+
+        return decide_when_decoded(len(frame), decode, decide)
 
     async def complete(self, exchange: Exchange, request: OffsetForLeaderEpochRequest, payload: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.OFFSET_FOR_LEADER_EPOCH, request.version, payload)
-        response = parse_offset_for_leader_epoch_response(payload, body_position, request.version)
+        response = await off_loop(
+            len(payload), lambda: parse_offset_for_leader_epoch_response(payload, body_position, request.version)
+        )
         # If a request names a partition twice, the broker answers twice, and the proxy cannot match the answers.
         named = Counter((one.topic, one.partition) for one in request.partitions)
         asked = {(one.topic, one.partition): one for one in request.partitions if named[one.topic, one.partition] == 1}
         deadline_ms = exchange.request.received_at_ms + _TIMEOUT_MS
-        found = await asyncio.gather(
-            *(
-                self._answer(asked.get((one.topic, one.partition)), one, deadline_ms, exchange.connection_id)
-                for one in response.partitions
-            )
+        found = await in_slices(
+            response.partitions,
+            lambda one: self._answer(asked.get((one.topic, one.partition)), one, deadline_ms, exchange.connection_id),
         )
         answers = {index: answer for index, answer in enumerate(found) if answer is not None}
         return (patch_offset_for_leader_epoch_response(response, answers),) if answers else (payload,)

@@ -29,6 +29,7 @@ from protocol.errors import ErrorCode
 from proxy.cluster.broker_configs import BrokerValue
 from proxy.handlers.base import ClusterTopology, FetchSettings
 from proxy.handlers.metadata_topic_guard import REFUSAL
+from proxy.handlers.off_loop import in_slices
 from tiers.config.topic_policy import TopicConfig
 from tiers.config.topic_settings import (
     BROKER_DEFAULTS,
@@ -178,8 +179,8 @@ class TopicTierConfigs:
                 )
             except RemoteLogError as error:
                 return plans | {resource.name: _unknown(error) for resource in resources}
-        answers = await asyncio.gather(
-            *(self._pending(request, resource, topic_ids.get(resource.name)) for resource in resources)
+        answers = await in_slices(
+            resources, lambda resource: self._pending(request, resource, topic_ids.get(resource.name))
         )
         pending = [found for found in answers if isinstance(found, _Pending)]
         plans |= {
