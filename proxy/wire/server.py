@@ -20,6 +20,7 @@ from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Admissions
 from proxy.wire.connection import ClientConnection
 from proxy.wire.context import CLOSE_TIMEOUT_MS, Address, ConnectionContext, ConnectionRegistry, DrainAnswer, Router
+from proxy.wire.error_log import ErrorLog
 from proxy.wire.tls_listener import TlsListener
 from tiers.broker.tls import TlsContext
 
@@ -79,6 +80,7 @@ class ProxyServer:
         close_timeout_ms: int = CLOSE_TIMEOUT_MS,
     ) -> None:
         """`tls` is for clients, `upstream_tls` for brokers. None means plain text."""
+        self.errors = ErrorLog()
         self._limits = limits
         self._metrics = metrics
         self._router = router
@@ -108,6 +110,7 @@ class ProxyServer:
             upstream_tls=self._upstream_tls,
             brokers_ask_for_sasl=self._brokers_ask_for_sasl,
             close_timeout_ms=self._close_timeout_ms,
+            errors=self.errors,
         )
         if self._limits.idle_timeout_ms:
             self._idle_sweep = self.spawn(self._close_idle())
