@@ -14,8 +14,8 @@ from typing import Literal
 
 from protocol.api_keys import ApiKey
 from protocol.errors import ProtocolError
-from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES, RESPONSE_HEAD_BYTES
-from protocol.header import parse_request_header
+from protocol.frame import REQUEST_HEAD_BYTES, RESPONSE_HEAD_BYTES
+from protocol.header import parse_request_head, parse_request_header
 from protocol.primitives import Buffer
 
 IncidentKind = Literal["undecodable", "closed", "refused", "throttled"]
@@ -65,10 +65,10 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class FaultyFrame:
-    """The part of a frame that has arrived, with its length prefix. For a response, the API is that of its request."""
+    """The part of a frame's payload that has arrived. For a response, the API is that of its request."""
 
     sender: Sender
-    data: Buffer
+    payload: Buffer
     api_key: int | None = None
     api_version: int | None = None
 
@@ -134,29 +134,26 @@ def _api_name(api_key: int | None) -> str | None:
 
 def _described(frame: FaultyFrame) -> tuple[int | None, int | None, str | None, tuple[str, ...]]:
     """Returns the API key, the API version, the client id and the masked dump."""
-    data = bytes(frame.data[: MAX_DUMP_BYTES * 2])
-    size = len(frame.data)
+    data, size = frame.payload, len(frame.payload)
     if frame.sender == "broker":
-        head = LENGTH_BYTES + RESPONSE_HEAD_BYTES
-        is_open = frame.api_key in _OPEN_RESPONSES
-        return frame.api_key, frame.api_version, None, _dump(data, size, size if is_open else head)
-    head, client_id = LENGTH_BYTES + REQUEST_HEAD_BYTES, None
-    if len(data) < head:
-        return frame.api_key, frame.api_version, None, _dump(data, size, len(data))
-    api_key = int.from_bytes(data[4:6], signed=True)
-    api_version = int.from_bytes(data[6:8], signed=True)
+        shown = size if frame.api_key in _OPEN_RESPONSES else RESPONSE_HEAD_BYTES
+        return frame.api_key, frame.api_version, None, _dump(data, shown)
+    if size < REQUEST_HEAD_BYTES:
+        return frame.api_key, frame.api_version, None, _dump(data, size)
+    api_key, api_version, _ = parse_request_head(data)
     try:
-        header = parse_request_header(data[LENGTH_BYTES:])
+        header = parse_request_header(data)
     except ProtocolError:
-        # A message whose header is damaged may hide anything.
-        return api_key, api_version, None, _dump(data, size, head)
-    client_id, head = header.client_id, LENGTH_BYTES + header.body_position
-    return api_key, api_version, client_id, _dump(data, size, size if api_key in _OPEN_REQUESTS else head)
+        # Nothing tells what follows the head.
+        return api_key, api_version, None, _dump(data, REQUEST_HEAD_BYTES)
+    shown = size if api_key in _OPEN_REQUESTS else header.body_position
+    return api_key, api_version, header.client_id, _dump(data, shown)
 
 
-def _dump(data: bytes, size: int, shown: int) -> tuple[str, ...]:
-    """`size` is the size of all bytes that arrived. The bytes from `shown` on are masked."""
-    shown = min(shown, len(data), MAX_DUMP_BYTES)
+def _dump(data: Buffer, shown: int) -> tuple[str, ...]:
+    """The bytes from `shown` on are masked."""
+    size = len(data)
+    shown = min(shown, size, MAX_DUMP_BYTES)
     # Masked bytes have no content to show: one line of them is enough to tell where they begin.
     end = min(size, MAX_DUMP_BYTES, shown + (-shown % _BYTES_PER_LINE) + _BYTES_PER_LINE)
     lines = []

@@ -17,6 +17,7 @@ from protocol.errors import FrameSizeError, ProtocolError, TruncatedError
 from protocol.frame import LENGTH_BYTES, MAX_INT32, RESPONSE_HEAD_BYTES, FramePart, FrameTracker
 from protocol.primitives import INT32, Buffer
 from proxy.wire.context import ConnectionContext, Endpoint
+from proxy.wire.error_log import FaultyFrame, Sender
 from proxy.wire.exchange import Buffers
 from proxy.wire.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
 from proxy.wire.response_queue import ResponseQueue, Slot
@@ -66,7 +67,7 @@ class ClientSide(Protocol):
 
     def on_upstream_gone(self) -> None: ...
 
-    def fail(self, peer: str, error: Exception) -> None: ...
+    def fail(self, peer: Sender, error: Exception, frame: FaultyFrame | None = None) -> None: ...
 
 
 class UpstreamConnection(asyncio.BufferedProtocol):
@@ -82,6 +83,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._stash: list[FramePart] = []
         self._slot: Slot | None = None
         self._held: bytearray | None = None
+        self._begun: Buffer | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -110,7 +112,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         try:
             self._process(self._tracker.feed(data), aliases_pool=True)
         except Exception as error:
-            client.fail("broker", error)
+            client.fail("broker", error, self._faulty_frame())
 
     def eof_received(self) -> bool:
         self._client.on_upstream_gone()
@@ -154,7 +156,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         try:
             self._process(stash, aliases_pool=False)
         except Exception as error:
-            self._client.fail("broker", error)
+            self._client.fail("broker", error, self._faulty_frame())
             return
         if not self._stash:
             self.gate.resume(OUT_OF_TURN)
@@ -187,6 +189,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _begin(self, part: FramePart) -> None:
         slot = self._client.queue.awaiting.popleft()
         self._slot = slot
+        self._begun = part.data[LENGTH_BYTES:]
         if not slot.is_raw_token:
             _check_head(slot, part)
         if slot.answer is not None:
@@ -227,7 +230,17 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             if not slot.future.done():
                 slot.future.set_result(response)
         elif slot.answer is None:
+            self._begun = response
             self._client.on_held(slot, response)
+            self._begun = None  # a large response must not stay in memory
+
+    def _faulty_frame(self) -> FaultyFrame | None:
+        """Returns the response that was read when an error was raised. None: it answers no request."""
+        slot = self._slot
+        if slot is None or self._begun is None:
+            return None
+        api_key = None if slot.is_raw_token else slot.api_key
+        return FaultyFrame("broker", self._begun, api_key, slot.api_version)
 
 
 def _check_head(slot: Slot, part: FramePart) -> None:
