@@ -31,7 +31,7 @@ Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 
 
 class ClusterTopology(Protocol):
-    """The topics and addresses that the latest Metadata responses named."""
+    """The topics that clients use, and the addresses of the brokers."""
 
     def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
         """Returns the known id of a topic. None: the name is unknown or was learned more than `max_age_ms` ago.

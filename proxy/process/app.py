@@ -9,6 +9,7 @@ A `RemoteLogProcess` runs beside the workers.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -33,7 +34,7 @@ from proxy.process.admin_http import admin_http
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
-from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
+from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, own_topics_of, remote_tier
 from proxy.wire.context import Router
 from proxy.wire.drain_answers import DRAIN_ANSWERS
 from proxy.wire.exchange import Handler
@@ -103,6 +104,7 @@ class Proxy:
             listener_addresses(config),
             lambda host, port, endpoint: self.server.listen(host, port, endpoint),
             clock_ms=monotonic_ms,
+            own_topics=own_topics_of(config),
             refresh_interval_ms=config.upstream.metadata_max_age_ms,
         )
         self.handlers = pass_through_handlers(self.topology.advertised_address)
@@ -209,7 +211,7 @@ class RemoteLogProcess:
         failing = LastingTrouble(logger, "no broker answers, trying again", "a broker answers", clock_ms=monotonic_ms)
         while True:
             try:
-                cluster_id = (await self._client.metadata(0)).cluster_id
+                cluster_id = (await self._client.brokers(0)).cluster_id
                 failing.ended()
                 return cluster_id
             except BrokerRefusedError:
@@ -293,5 +295,8 @@ async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> 
 
 def serve(config: TidegateConfig, make_role: MakeRole = Proxy, admin: socket.socket | None = None) -> None:
     """Calls `run` on a new event loop."""
+    # The modules stay for good. So a full collection, which holds up the loop, need not look at their objects.
+    gc.collect()
+    gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(config, None, make_role, admin))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import cast
 from uuid import UUID
 
 import pytest
 
+from proxy.cluster.topic_directory import KEPT_FOR_MS, MAX_TOPICS
 from proxy.cluster.topology import ListenerAddresses, Topology
 from proxy.wire.context import Address
 from proxy.wire.server import BrokerEndpoint
@@ -27,22 +28,37 @@ class ScriptedClient:
         self.topics: Mapping[str, UUID] = {}
         self.now_ms = 0
         self.reads = 0
+        self.asked: list[list[str]] = []
+        """The names in each request."""
+        self.was_asked = asyncio.Event()
+        self.is_slow: asyncio.Event | None = None
         self.trouble: str | None = None
         self.refuses = False
 
-    async def metadata(self, max_age_ms: int, timeout_ms: int | None = None) -> ClusterMetadata:
+    async def named(
+        self, names: Collection[str], ids: Collection[UUID] = (), timeout_ms: int | None = None
+    ) -> ClusterMetadata:
         self.reads += 1
+        self.asked.append(sorted(names))
+        asked_at_ms = self.now_ms
+        self.was_asked.set()
+        if self.is_slow is not None:
+            await self.is_slow.wait()
         if self.trouble is not None and self.refuses:
             raise BrokerRefusedError(self.trouble)
         if self.trouble is not None:
             raise BrokerError(self.trouble, retriable=True)
-        topics = {name: TopicMetadata(name, topic_id, {}) for name, topic_id in self.topics.items()}
+        topics = {
+            name: TopicMetadata(name, topic_id, {})
+            for name, topic_id in self.topics.items()
+            if name in names or topic_id in ids
+        }
         return ClusterMetadata(
             "cluster",
             1,
             {node_id: Broker(node_id, *address) for node_id, address in self.brokers.items()},
             topics,
-            self.now_ms,
+            asked_at_ms,
             {topic.topic_id: topic for topic in topics.values()},
         )
 
@@ -58,6 +74,7 @@ class Rig:
             ADDRESSES,
             self.listen,
             clock_ms=lambda: self.client.now_ms,
+            own_topics=["own"],
             refresh_interval_ms=60_000,
         )
 
@@ -146,6 +163,7 @@ async def test_a_cluster_that_does_not_answer_leaves_what_is_known() -> None:
 async def test_topic_ids_have_an_age() -> None:
     rig = Rig()
     rig.client.topics = {"t": UUID(int=7)}
+    assert rig.topology.topic_id("t") is None
     await rig.topology.refresh()
     rig.client.now_ms = 1_000
     assert rig.topology.topic_id("t") == UUID(int=7)
@@ -174,6 +192,56 @@ async def test_the_name_of_a_topic_is_asked_for_once() -> None:
     assert await rig.topology.resolve_topic_name(UUID(int=7), 999, 1_000) == "t"
     with pytest.raises(BrokerError):
         await rig.topology.resolve_topic_name(UUID(int=8), 999, 1_000)
+
+
+async def test_a_refresh_names_the_topics_that_requests_name() -> None:
+    rig = Rig()
+    rig.client.topics = {"own": UUID(int=1), "t": UUID(int=7), "u": UUID(int=8)}
+    await rig.topology.refresh()
+    assert rig.topology.topic_name(UUID(int=1)) == "own"
+    assert rig.topology.topic_name(UUID(int=7)) is None
+    assert rig.topology.topic_id("t") is None
+    await rig.topology.refresh()
+    assert rig.topology.topic_id("t") == UUID(int=7)
+    assert await rig.topology.resolve_topic_id("u", 0, 1_000) == UUID(int=8)
+    assert rig.client.asked == [["own"], ["own", "t"], ["u"]]
+
+
+async def test_a_topic_that_no_request_names_is_forgotten() -> None:
+    rig = Rig()
+    rig.client.topics = {"own": UUID(int=1), "t": UUID(int=7), "u": UUID(int=8)}
+    for name in ("t", "u"):
+        await rig.topology.resolve_topic_id(name, 0, 1_000)
+    rig.client.now_ms = KEPT_FOR_MS
+    assert rig.topology.topic_id("u") == UUID(int=8)
+    rig.client.now_ms += 1
+    await rig.topology.refresh()
+    assert rig.client.asked[-1] == ["own", "u"]
+    assert rig.topology.topic_name(UUID(int=7)) is None
+
+
+async def test_the_number_of_known_topics_is_bounded() -> None:
+    rig = Rig()
+    rig.client.topics = {"own": UUID(int=1)}
+    await rig.topology.refresh()
+    for number in range(2 * MAX_TOPICS):
+        assert rig.topology.topic_id(f"made-up-{number}") is None
+    await rig.topology.refresh()
+    assert len(rig.client.asked[-1]) == MAX_TOPICS
+    assert rig.topology.topic_name(UUID(int=1)) == "own"
+
+
+async def test_callers_that_wait_for_topics_share_a_request() -> None:
+    rig = Rig()
+    rig.client.topics = {name: UUID(int=number) for number, name in enumerate("abcd", 1)}
+    rig.client.is_slow = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        found = [tasks.create_task(rig.topology.resolve_topic_id(name, 0, 1_000)) for name in "abcdbx"]
+        await rig.client.was_asked.wait()
+        rig.client.now_ms = 5
+        rig.client.is_slow.set()
+    assert [one.result() for one in found] == [*(UUID(int=number) for number in (1, 2, 3, 4, 2)), None]
+    assert rig.client.asked == [["a"], ["b", "c", "d", "x"]]
 
 
 async def test_a_refusal_is_final_only_before_the_first_success(caplog: pytest.LogCaptureFixture) -> None:
