@@ -210,7 +210,11 @@ class LimitsConfig(Section):
         default=20_000,
         validation_alias="connect.deadline.ms",
         gt=0,
-        description="The deadline of all attempts to connect to a broker, while the client waits.",
+        description=(
+            "The deadline of all attempts to connect to a broker, while the client waits. Each address is tried once. "
+            "If all of them fail, the proxy closes the client's connection at once, so that the client looks for "
+            "another broker."
+        ),
     )
     idle_timeout_ms: DurationMs = Field(
         default=0,
