@@ -18,6 +18,7 @@ from protocol.errors import ErrorCode
 from proxy.cluster.topic_directory import TopicDirectory
 from proxy.wire.context import Address
 from proxy.wire.server import BrokerEndpoint
+from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, BrokerRefusedError
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 Listen = Callable[[str, int, BrokerEndpoint], object]
 MAX_PORT = 65_535
+_BROKERS_AT_ONCE = 16
+_ONE_BROKER_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +250,23 @@ class Topology:
             return {}
         answer = await self._client.named(names, (), timeout_ms, node_id=node_id)
         return {topic.name: topic.topic_id for topic in answer.topics.values() if topic.error == ErrorCode.NONE}
+
+    async def all_topic_ids(self, names: Collection[str], timeout_ms: int) -> Mapping[str, Collection[UUID]]:
+        """Returns the ids that the topics have at any broker that can be reached. Raises `BrokerError` without one."""
+        nodes = list((await self._client.brokers(timeout_ms=timeout_ms)).brokers)
+        one_ms = min(_ONE_BROKER_MS, timeout_ms)
+
+        async def said_by(node_id: int) -> Mapping[str, UUID] | BrokerError:
+            try:
+                return await self.current_topic_ids(names, node_id, one_ms)
+            except BrokerError as error:
+                return error
+
+        answers = await bounded_gather(nodes, said_by, _BROKERS_AT_ONCE)
+        found = [answer for answer in answers if not isinstance(answer, BrokerError)]
+        if not found:
+            raise BrokerError(f"no broker tells the ids of topics: {answers[0]}", retriable=True)
+        return {name: {answer[name] for answer in found if name in answer} for name in names}
 
     def topic_name(self, topic_id: UUID) -> str | None:
         return self._topics.topic_name(topic_id)

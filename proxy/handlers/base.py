@@ -51,6 +51,11 @@ class ClusterTopology(Protocol):
         A broker learns of a topic before it answers requests for the topic's log. Therefore an answer that the broker
         gave before this call is not about a topic that was created later under the same name. Raises `BrokerError`."""
 
+    async def all_topic_ids(self, names: Collection[str], timeout_ms: int) -> Mapping[str, Collection[UUID]]:
+        """Asks every broker that can be reached for the ids of the topics: one may know a topic that is deleted.
+
+        Raises `BrokerError` if no broker answers."""
+
     def topic_name(self, topic_id: UUID) -> str | None: ...
 
     async def resolve_topic_name(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> str | None:

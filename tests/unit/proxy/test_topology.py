@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import cast
 from uuid import UUID
 
@@ -24,8 +24,11 @@ class ScriptedClient:
     """Answers Metadata with what the test says, at the time of the test's clock."""
 
     def __init__(self) -> None:
-        self.brokers: dict[int, Address] = {}
-        self.topics: Mapping[str, UUID] = {}
+        self.addresses: dict[int, Address] = {}
+        self.topics: dict[str, UUID] = {}
+        self.said_by: dict[int | None, dict[str, UUID]] = {}
+        """The topics that one broker knows otherwise."""
+        self.dead: set[int | None] = set()
         self.now_ms = 0
         self.reads = 0
         self.asked: list[list[str]] = []
@@ -35,10 +38,20 @@ class ScriptedClient:
         self.trouble: str | None = None
         self.refuses = False
 
+    async def brokers(self, max_age_ms: int = 0, timeout_ms: int | None = None) -> ClusterMetadata:
+        return await self.named(())
+
     async def named(
-        self, names: Collection[str], ids: Collection[UUID] = (), timeout_ms: int | None = None
+        self,
+        names: Collection[str],
+        ids: Collection[UUID] = (),
+        timeout_ms: int | None = None,
+        *,
+        node_id: int | None = None,
     ) -> ClusterMetadata:
         self.reads += 1
+        if node_id in self.dead:
+            raise BrokerError("it is dead", retriable=True)
         self.asked.append(sorted(names))
         asked_at_ms = self.now_ms
         self.was_asked.set()
@@ -50,13 +63,13 @@ class ScriptedClient:
             raise BrokerError(self.trouble, retriable=True)
         topics = {
             name: TopicMetadata(name, topic_id, {})
-            for name, topic_id in self.topics.items()
+            for name, topic_id in (self.topics | self.said_by.get(node_id, {})).items()
             if name in names or topic_id in ids
         }
         return ClusterMetadata(
             "cluster",
             1,
-            {node_id: Broker(node_id, *address) for node_id, address in self.brokers.items()},
+            {node_id: Broker(node_id, *address) for node_id, address in self.addresses.items()},
             topics,
             asked_at_ms,
             {topic.topic_id: topic for topic in topics.values()},
@@ -86,7 +99,7 @@ class Rig:
 
 async def test_every_broker_has_a_listener_once_the_cluster_was_read() -> None:
     rig = Rig()
-    rig.client.brokers = {1: ("a", 9), 7: ("b", 9)}
+    rig.client.addresses = {1: ("a", 9), 7: ("b", 9)}
     readiness = [rig.topology.is_ready]
     assert await rig.topology.refresh()
     readiness.append(rig.topology.is_ready)
@@ -103,9 +116,9 @@ async def test_every_broker_has_a_listener_once_the_cluster_was_read() -> None:
 
 async def test_a_broker_that_moves_keeps_its_port() -> None:
     rig = Rig()
-    rig.client.brokers = {1: ("a", 9)}
+    rig.client.addresses = {1: ("a", 9)}
     await rig.topology.refresh()
-    rig.client.brokers = {1: ("c", 10)}
+    rig.client.addresses = {1: ("c", 10)}
     await rig.topology.refresh()
     assert rig.listeners[9101].addresses() == (("c", 10),)
     assert list(rig.listeners) == [9101]
@@ -113,11 +126,11 @@ async def test_a_broker_that_moves_keeps_its_port() -> None:
 
 async def test_a_broker_in_a_relayed_answer_gets_a_listener_at_once() -> None:
     rig = Rig()
-    rig.client.brokers = {1: ("a", 9)}
+    rig.client.addresses = {1: ("a", 9)}
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(rig.topology.run())
         await rig.topology.wait_until_ready()
-        rig.client.brokers[2] = ("b", 9)
+        rig.client.addresses[2] = ("b", 9)
         assert rig.topology.advertised_address(2) == ("proxy.example", 9102)
         endpoint = rig.listeners[9102]
         assert endpoint.addresses() == ()
@@ -133,7 +146,7 @@ async def test_the_bootstrap_port_leads_to_any_broker() -> None:
     rig.topology.listen_for_bootstrap()
     assert rig.listeners[9092].node_id is None
     assert rig.listeners[9092].addresses() == (("boot", 1),)
-    rig.client.brokers = {1: ("a", 9)}
+    rig.client.addresses = {1: ("a", 9)}
     await rig.topology.refresh()
     assert rig.listeners[9092].addresses() == (("boot", 1), ("a", 9))
 
@@ -141,7 +154,7 @@ async def test_the_bootstrap_port_leads_to_any_broker() -> None:
 async def test_a_port_that_cannot_be_bound_is_retried_and_hides_the_broker() -> None:
     rig = Rig()
     rig.taken_ports = {9101}
-    rig.client.brokers = {1: ("a", 9)}
+    rig.client.addresses = {1: ("a", 9)}
     await rig.topology.refresh()
     assert rig.topology.advertised_address(1) == ("proxy.example", 9101)
     assert rig.listeners == {}
@@ -152,7 +165,7 @@ async def test_a_port_that_cannot_be_bound_is_retried_and_hides_the_broker() -> 
 
 async def test_a_cluster_that_does_not_answer_leaves_what_is_known() -> None:
     rig = Rig()
-    rig.client.brokers = {1: ("a", 9)}
+    rig.client.addresses = {1: ("a", 9)}
     await rig.topology.refresh()
     rig.client.trouble = "down"
     assert not await rig.topology.refresh()
@@ -242,6 +255,18 @@ async def test_callers_that_wait_for_topics_share_a_request() -> None:
         rig.client.is_slow.set()
     assert [one.result() for one in found] == [*(UUID(int=number) for number in (1, 2, 3, 4, 2)), None]
     assert rig.client.asked == [["a"], ["b", "c", "d", "x"]]
+
+
+async def test_every_broker_that_answers_is_asked_for_former_topics() -> None:
+    rig = Rig()
+    rig.client.addresses = {1: ("a", 9), 2: ("b", 9), 3: ("c", 9)}
+    rig.client.topics = {"t": UUID(int=7)}
+    rig.client.said_by = {2: {"t": UUID(int=6)}}
+    rig.client.dead = {3}
+    assert await rig.topology.all_topic_ids(["t", "u"], 1_000) == {"t": {UUID(int=6), UUID(int=7)}, "u": set()}
+    rig.client.dead = {1, 2, 3}
+    with pytest.raises(BrokerError):
+        await rig.topology.all_topic_ids(["t"], 1_000)
 
 
 async def test_a_refusal_is_final_only_before_the_first_success(caplog: pytest.LogCaptureFixture) -> None:
