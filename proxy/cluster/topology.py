@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 Listen = Callable[[str, int, BrokerEndpoint], object]
 MAX_PORT = 65_535
+_DISCARD_PORT = 9
 _BROKERS_AT_ONCE = 16
 _ONE_BROKER_MS = 2_000
 
@@ -68,6 +69,8 @@ class Topology:
         self._timeout_ms = timeout_ms
         self._metadata: ClusterMetadata | None = None
         self._listening: set[int] = set()
+        self._unserved: dict[int, str] = {}
+        """By node id: why the broker's listener cannot be opened."""
         self._wake = asyncio.Event()
         self._first_read = asyncio.Event()
         self._trouble: str | None = None
@@ -93,6 +96,11 @@ class Topology:
     def trouble(self) -> str | None:
         """Why the last attempt to read the cluster failed. None if it succeeded."""
         return self._trouble
+
+    @property
+    def unserved(self) -> list[str]:
+        """The brokers that clients cannot reach through the proxy, one line each."""
+        return [f"broker {node_id} has no listener: {reason}" for node_id, reason in sorted(self._unserved.items())]
 
     async def wait_for_cluster(self) -> None:
         """Waits until the cluster has been read once. Opens no listeners. Raises `BrokerRefusedError`."""
@@ -159,8 +167,11 @@ class Topology:
     def _follow(self, metadata: ClusterMetadata) -> None:
         before = {} if self._metadata is None or not self.is_ready else self._metadata.brokers
         self._metadata = metadata
+        self._unserved = {node_id: why for node_id, why in self._unserved.items() if node_id in metadata.brokers}
         for node_id, broker in metadata.brokers.items():
             self._listen_for(node_id)
+            if node_id not in self._listening:
+                continue
             known = before.get(node_id)
             if known is None or (known.host, known.port) != (broker.host, broker.port):
                 host, port = self._addresses.advertised(node_id)
@@ -178,23 +189,34 @@ class Topology:
         try:
             if port > MAX_PORT:
                 raise OSError(f"port {port} does not exist: lower listener.base.port")
+            if port == self._addresses.bootstrap_port:
+                raise OSError(f"port {port} is listener.bootstrap.port: change one of the two settings")
             self._listen(self._addresses.host, port, BrokerEndpoint(node_id, lambda: self.broker_addresses(node_id)))
         except OSError as error:
-            logger.error(
-                "the listener for broker %d cannot be opened: %s",
-                node_id, error,
-                extra={"node_id": node_id, "port": port},
-            )  # fmt: skip
+            reason = error.strerror or str(error)
+            if self._unserved.get(node_id) != reason:
+                self._unserved[node_id] = reason
+                logger.error(
+                    "the listener for broker %d cannot be opened: %s",
+                    node_id, reason,
+                    extra={"node_id": node_id, "port": port},
+                )  # fmt: skip
             return
         self._listening.add(node_id)
+        if self._unserved.pop(node_id, None) is not None:
+            logger.info("the listener for a broker is open now", extra={"node_id": node_id, "port": port})
 
     # Addresses
 
     def advertised_address(self, node_id: int) -> Address:
-        """Returns the address at which clients reach the broker through the proxy. Binds a listener for a new node."""
-        if node_id not in self._listening:
+        """Returns the address at which clients reach the broker through the proxy. Binds a listener for a new node.
+
+        If the port cannot be bound, a stranger may serve it. Clients then get a name that has no address."""
+        if node_id not in self._listening and node_id not in self._unserved:
             self._listen_for(node_id)
             self._wake.set()
+        if node_id in self._unserved:
+            return f"broker-{node_id}-has-no-listener.invalid", _DISCARD_PORT
         return self._addresses.advertised(node_id)
 
     def address_map(self) -> dict[int, tuple[Address, Address]]:

@@ -15,6 +15,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Protocol
 
 import uvloop
@@ -32,13 +33,14 @@ from proxy.handlers.produce import ProduceHandler
 from proxy.metrics import ProxyMetrics
 from proxy.process.admin_http import admin_http
 from proxy.process.local_indexes import writer_of_local_indexes
+from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
 from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, own_topics_of, remote_tier
 from proxy.wire.context import Router
 from proxy.wire.drain_answers import DRAIN_ANSWERS
 from proxy.wire.exchange import Handler
-from proxy.wire.server import ProxyServer, monotonic_ms
+from proxy.wire.server import ProxyServer, bind, monotonic_ms
 from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client
@@ -92,9 +94,15 @@ class Proxy:
     """Serves clients. The remote tier installs its handlers before the proxy accepts the first client.
 
     `worker` is the name of this process among the workers that share the metadata's state. None: this process has a
-    remote tier of its own."""
+    remote tier of its own. `ports` opens the ports that the workers share."""
 
-    def __init__(self, config: TidegateConfig, registry: CollectorRegistry, worker: str | None = None) -> None:
+    def __init__(
+        self,
+        config: TidegateConfig,
+        registry: CollectorRegistry,
+        worker: str | None = None,
+        ports: PortClaims | None = None,
+    ) -> None:
         self.metrics = ProxyMetrics()
         registry.register(self.metrics)
         self.client = broker_client(config.upstream)
@@ -116,7 +124,7 @@ class Proxy:
             config.limits,
             self.metrics,
             drain_answers=DRAIN_ANSWERS,
-            reuse_port=config.listener.reuse_port,
+            open_port=partial(bind, reuse_port=config.listener.reuse_port) if ports is None else ports.open,
             tls=listener_tls(config.listener.tls),
             upstream_tls=self.client.tls,
             brokers_ask_for_sasl=config.upstream.sasl is not None,
@@ -134,7 +142,7 @@ class Proxy:
             return [f"the proxy has not read the cluster yet: {self.topology.trouble or 'no answer so far'}"]
         if self.topology.refusal is not None:
             return [f"the brokers reject the proxy: {self.topology.refusal}"]
-        return [] if self._tier is None else self._tier.not_ready()
+        return [*self.topology.unserved, *([] if self._tier is None else self._tier.not_ready())]
 
     async def open(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.client.close)

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
@@ -45,8 +46,10 @@ class BrokerEndpoint:
         return self.resolve()
 
 
-def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
-    """Returns a listener. Its connections wait in the kernel until they are accepted. Raises `OSError`."""
+def bind(host: str, port: int, *, reuse_port: bool, listens: bool = True) -> socket.socket:
+    """Returns a listener. Its connections wait in the kernel until they are accepted. Raises `OSError`.
+
+    Without `listens` it accepts no connections. The call then only finds out whether the port is free."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -54,12 +57,18 @@ def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
         if reuse_port:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
-        listener.listen(LISTEN_BACKLOG)
+        if listens:
+            listener.listen(LISTEN_BACKLOG)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
         raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
     return listener
+
+
+OpenPort = Callable[[str, int], socket.socket]
+"""Returns a listener at a host and a port. Raises `OSError`."""
+_bind_alone: OpenPort = partial(bind, reuse_port=False)
 
 
 class ProxyServer:
@@ -73,7 +82,7 @@ class ProxyServer:
         *,
         drain_answers: Mapping[int, DrainAnswer] | None = None,
         clock_ms: Callable[[], int] = monotonic_ms,
-        reuse_port: bool = False,
+        open_port: OpenPort = _bind_alone,
         tls: TlsContext | None = None,
         upstream_tls: TlsContext | None = None,
         brokers_ask_for_sasl: bool = False,
@@ -86,7 +95,7 @@ class ProxyServer:
         self._router = router
         self._early_answers = drain_answers or {}
         self._clock_ms = clock_ms
-        self._reuse_port = reuse_port
+        self._open_port = open_port
         self._tls = tls
         self._upstream_tls = upstream_tls
         self._brokers_ask_for_sasl = brokers_ask_for_sasl
@@ -131,7 +140,7 @@ class ProxyServer:
         """Binds a listener now and returns its address. Accepting starts with the event loop's next turn.
 
         Port 0 picks a free port. Raises `OSError`."""
-        listener = bind(host, port, reuse_port=self._reuse_port)
+        listener = self._open_port(host, port)
         bound: Address = listener.getsockname()[:2]
         self.spawn(self._accept(listener, bound, endpoint))
         return bound

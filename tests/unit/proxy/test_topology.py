@@ -77,14 +77,14 @@ class ScriptedClient:
 
 
 class Rig:
-    def __init__(self) -> None:
+    def __init__(self, addresses: ListenerAddresses = ADDRESSES) -> None:
         self.client = ScriptedClient()
         self.listeners: dict[int, BrokerEndpoint] = {}
         self.taken_ports: set[int] = set()
         self.topology = Topology(
             cast(BrokerClient, self.client),
             [("boot", 1)],
-            ADDRESSES,
+            addresses,
             self.listen,
             clock_ms=lambda: self.client.now_ms,
             own_topics=["own"],
@@ -151,16 +151,47 @@ async def test_the_bootstrap_port_leads_to_any_broker() -> None:
     assert rig.listeners[9092].addresses() == (("boot", 1), ("a", 9))
 
 
-async def test_a_port_that_cannot_be_bound_is_retried_and_hides_the_broker() -> None:
+async def test_a_broker_whose_port_is_taken_is_advertised_at_no_address(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.taken_ports = {9101}
-    rig.client.addresses = {1: ("a", 9)}
-    await rig.topology.refresh()
-    assert rig.topology.advertised_address(1) == ("proxy.example", 9101)
-    assert rig.listeners == {}
+    rig.client.addresses = {1: ("a", 9), 2: ("b", 9)}
+    for _ in range(3):
+        await rig.topology.refresh()
+        assert rig.topology.advertised_address(1) == ("broker-1-has-no-listener.invalid", 9)
+    assert rig.topology.advertised_address(2) == ("proxy.example", 9102)
+    assert rig.topology.unserved == ["broker 1 has no listener: address already in use"]
+    assert [record.levelname for record in caplog.records].count("ERROR") == 1
     rig.taken_ports = set()
     await rig.topology.refresh()
-    assert list(rig.listeners) == [9101]
+    assert list(rig.listeners) == [9102, 9101]
+    assert rig.topology.unserved == []
+    assert rig.topology.advertised_address(1) == ("proxy.example", 9101)
+
+
+@pytest.mark.parametrize(
+    ("node_id", "reason"),
+    [
+        (65_535 - 9_100 + 1, "port 65536 does not exist: lower listener.base.port"),
+        (9_200 - 9_100, "port 9200 is listener.bootstrap.port: change one of the two settings"),
+    ],
+)
+async def test_a_port_that_the_settings_make_impossible_is_named(node_id: int, reason: str) -> None:
+    rig = Rig(ListenerAddresses("0.0.0.0", "proxy.example", 9200, 9100))
+    rig.client.addresses = {1: ("a", 9), node_id: ("b", 9)}
+    await rig.topology.refresh()
+    assert rig.topology.unserved == [f"broker {node_id} has no listener: {reason}"]
+    host, _ = rig.topology.advertised_address(node_id)
+    assert host.endswith(".invalid")
+
+
+async def test_a_broker_that_left_the_cluster_needs_no_listener() -> None:
+    rig = Rig()
+    rig.taken_ports = {9101}
+    rig.client.addresses = {1: ("a", 9), 2: ("b", 9)}
+    await rig.topology.refresh()
+    rig.client.addresses = {2: ("b", 9)}
+    await rig.topology.refresh()
+    assert rig.topology.unserved == []
 
 
 async def test_a_cluster_that_does_not_answer_leaves_what_is_known() -> None:
