@@ -13,8 +13,9 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -31,6 +32,7 @@ from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.fetch.pass_through import PassThroughFetchHandler, ShareFetchHandler
 from proxy.handlers.produce import ProduceHandler
 from proxy.metrics import ProxyMetrics
+from proxy.process.admin_access import AdminAccess, admin_access
 from proxy.process.admin_http import admin_http
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.port_claims import PortClaims
@@ -39,6 +41,7 @@ from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_
 from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, own_topics_of, remote_tier
 from proxy.wire.context import Router
 from proxy.wire.drain_answers import DRAIN_ANSWERS
+from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler
 from proxy.wire.server import ProxyServer, bind, monotonic_ms
 from proxy.wire.tls import listener_tls
@@ -75,6 +78,9 @@ class Role(Protocol):
     """The work of one process. Each method opens its parts on a stack, and the stack closes them."""
 
     def not_ready(self) -> list[str]: ...
+
+    def errors(self) -> Sequence[Incident]:
+        """Returns the entries of `/errors`."""
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Opens the parts that do not need the remote tier. Raises `BrokerRefusedError`."""
@@ -144,6 +150,9 @@ class Proxy:
             return [f"the brokers reject the proxy: {self.topology.refusal}"]
         return [*self.topology.unserved, *([] if self._tier is None else self._tier.not_ready())]
 
+    def errors(self) -> Sequence[Incident]:
+        return self.server.errors.incidents
+
     async def open(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.client.close)
         await stack.enter_async_context(self.server)
@@ -196,6 +205,9 @@ class RemoteLogProcess:
     def not_ready(self) -> list[str]:
         return ["the remote tier is not open yet"] if self._metadata is None else alarms(self._metadata)
 
+    def errors(self) -> Sequence[Incident]:
+        return ()
+
     async def open(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self._client.close)
 
@@ -235,6 +247,14 @@ class RemoteLogProcess:
         self._metadata = None
 
 
+@dataclass(frozen=True, slots=True)
+class ChildAdmin:
+    """How the supervisor reads a child's admin pages: an open listener, and the token that it asks for."""
+
+    listener: socket.socket
+    token: str
+
+
 MakeRole = Callable[[TidegateConfig, CollectorRegistry], Role]
 
 
@@ -242,11 +262,11 @@ async def run(
     config: TidegateConfig,
     stop: asyncio.Event | None = None,
     make_role: MakeRole = Proxy,
-    admin: socket.socket | None = None,
+    admin: ChildAdmin | None = None,
 ) -> None:
     """Serves until SIGTERM, SIGINT or `stop`, then drains. Raises `OSError` if a port cannot be bound.
 
-    `admin` is an open listener for the admin pages. None: the configured address is bound."""
+    `admin` is for the admin pages of a child. None: the settings say where they are."""
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     registry = CollectorRegistry()
@@ -257,8 +277,9 @@ async def run(
             stack.callback(loop.remove_signal_handler, number)
         role = make_role(config, registry)
         if admin is not None or config.admin.port:
-            at = admin or (config.admin.host, config.admin.port)
-            await stack.enter_async_context(admin_http(at, registry, role.not_ready))
+            at = (config.admin.host, config.admin.port) if admin is None else admin.listener
+            access = admin_access(config.admin) if admin is None else AdminAccess(lambda: admin.token)
+            await stack.enter_async_context(admin_http(at, registry, role.not_ready, role.errors, access))
         await role.open(stack)
         if config.is_tiered and not await _open_tier(role, stack, stop):
             return
@@ -301,7 +322,7 @@ async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> 
     return True
 
 
-def serve(config: TidegateConfig, make_role: MakeRole = Proxy, admin: socket.socket | None = None) -> None:
+def serve(config: TidegateConfig, make_role: MakeRole = Proxy, admin: ChildAdmin | None = None) -> None:
     """Calls `run` on a new event loop."""
     # The modules stay for good. So a full collection, which holds up the loop, need not look at their objects.
     gc.collect()
