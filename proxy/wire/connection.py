@@ -23,6 +23,7 @@ from protocol.frame import frame_length
 from protocol.primitives import Buffer
 from proxy.wire.admission import Admission, address_of
 from proxy.wire.context import ConnectionContext, ConnectionRegistry, Endpoint
+from proxy.wire.error_log import FaultyFrame, Sender
 from proxy.wire.exchange import Buffers, Prepare
 from proxy.wire.flow_control import DRAINING, NOT_CONNECTED, OUT_OF_TURN, PEER_IS_FULL, Outlet, ReadGate
 from proxy.wire.request_reader import RequestReader
@@ -106,7 +107,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._reader.read(data)
             self._advance()
         except Exception as error:
-            self.fail("client", error)
+            self.fail("client", error, self._reader.faulty_frame)
 
     def eof_received(self) -> bool:
         self._has_ended = True
@@ -219,7 +220,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             else:
                 self._reader.read_stashed()
         except Exception as error:
-            self.fail("client", error)
+            self.fail("client", error, self._reader.faulty_frame)
             return
         if not self._reader.has_stash:
             self._gate.resume(NOT_CONNECTED)
@@ -387,21 +388,31 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._timer.cancel()
         self._timer = self._loop.call_later(timeout_ms / 1000, self.abort, cause)
 
-    def fail(self, peer: str, error: Exception) -> None:
-        """Logs the error in one line, sends the answers that are complete, then closes both connections."""
+    def fail(self, peer: Sender, error: Exception, frame: FaultyFrame | None = None) -> None:
+        """Logs the error in one line, sends the answers that are complete, then closes both connections.
+
+        `frame` is the one that cannot be decoded, if the error concerns one."""
         if self._is_closing:
             return
         log_failure(logger, peer, error, self._who())
+        self._note_failure(error, frame)
         self.commit_answers(aliases_pool=True)
         self.close("protocol_error" if isinstance(error, ProtocolError) else "handler_error")
 
-    def _who(self) -> dict[str, object]:
+    def _note_failure(self, error: Exception, frame: FaultyFrame | None) -> None:
+        errors = self._context.errors
+        if isinstance(error, ProtocolError):
+            errors.note("undecodable", error, peer=self._peer(), node_id=self.node_id, frame=frame)
+        else:  # the text of such an error may have anything in it
+            reason = f"a request handler failed: {type(error).__name__}"
+            errors.note("closed", reason, peer=self._peer(), node_id=self.node_id)
+
+    def _peer(self) -> str | None:
         peer = None if self._transport is None else self._transport.get_extra_info("peername")
-        return {
-            "connection_id": self.connection_id,
-            "node_id": self.node_id,
-            "client": f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else None,
-        }
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else None
+
+    def _who(self) -> dict[str, object]:
+        return {"connection_id": self.connection_id, "node_id": self.node_id, "client": self._peer()}
 
 
 def log_failure(logger: logging.Logger, peer: str, error: Exception, who: Mapping[str, object]) -> None:

@@ -16,6 +16,7 @@ from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES, FramePart, FrameTra
 from protocol.header import parse_request_head, parse_request_header
 from protocol.primitives import Buffer, read_string
 from proxy.wire.context import ConnectionContext
+from proxy.wire.error_log import FaultyFrame
 from proxy.wire.exchange import Answer, Forward, Handler, PrefixHandler, Prepare, Request
 from proxy.wire.flow_control import owned_parts
 from proxy.wire.response_queue import ResponseQueue, Slot, SlotOwner
@@ -62,6 +63,13 @@ class RequestReader:
         self._partial: bytearray | None = None
         """A request that is held until it is complete, or a prefix that is held until it is long enough."""
         self._slot: Slot | None = None
+        self._begun: memoryview | None = None
+
+    @property
+    def faulty_frame(self) -> FaultyFrame | None:
+        """The request that was read when an error was raised. None: the length of a frame was wrong."""
+        data = self._begun if self._partial is None else self._partial
+        return None if data is None else FaultyFrame("client", bytes(memoryview(data)[LENGTH_BYTES:]))
 
     @property
     def has_stash(self) -> bool:
@@ -69,6 +77,7 @@ class RequestReader:
 
     def read(self, data: memoryview) -> None:
         """Processes the bytes of one read. Raises `ProtocolError`, and the exceptions of handlers."""
+        self._begun = None
         self._process(self._tracker.feed(data), aliases_pool=True)
 
     def read_stashed(self) -> None:
@@ -103,6 +112,7 @@ class RequestReader:
         self._commit(aliases_pool=aliases_pool)
 
     def _begin(self, part: FramePart) -> None:
+        self._begun = part.data
         limit = self._context.limits.max_unauthenticated_request_bytes
         if self._context.brokers_ask_for_sasl and part.size > limit and not self.is_authenticated:
             raise FrameSizeError(f"a request of {part.size} bytes before authentication; the limit is {limit}")
