@@ -56,7 +56,13 @@ class ErrorCode(IntEnum):
 
 
 class ProtocolError(Exception):
-    """The peer's bytes break the protocol; the connection to that peer must close."""
+    """The peer's bytes break the protocol; the connection to that peer must close.
+
+    `position` is the position of the faulty field in its message, if the reader knows it."""
+
+    def __init__(self, message: str, position: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
 
 
 class TruncatedError(ProtocolError):

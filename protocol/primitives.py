@@ -30,28 +30,28 @@ def read_int8(buf: Buffer, pos: int) -> tuple[int, int]:
     try:
         return INT8.unpack_from(buf, pos)[0], pos + 1
     except struct.error as error:
-        raise TruncatedError(f"an int8 at {pos} exceeds the message of {len(buf)} bytes") from error
+        raise TruncatedError(f"an int8 at {pos} exceeds the message of {len(buf)} bytes", pos) from error
 
 
 def read_int16(buf: Buffer, pos: int) -> tuple[int, int]:
     try:
         return INT16.unpack_from(buf, pos)[0], pos + 2
     except struct.error as error:
-        raise TruncatedError(f"an int16 at {pos} exceeds the message of {len(buf)} bytes") from error
+        raise TruncatedError(f"an int16 at {pos} exceeds the message of {len(buf)} bytes", pos) from error
 
 
 def read_int32(buf: Buffer, pos: int) -> tuple[int, int]:
     try:
         return INT32.unpack_from(buf, pos)[0], pos + 4
     except struct.error as error:
-        raise TruncatedError(f"an int32 at {pos} exceeds the message of {len(buf)} bytes") from error
+        raise TruncatedError(f"an int32 at {pos} exceeds the message of {len(buf)} bytes", pos) from error
 
 
 def read_int64(buf: Buffer, pos: int) -> tuple[int, int]:
     try:
         return INT64.unpack_from(buf, pos)[0], pos + 8
     except struct.error as error:
-        raise TruncatedError(f"an int64 at {pos} exceeds the message of {len(buf)} bytes") from error
+        raise TruncatedError(f"an int64 at {pos} exceeds the message of {len(buf)} bytes", pos) from error
 
 
 def read_uvarint(buf: Buffer, pos: int) -> tuple[int, int]:
@@ -70,14 +70,14 @@ def read_uvarint(buf: Buffer, pos: int) -> tuple[int, int]:
                     break
                 return value, pos + 1
     except IndexError as error:
-        raise TruncatedError(f"a uvarint at {pos} exceeds the message of {len(buf)} bytes") from error
-    raise ProtocolError(f"the uvarint that ends at {pos} does not fit 32 bits")
+        raise TruncatedError(f"a uvarint at {pos} exceeds the message of {len(buf)} bytes", pos) from error
+    raise ProtocolError(f"the uvarint that ends at {pos} does not fit 32 bits", pos)
 
 
 def read_uuid(buf: Buffer, pos: int) -> tuple[UUID, int]:
     end = pos + 16
     if end > len(buf):
-        raise TruncatedError(f"a uuid at {pos} exceeds the message of {len(buf)} bytes")
+        raise TruncatedError(f"a uuid at {pos} exceeds the message of {len(buf)} bytes", pos)
     return UUID(bytes=bytes(buf[pos:end])), end
 
 
@@ -93,11 +93,11 @@ def read_array_length(buf: Buffer, pos: int, compact: bool) -> tuple[int, int]:
     else:
         length, pos = read_int32(buf, pos)
         if length < -1:
-            raise ProtocolError(f"the array length {length} is invalid")
+            raise ProtocolError(f"the array length {length} is invalid", pos)
     if length > MAX_ARRAY_ELEMENTS:
-        raise LimitExceededError(f"an array of {length} elements exceeds the limit of {MAX_ARRAY_ELEMENTS}")
+        raise LimitExceededError(f"an array of {length} elements exceeds the limit of {MAX_ARRAY_ELEMENTS}", pos)
     if length > len(buf) - pos:
-        raise TruncatedError(f"an array announces {length} elements, but only {len(buf) - pos} bytes remain")
+        raise TruncatedError(f"an array announces {length} elements, but only {len(buf) - pos} bytes remain", pos)
     return length, pos
 
 
@@ -131,10 +131,10 @@ def _bounds(buf: Buffer, pos: int, length: int) -> tuple[int, int]:
     if length == -1:
         return pos, -1
     if length < -1:
-        raise ProtocolError(f"the length {length} before {pos} is invalid")
+        raise ProtocolError(f"the length {length} before {pos} is invalid", pos)
     end = pos + length
     if end > len(buf):
-        raise TruncatedError(f"a field of {length} bytes at {pos} exceeds the message of {len(buf)} bytes")
+        raise TruncatedError(f"a field of {length} bytes at {pos} exceeds the message of {len(buf)} bytes", pos)
     return pos, end
 
 
@@ -145,14 +145,14 @@ def read_string(buf: Buffer, pos: int, compact: bool) -> tuple[str | None, int]:
     try:
         return str(buf[start:end], "utf-8"), end
     except UnicodeDecodeError as error:
-        raise ProtocolError(f"the string at {start} is not UTF-8") from error
+        raise ProtocolError(f"the string at {start} is not UTF-8", start) from error
 
 
 def read_tag_count(buf: Buffer, pos: int) -> tuple[int, int]:
     """Reads the number of fields in a tagged section. Raises `LimitExceededError`."""
     count, pos = read_uvarint(buf, pos)
     if count > MAX_TAGGED_FIELDS:
-        raise LimitExceededError(f"a tagged section of {count} fields exceeds the limit of {MAX_TAGGED_FIELDS}")
+        raise LimitExceededError(f"a tagged section of {count} fields exceeds the limit of {MAX_TAGGED_FIELDS}", pos)
     return count, pos
 
 

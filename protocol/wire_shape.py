@@ -84,7 +84,7 @@ class LengthPrefixed(Shape):
         if end >= 0:
             return end
         if not self._nullable:
-            raise ProtocolError(f"null at {pos} in a field that is not nullable")
+            raise ProtocolError(f"null at {pos} in a field that is not nullable", pos)
         return start
 
     def walk(self, buf: Buffer, pos: int, path: Path, spans: list[FieldSpan]) -> int:
@@ -106,7 +106,7 @@ class Array(Shape):
         if length >= 0:
             return length, pos
         if not self._nullable:
-            raise ProtocolError(f"null at {pos} for an array that is not nullable")
+            raise ProtocolError(f"null at {pos} for an array that is not nullable", pos)
         return 0, pos
 
     def skip(self, buf: Buffer, pos: int) -> int:
@@ -180,14 +180,16 @@ class Struct(Shape):
                 name, node = known
                 spans.append(FieldSpan((*path, name), "tag", pos, start))
                 if node.walk(buf, start, (*path, name), spans) != end:
-                    raise ProtocolError(f"tagged field {name} at {start} does not have the size that its tag announces")
+                    raise ProtocolError(
+                        f"tagged field {name} at {start} does not have the size that its tag announces", start
+                    )
             pos = end
         return pos
 
 
 def checked_end(buf: Buffer, end: int) -> int:
     if end > len(buf):
-        raise TruncatedError(f"a field ends at {end}, but the message has {len(buf)} bytes")
+        raise TruncatedError(f"a field ends at {end}, but the message has {len(buf)} bytes", end)
     return end
 
 

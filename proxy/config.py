@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network
@@ -23,6 +24,13 @@ def _host_names(value: object) -> object:
         if not _HOST_NAME.fullmatch(name) or name.rpartition(".")[2].isdecimal():
             raise ValueError(f"{name!r} is not a host name; `*` may only stand for the whole first label")
     return names or value
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class ListenerCertificateConfig(CertificateConfig):
@@ -119,13 +127,56 @@ class ListenerConfig(Section):
     tls: ListenerTlsConfig | None = None
 
 
+class AdminTlsConfig(CertificateConfig):
+    """TLS for the admin port. Files are in PEM format; the proxy reads them again when they change."""
+
+    client_ca: Path | None = Field(
+        default=None,
+        validation_alias="client.ca",
+        description=(
+            "The file with the authorities that sign the certificates of clients. A client with such a certificate may "
+            "read all pages."
+        ),
+    )
+
+
 class AdminConfig(Section):
-    """The admin port with `/metrics`, `/livez` and `/readyz`. With workers, it serves all processes together: the proxy
-    is ready when each process is ready, and every time series has the label `process`.
+    """The admin port with `/metrics`, `/errors`, `/livez` and `/readyz`. With workers, it serves all processes
+    together: the proxy is ready when each process is ready, and every time series has the label `process`. `/livez` and
+    `/readyz` are open to everybody who reaches the port. The other pages ask for a token or a client certificate, if
+    one of them is set.
     """
 
-    host: str = Field(default="127.0.0.1", min_length=1, description="The address to bind.")
+    subsections = frozenset({"tls"})
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description=(
+            "The address to bind. Another one than a loopback address needs `token.file`, or `client.ca` in "
+            "`[admin.tls]`."
+        ),
+    )
     port: int = Field(default=9190, ge=0, lt=65_536, description="The port. 0 turns the admin port off.")
+    token_file: Path | None = Field(
+        default=None,
+        validation_alias="token.file",
+        description=(
+            "The file with the token that clients send as `Authorization: Bearer TOKEN`. The proxy reads it again when "
+            "it changes. Without TLS, the token crosses the network in plain text."
+        ),
+    )
+    tls: AdminTlsConfig | None = None
+
+    @model_validator(mode="after")
+    def _check_access(self) -> AdminConfig:
+        is_guarded = self.token_file is not None or (self.tls is not None and self.tls.client_ca is not None)
+        if self.port and not is_guarded and not _is_loopback(self.host):
+            raise ValueError(
+                f"host = {self.host!r} is no loopback address, so everybody who reaches the port could read /metrics "
+                "and /errors: set token.file, or client.ca in [admin.tls], or host = '127.0.0.1'"
+            )
+        return self
 
 
 class LogConfig(Section):
@@ -234,7 +285,11 @@ class LimitsConfig(Section):
         default=20_000,
         validation_alias="connect.deadline.ms",
         gt=0,
-        description="The deadline of all attempts to connect to a broker, while the client waits.",
+        description=(
+            "The deadline of all attempts to connect to a broker, while the client waits. Each address is tried once. "
+            "If all of them fail, the proxy closes the client's connection at once, so that the client looks for "
+            "another broker."
+        ),
     )
     idle_timeout_ms: DurationMs = Field(
         default=600_000,
@@ -268,6 +323,7 @@ class TidegateConfig(TierConfig):
         "listener.tls": ListenerTlsConfig,
         "listener.tls.certificates": ListenerCertificateConfig,
         "admin": AdminConfig,
+        "admin.tls": AdminTlsConfig,
         "log": LogConfig,
         "limits": LimitsConfig,
     }
@@ -285,6 +341,12 @@ class TidegateConfig(TierConfig):
             "Budgets and `max.connections*` are divided evenly among the workers. With 0, one process does everything."
         ),
     )
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> TidegateConfig:
+        if self.admin.port == self.listener.bootstrap_port:
+            raise ValueError(f"admin.port and listener.bootstrap.port are both {self.admin.port}: change one of them")
+        return self
 
     @model_validator(mode="after")
     def _check_workers(self) -> TidegateConfig:

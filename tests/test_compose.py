@@ -28,7 +28,7 @@ SETTINGS = ROOT / "docs/compose/tidegate.toml"
 
 SERVICE_KEYS = {
     "image", "build", "command", "entrypoint", "environment", "volumes", "ports", "healthcheck", "depends_on",
-    "stop_grace_period",
+    "stop_grace_period", "configs",
 }  # fmt: skip
 HEALTHCHECK_KEYS = {"test", "interval", "timeout", "retries", "start_period"}
 DURATION = re.compile(r"\d+(ms|s|m)")
@@ -46,10 +46,16 @@ def published_ports(service: dict[str, Any]) -> set[int]:
 
 
 def test_services_use_only_keys_that_compose_knows() -> None:
-    assert set(COMPOSE) <= {"name", "services", "volumes"}
+    assert set(COMPOSE) <= {"name", "services", "volumes", "configs"}
     assert set(SERVICES) == {"kafka", "s3", "tidegate"}
     for service in SERVICES.values():
         assert set(service) <= SERVICE_KEYS
+
+
+def test_the_admin_token_is_where_the_settings_look_for_it() -> None:
+    token_file = load_config(SETTINGS).admin.token_file
+    (mounted,) = [each for each in TIDEGATE["configs"] if each["target"] == str(token_file)]
+    assert COMPOSE["configs"][mounted["source"]]["content"]
 
 
 @pytest.mark.parametrize("name", SERVICES)

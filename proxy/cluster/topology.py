@@ -1,9 +1,9 @@
 """Knows each broker's address, the address at which clients reach it through the proxy, and the topic ids.
 
 The broker with node id N is advertised as (advertised host, base port + N). Node ids and the cluster id stay those of
-the cluster. The topology reads the metadata again every few seconds, and at once if an answer names an unknown node. It
+the cluster. The topology asks for the brokers every few seconds, and at once if an answer names an unknown node. It
 binds that node's listener before the answer leaves. So no client ever sees a broker's own address, or a port without a
-listener.
+listener. Each of these requests names the topics that clients use, and no others.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
-from kafka.protocol.metadata import MetadataRequest
-
 from protocol.errors import ErrorCode
+from proxy.cluster.topic_directory import TopicDirectory
 from proxy.wire.context import Address
 from proxy.wire.server import BrokerEndpoint
-from tiers.broker.client import METADATA_WITH_TOPIC_IDS, BrokerClient
+from tiers.bounded_gather import bounded_gather
+from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, BrokerRefusedError
 from tiers.lasting_trouble import LastingTrouble
@@ -29,7 +28,9 @@ logger = logging.getLogger(__name__)
 
 Listen = Callable[[str, int, BrokerEndpoint], object]
 MAX_PORT = 65_535
-_NO_ID = UUID(int=0)
+_DISCARD_PORT = 9
+_BROKERS_AT_ONCE = 16
+_ONE_BROKER_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +55,22 @@ class Topology:
         listen: Listen,
         *,
         clock_ms: Callable[[], int],
+        own_topics: Collection[str] = (),
         refresh_interval_ms: int = 5_000,
         timeout_ms: int = 10_000,
     ) -> None:
+        """`own_topics` are those whose ids must always be known."""
         self._client = client
         self._bootstrap_servers = tuple(bootstrap_servers)
         self._addresses = addresses
         self._listen = listen
-        self._clock_ms = clock_ms
+        self._topics = TopicDirectory(client, clock_ms, own_topics)
         self._refresh_interval_ms = refresh_interval_ms
         self._timeout_ms = timeout_ms
         self._metadata: ClusterMetadata | None = None
         self._listening: set[int] = set()
+        self._unserved: dict[int, str] = {}
+        """By node id: why the broker's listener cannot be opened."""
         self._wake = asyncio.Event()
         self._first_read = asyncio.Event()
         self._trouble: str | None = None
@@ -92,6 +97,11 @@ class Topology:
         """Why the last attempt to read the cluster failed. None if it succeeded."""
         return self._trouble
 
+    @property
+    def unserved(self) -> list[str]:
+        """The brokers that clients cannot reach through the proxy, one line each."""
+        return [f"broker {node_id} has no listener: {reason}" for node_id, reason in sorted(self._unserved.items())]
+
     async def wait_for_cluster(self) -> None:
         """Waits until the cluster has been read once. Opens no listeners. Raises `BrokerRefusedError`."""
         while True:
@@ -104,7 +114,7 @@ class Topology:
 
         Raises `BrokerRefusedError` if the brokers reject the proxy: they have never accepted it with these settings."""
         if self._metadata is None:
-            self._metadata = await self._read(0, self._timeout_ms)
+            self._metadata = await self._read()
             if self._metadata is None and self.refusal is not None:
                 raise self.refusal
         return self._metadata is not None
@@ -128,16 +138,17 @@ class Topology:
                 continue
             self._wake.clear()
 
-    async def refresh(self, max_age_ms: int = 0, timeout_ms: int | None = None) -> bool:
-        """Reads the cluster's metadata unless it is younger than `max_age_ms`. Returns False if no broker answered."""
-        metadata = await self._read(max_age_ms, timeout_ms or self._timeout_ms)
+    async def refresh(self) -> bool:
+        """Asks for the brokers, and for the topics that clients use. Returns False if no broker answered."""
+        metadata = await self._read()
         if metadata is not None:
             self._follow(metadata)
         return metadata is not None
 
-    async def _read(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata | None:
+    async def _read(self) -> ClusterMetadata | None:
+        names = self._topics.names()
         try:
-            metadata = await self._client.metadata(max_age_ms, timeout_ms)
+            metadata = await self._client.named(names, (), self._timeout_ms)
         except BrokerError as error:
             refusal = error if isinstance(error, BrokerRefusedError) else None
             if refusal is not None and self.refusal is None:
@@ -149,14 +160,18 @@ class Topology:
         if self.refusal is not None:
             logger.info("the brokers accept the proxy again")
         self._failing.ended()
+        self._topics.note(metadata, names)
         self._trouble = self.refusal = None
         return metadata
 
     def _follow(self, metadata: ClusterMetadata) -> None:
         before = {} if self._metadata is None or not self.is_ready else self._metadata.brokers
         self._metadata = metadata
+        self._unserved = {node_id: why for node_id, why in self._unserved.items() if node_id in metadata.brokers}
         for node_id, broker in metadata.brokers.items():
             self._listen_for(node_id)
+            if node_id not in self._listening:
+                continue
             known = before.get(node_id)
             if known is None or (known.host, known.port) != (broker.host, broker.port):
                 host, port = self._addresses.advertised(node_id)
@@ -174,23 +189,34 @@ class Topology:
         try:
             if port > MAX_PORT:
                 raise OSError(f"port {port} does not exist: lower listener.base.port")
+            if port == self._addresses.bootstrap_port:
+                raise OSError(f"port {port} is listener.bootstrap.port: change one of the two settings")
             self._listen(self._addresses.host, port, BrokerEndpoint(node_id, lambda: self.broker_addresses(node_id)))
         except OSError as error:
-            logger.error(
-                "the listener for broker %d cannot be opened: %s",
-                node_id, error,
-                extra={"node_id": node_id, "port": port},
-            )  # fmt: skip
+            reason = error.strerror or str(error)
+            if self._unserved.get(node_id) != reason:
+                self._unserved[node_id] = reason
+                logger.error(
+                    "the listener for broker %d cannot be opened: %s",
+                    node_id, reason,
+                    extra={"node_id": node_id, "port": port},
+                )  # fmt: skip
             return
         self._listening.add(node_id)
+        if self._unserved.pop(node_id, None) is not None:
+            logger.info("the listener for a broker is open now", extra={"node_id": node_id, "port": port})
 
     # Addresses
 
     def advertised_address(self, node_id: int) -> Address:
-        """Returns the address at which clients reach the broker through the proxy. Binds a listener for a new node."""
-        if node_id not in self._listening:
+        """Returns the address at which clients reach the broker through the proxy. Binds a listener for a new node.
+
+        If the port cannot be bound, a stranger may serve it. Clients then get a name that has no address."""
+        if node_id not in self._listening and node_id not in self._unserved:
             self._listen_for(node_id)
             self._wake.set()
+        if node_id in self._unserved:
+            return f"broker-{node_id}-has-no-listener.invalid", _DISCARD_PORT
         return self._addresses.advertised(node_id)
 
     def address_map(self) -> dict[int, tuple[Address, Address]]:
@@ -217,34 +243,24 @@ class Topology:
     # Topics
 
     def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
-        """Returns None if the name is unknown, or was learned more than `max_age_ms` ago. Never waits."""
-        metadata = self._metadata
-        if metadata is None or (max_age_ms is not None and self._clock_ms() - metadata.fetched_at_ms > max_age_ms):
-            return None
-        topic = metadata.topics.get(name)
-        return None if topic is None or topic.topic_id.int == 0 else topic.topic_id
+        """Returns None if the name is unknown, or was asked for more than `max_age_ms` ago. Never waits.
+
+        The next refresh asks for an unknown name."""
+        return self._topics.topic_id(name, max_age_ms)
 
     async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
         """Returns the topic's id as of at most `max_age_ms` ago. None if there is no such topic, or no answer."""
-        if (known := self.topic_id(name, max_age_ms)) is not None:
-            return known
-        for age_ms in (max_age_ms, 0):  # even young metadata may be older than the topic
-            if not await self.refresh(age_ms, timeout_ms):
-                return None
-            if (known := self.topic_id(name)) is not None:
-                return known
-        return None
+        try:
+            return await self._topics.resolve_id(name, max_age_ms, timeout_ms)
+        except BrokerError as error:
+            logger.debug("no broker tells the id of a topic", extra={"topic": name, "error": str(error)})
+            return None
 
     async def resolve_topic_name(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> str | None:
-        """Returns the topic's name as of at most `max_age_ms` ago. None: the cluster has no such topic.
+        """Returns the topic's name. None: the cluster has had no such topic since `max_age_ms` ago.
 
         Raises `BrokerError` without an answer."""
-        known = self.topic_name(topic_id)
-        if known is not None:
-            return known
-        if not await self.refresh(max_age_ms, timeout_ms):
-            raise BrokerError(f"no broker tells the name of topic {topic_id}", retriable=True)
-        return self.topic_name(topic_id)
+        return await self._topics.resolve_name(topic_id, timeout_ms)
 
     async def current_topic_ids(
         self, names: Collection[str], node_id: int | None, timeout_ms: int
@@ -254,11 +270,25 @@ class Topology:
         The result has no entry for a topic that the broker does not know."""
         if not names:
             return {}
-        topics = [MetadataRequest.MetadataRequestTopic(topic_id=_NO_ID, name=name) for name in dict.fromkeys(names)]
-        message = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
-        answer: Any = await self._client.request(node_id, message, timeout_ms, min_version=METADATA_WITH_TOPIC_IDS)
-        return {topic.name: topic.topic_id for topic in answer.topics if topic.error_code == ErrorCode.NONE}
+        answer = await self._client.named(names, (), timeout_ms, node_id=node_id)
+        return {topic.name: topic.topic_id for topic in answer.topics.values() if topic.error == ErrorCode.NONE}
+
+    async def all_topic_ids(self, names: Collection[str], timeout_ms: int) -> Mapping[str, Collection[UUID]]:
+        """Returns the ids that the topics have at any broker that can be reached. Raises `BrokerError` without one."""
+        nodes = list((await self._client.brokers(timeout_ms=timeout_ms)).brokers)
+        one_ms = min(_ONE_BROKER_MS, timeout_ms)
+
+        async def said_by(node_id: int) -> Mapping[str, UUID] | BrokerError:
+            try:
+                return await self.current_topic_ids(names, node_id, one_ms)
+            except BrokerError as error:
+                return error
+
+        answers = await bounded_gather(nodes, said_by, _BROKERS_AT_ONCE)
+        found = [answer for answer in answers if not isinstance(answer, BrokerError)]
+        if not found:
+            raise BrokerError(f"no broker tells the ids of topics: {answers[0]}", retriable=True)
+        return {name: {answer[name] for answer in found if name in answer} for name in names}
 
     def topic_name(self, topic_id: UUID) -> str | None:
-        topic = None if self._metadata is None else self._metadata.topics_by_id.get(topic_id)
-        return None if topic is None else topic.name
+        return self._topics.topic_name(topic_id)

@@ -17,6 +17,7 @@ from proxy.cluster.topology import MAX_PORT
 from proxy.commands.retention_check import retention_problems
 from proxy.commands.store_check import check_store
 from proxy.config import TidegateConfig
+from proxy.process.admin_access import AdminTokenError, admin_access
 from proxy.process.app import listener_addresses
 from proxy.wire.context import Address
 from proxy.wire.tls import listener_tls
@@ -78,6 +79,12 @@ async def check(config: TidegateConfig) -> Report:
         listener_tls(config.listener.tls)
     except TlsError as error:
         report.problems.append(f"[listener.tls] {error}")
+    try:
+        admin_access(config.admin)
+    except TlsError as error:
+        report.problems.append(f"[admin.tls] {error}")
+    except AdminTokenError as error:
+        report.problems.append(str(error))
     if config.is_tiered:
         report.problems += _file_problems(config)
     try:

@@ -31,7 +31,7 @@ Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 
 
 class ClusterTopology(Protocol):
-    """The topics and addresses that the latest Metadata responses named."""
+    """The topics that clients use, and the addresses of the brokers."""
 
     def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
         """Returns the known id of a topic. None: the name is unknown or was learned more than `max_age_ms` ago.
@@ -50,6 +50,11 @@ class ClusterTopology(Protocol):
 
         A broker learns of a topic before it answers requests for the topic's log. Therefore an answer that the broker
         gave before this call is not about a topic that was created later under the same name. Raises `BrokerError`."""
+
+    async def all_topic_ids(self, names: Collection[str], timeout_ms: int) -> Mapping[str, Collection[UUID]]:
+        """Asks every broker that can be reached for the ids of the topics: one may know a topic that is deleted.
+
+        Raises `BrokerError` if no broker answers."""
 
     def topic_name(self, topic_id: UUID) -> str | None: ...
 

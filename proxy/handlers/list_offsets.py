@@ -132,9 +132,10 @@ class ListOffsetsHandler:
         """Returns the topic ids that the tiered topics' names had when the broker answered. None: the id is unknown.
 
         A missing name was not tiered a short time ago. Such a topic can be a new one, and a new topic is not trimmed
-        yet."""
+        yet. The broker is also asked for the names that the proxy has not met yet."""
         tools = self._tools
-        names = {answer.topic for answer in answers if not answer.error_code and self._may_be_tiered(answer.topic)}
+        answered = {answer.topic for answer in answers if not answer.error_code}
+        names = {name for name in answered if self._is_unknown(name) or self._may_be_tiered(name)}
         timeout_ms = max(1, min(tools.settings.metadata_timeout_ms, deadline_ms - tools.clock_ms()))
         try:
             topic_ids = await tools.topology.current_topic_ids(names, node_id, timeout_ms)

@@ -101,13 +101,15 @@ class Refusal:
 class Change:
     """The tier settings to change. A value of None unsets a key. `changes` is empty if there is nothing to record.
 
-    `topic_id` is None if the topic does not exist yet. `check` takes the topic's own tier settings when the change is
-    recorded, and raises `InvalidTierConfigError` if they do not allow it."""
+    `topic_id` is None if the topic does not exist yet. `former_ids` are the ids that brokers knew under its name before
+    that: a broker that lags behind may name one of them after the creation. `check` takes the topic's own tier settings
+    when the change is recorded, and raises `InvalidTierConfigError` if they do not allow it."""
 
     topic: str
     topic_id: UUID | None
     changes: Mapping[str, str | None]
     check: Callable[[Mapping[str, str]], None]
+    former_ids: Collection[UUID] = ()
 
 
 Plan = Refusal | Change
@@ -220,9 +222,11 @@ class TopicTierConfigs:
         timeout_ms = _LOOK_UP_TIMEOUT_MS
         defaults: Mapping[str, str] = BROKER_DEFAULTS
         known: Mapping[str, Mapping[str, BrokerValue]] = {}
+        former: Mapping[str, Collection[UUID]] = {}
         try:
             if request.api_key == ApiKey.CREATE_TOPICS:
                 defaults = await self._brokers.defaults(timeout_ms)
+                former = await self._topology.all_topic_ids([each.resource.name for each in pending], timeout_ms)
             else:
                 known = await _heard_of(
                     [each.resource.name for each in pending if each.topic_id is not None],
@@ -243,7 +247,7 @@ class TopicTierConfigs:
             except InvalidTierConfigError as error:
                 plans[topic] = Refusal(error.code, str(error))
             else:
-                plans[topic] = Change(topic, each.topic_id, each.changes, check)
+                plans[topic] = Change(topic, each.topic_id, each.changes, check, former.get(topic, ()))
         return plans
 
     async def record(self, change: Change, topic_id: UUID | None = None) -> None:
@@ -255,8 +259,10 @@ class TopicTierConfigs:
         async with asyncio.timeout(_STORE_TIMEOUT_MS / 1000):
             topic_id = change.topic_id or topic_id
             while topic_id is None:
-                # The broker that answers may not know a new topic yet.
+                # The broker that answers may not know the new topic yet, or not that its predecessor was deleted.
                 topic_id = await self._topology.resolve_topic_id(change.topic, 0, self._settings.metadata_timeout_ms)
+                if topic_id in change.former_ids:
+                    topic_id = None
                 if topic_id is None:
                     await asyncio.sleep(_RESOLVE_AGAIN_MS / 1000)
             await self._metadata.change_topic_tier_config(topic_id, change.topic, change.changes, change.check)

@@ -9,11 +9,14 @@ A `RemoteLogProcess` runs beside the workers.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import uvloop
@@ -29,15 +32,18 @@ from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.fetch.pass_through import PassThroughFetchHandler, ShareFetchHandler
 from proxy.handlers.produce import ProduceHandler
 from proxy.metrics import ProxyMetrics
+from proxy.process.admin_access import AdminAccess, admin_access
 from proxy.process.admin_http import admin_http
 from proxy.process.local_indexes import writer_of_local_indexes
+from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
-from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
+from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, own_topics_of, remote_tier
 from proxy.wire.context import Router
 from proxy.wire.drain_answers import DRAIN_ANSWERS
+from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler
-from proxy.wire.server import ProxyServer, monotonic_ms
+from proxy.wire.server import ProxyServer, bind, monotonic_ms
 from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client
@@ -73,6 +79,9 @@ class Role(Protocol):
 
     def not_ready(self) -> list[str]: ...
 
+    def errors(self) -> Sequence[Incident]:
+        """Returns the entries of `/errors`."""
+
     async def open(self, stack: AsyncExitStack) -> None:
         """Opens the parts that do not need the remote tier. Raises `BrokerRefusedError`."""
 
@@ -91,9 +100,15 @@ class Proxy:
     """Serves clients. The remote tier installs its handlers before the proxy accepts the first client.
 
     `worker` is the name of this process among the workers that share the metadata's state. None: this process has a
-    remote tier of its own."""
+    remote tier of its own. `ports` opens the ports that the workers share."""
 
-    def __init__(self, config: TidegateConfig, registry: CollectorRegistry, worker: str | None = None) -> None:
+    def __init__(
+        self,
+        config: TidegateConfig,
+        registry: CollectorRegistry,
+        worker: str | None = None,
+        ports: PortClaims | None = None,
+    ) -> None:
         self.metrics = ProxyMetrics()
         registry.register(self.metrics)
         self.client = broker_client(config.upstream)
@@ -103,6 +118,7 @@ class Proxy:
             listener_addresses(config),
             lambda host, port, endpoint: self.server.listen(host, port, endpoint),
             clock_ms=monotonic_ms,
+            own_topics=own_topics_of(config),
             refresh_interval_ms=config.upstream.metadata_max_age_ms,
         )
         self.handlers = pass_through_handlers(self.topology.advertised_address)
@@ -114,7 +130,7 @@ class Proxy:
             config.limits,
             self.metrics,
             drain_answers=DRAIN_ANSWERS,
-            reuse_port=config.listener.reuse_port,
+            open_port=partial(bind, reuse_port=config.listener.reuse_port) if ports is None else ports.open,
             tls=listener_tls(config.listener.tls),
             upstream_tls=self.client.tls,
             brokers_ask_for_sasl=config.upstream.sasl is not None,
@@ -133,7 +149,10 @@ class Proxy:
             return [f"the proxy has not read the cluster yet: {self.topology.trouble or 'no answer so far'}"]
         if self.topology.refusal is not None:
             return [f"the brokers reject the proxy: {self.topology.refusal}"]
-        return [] if self._tier is None else self._tier.not_ready()
+        return [*self.topology.unserved, *([] if self._tier is None else self._tier.not_ready())]
+
+    def errors(self) -> Sequence[Incident]:
+        return self.server.errors.incidents
 
     async def open(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.client.close)
@@ -187,6 +206,9 @@ class RemoteLogProcess:
     def not_ready(self) -> list[str]:
         return ["the remote tier is not open yet"] if self._metadata is None else alarms(self._metadata)
 
+    def errors(self) -> Sequence[Incident]:
+        return ()
+
     async def open(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self._client.close)
 
@@ -210,7 +232,7 @@ class RemoteLogProcess:
         failing = LastingTrouble(logger, "no broker answers, trying again", "a broker answers", clock_ms=monotonic_ms)
         while True:
             try:
-                cluster_id = (await self._client.metadata(0)).cluster_id
+                cluster_id = (await self._client.brokers(0)).cluster_id
                 failing.ended()
                 return cluster_id
             except BrokerRefusedError:
@@ -226,6 +248,14 @@ class RemoteLogProcess:
         self._metadata = None
 
 
+@dataclass(frozen=True, slots=True)
+class ChildAdmin:
+    """How the supervisor reads a child's admin pages: an open listener, and the token that it asks for."""
+
+    listener: socket.socket
+    token: str
+
+
 MakeRole = Callable[[TidegateConfig, CollectorRegistry], Role]
 
 
@@ -233,11 +263,11 @@ async def run(
     config: TidegateConfig,
     stop: asyncio.Event | None = None,
     make_role: MakeRole = Proxy,
-    admin: socket.socket | None = None,
+    admin: ChildAdmin | None = None,
 ) -> None:
     """Serves until SIGTERM, SIGINT or `stop`, then drains. Raises `OSError` if a port cannot be bound.
 
-    `admin` is an open listener for the admin pages. None: the configured address is bound."""
+    `admin` is for the admin pages of a child. None: the settings say where they are."""
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     registry = CollectorRegistry()
@@ -248,8 +278,9 @@ async def run(
             stack.callback(loop.remove_signal_handler, number)
         role = make_role(config, registry)
         if admin is not None or config.admin.port:
-            at = admin or (config.admin.host, config.admin.port)
-            await stack.enter_async_context(admin_http(at, registry, role.not_ready))
+            at = (config.admin.host, config.admin.port) if admin is None else admin.listener
+            access = admin_access(config.admin) if admin is None else AdminAccess(lambda: admin.token)
+            await stack.enter_async_context(admin_http(at, registry, role.not_ready, role.errors, access))
         await role.open(stack)
         if config.is_tiered and not await _open_tier(role, stack, stop):
             return
@@ -292,7 +323,10 @@ async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> 
     return True
 
 
-def serve(config: TidegateConfig, make_role: MakeRole = Proxy, admin: socket.socket | None = None) -> None:
+def serve(config: TidegateConfig, make_role: MakeRole = Proxy, admin: ChildAdmin | None = None) -> None:
     """Calls `run` on a new event loop."""
+    # The modules stay for good. So a full collection, which holds up the loop, need not look at their objects.
+    gc.collect()
+    gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(config, None, make_role, admin))

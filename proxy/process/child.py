@@ -18,7 +18,8 @@ from functools import partial
 
 from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
-from proxy.process.app import Proxy, RemoteLogProcess, serve
+from proxy.process.app import ChildAdmin, Proxy, RemoteLogProcess, serve
+from proxy.process.port_claims import PortClaims
 from proxy.process.supervisor import UNUSABLE
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
@@ -35,12 +36,15 @@ _GRACE_MS = 10_000
 class Task:
     """The task of a child: to be a worker or the remote-log process.
 
-    `admin_fd` is the inherited listener of the child's admin pages."""
+    `admin_fd` is the inherited listener of the child's admin pages, which ask for `admin_token`. `ports_fd` is the
+    inherited file of port claims. None: the user wants to share the ports with other programs."""
 
     config: TidegateConfig
     name: str
     is_worker: bool
     admin_fd: int | None
+    admin_token: str = ""
+    ports_fd: int | None = None
 
     def to_bytes(self) -> bytes:
         return pickle.dumps(self)
@@ -61,8 +65,9 @@ def run(task: Task) -> int:
     set_up_logging(task.config.log.level, task.config.log.format)
     for handler in logging.getLogger().handlers:
         handler.addFilter(partial(_name, task.name))
-    admin = None if task.admin_fd is None else socket.socket(fileno=task.admin_fd)
-    make_role = partial(Proxy, worker=task.name) if task.is_worker else RemoteLogProcess
+    admin = None if task.admin_fd is None else ChildAdmin(socket.socket(fileno=task.admin_fd), task.admin_token)
+    ports = None if task.ports_fd is None else PortClaims(task.ports_fd)
+    make_role = partial(Proxy, worker=task.name, ports=ports) if task.is_worker else RemoteLogProcess
     try:
         serve(task.config, make_role, admin)
     except (RemoteTierError, TlsError, BrokerRefusedError, OSError) as error:

@@ -7,8 +7,10 @@ metadata's state that the workers share. It ends last, because a draining worker
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -16,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import IO
 
 import aiohttp
 import uvloop
@@ -25,9 +28,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from proxy.config import TidegateConfig
+from proxy.process.admin_access import admin_access
 from proxy.process.admin_http import admin_pages
 from proxy.process.budgets import remote_log_share_of, remove_other_chunk_folders, share_of
 from proxy.process.child import Task, end_timeout_ms
+from proxy.process.port_claims import make_claims
 from proxy.process.remote_log import metadata_folder
 from proxy.process.supervisor import Child, ChildCommand, Supervisor
 from proxy.wire.server import bind, monotonic_ms
@@ -70,7 +75,8 @@ def _begin_alone(config: TidegateConfig) -> None:
             if not config.listener.reuse_port:
                 # Workers bind with SO_REUSEPORT. Without this check they would share the port with a second proxy that
                 # was started by mistake, and clients would reach both.
-                bind(config.listener.host, config.listener.bootstrap_port, reuse_port=False).close()
+                listener = config.listener
+                bind(listener.host, listener.bootstrap_port, reuse_port=False, listens=False).close()
             return
         except RemoteLogMetadataError as error:
             if now_ms >= state_free_by_ms:
@@ -93,14 +99,19 @@ async def _serve(config: TidegateConfig) -> bool:
             loop.add_signal_handler(number, stop.set)
             stack.callback(loop.remove_signal_handler, number)
         listeners = {name: stack.enter_context(_listener()) for name in _names(config)} if config.admin.port else {}
-        supervisor = Supervisor(_stages(config, listeners), stop_timeout_ms=end_timeout_ms(config))
+        claims = None if config.listener.reuse_port else stack.enter_context(make_claims())
+        token = secrets.token_urlsafe()
+        supervisor = Supervisor(_stages(config, listeners, claims, token), stop_timeout_ms=end_timeout_ms(config))
         if config.admin.port:
             session = await stack.enter_async_context(
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S))
+                aiohttp.ClientSession(
+                    timeout=aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S), headers={"Authorization": f"Bearer {token}"}
+                )
             )
             ports = {name: int(listener.getsockname()[1]) for name, listener in listeners.items()}
             pages = WholePages(supervisor, ports, session)
-            await stack.enter_async_context(admin_pages((config.admin.host, config.admin.port), pages))
+            access = admin_access(config.admin)
+            await stack.enter_async_context(admin_pages((config.admin.host, config.admin.port), pages, access))
         logger.info("starting %d workers", config.workers)
         is_well = await supervisor.run(stop)
     logger.info("all processes ended")
@@ -121,7 +132,9 @@ def _listener() -> socket.socket:
     return listener
 
 
-def _stages(config: TidegateConfig, listeners: Mapping[str, socket.socket]) -> list[list[ChildCommand]]:
+def _stages(
+    config: TidegateConfig, listeners: Mapping[str, socket.socket], claims: IO[bytes] | None, admin_token: str
+) -> list[list[ChildCommand]]:
     share, remote_log_share = share_of(config), remote_log_share_of(config)
     # Python must not search the caller's working directory for modules first.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
@@ -130,7 +143,10 @@ def _stages(config: TidegateConfig, listeners: Mapping[str, socket.socket]) -> l
         fds = [listeners[name].fileno()] if name in listeners else []
         admin_fd = fds[0] if fds else None
         is_worker = name != REMOTE_LOG
-        task = Task(share if is_worker else remote_log_share, name, is_worker, admin_fd)
+        ports_fd = claims.fileno() if claims is not None and is_worker else None
+        if ports_fd is not None:
+            fds.append(ports_fd)
+        task = Task(share if is_worker else remote_log_share, name, is_worker, admin_fd, admin_token, ports_fd)
         return ChildCommand(
             name, [sys.executable, "-P", "-m", "proxy.process.child", name], task.to_bytes(), environment, fds
         )
@@ -165,6 +181,17 @@ class WholePages:
         answers = await asyncio.gather(*(self._ask(child, "/metrics") for child in children))
         texts = {child.name: text for child, (status, text) in zip(children, answers, strict=True) if status == 200}
         return generate_latest(self._registry) + merge_metrics(texts)
+
+    async def errors(self) -> list[dict[str, object]]:
+        children = self._supervisor.children
+        answers = await asyncio.gather(*(self._ask(child, "/errors") for child in children))
+        found = [
+            {"process": child.name, **entry}
+            for child, (status, text) in zip(children, answers, strict=True)
+            if status == 200
+            for entry in json.loads(text)["errors"]
+        ]
+        return sorted(found, key=lambda entry: entry["time_ms"])
 
     async def _ask(self, child: Child, path: str) -> tuple[int, str]:
         if child.process is None:

@@ -108,7 +108,7 @@ async def open_metadata(
 async def _segments_without_metadata(
     config: TidegateConfig, client: BrokerClient, storage: InstrumentedRemoteStorageManager
 ) -> str | None:
-    cluster_id = storage_cluster_id(config, (await client.metadata()).cluster_id)
+    cluster_id = storage_cluster_id(config, (await client.brokers()).cluster_id)
     return await segments_without_metadata(config, cluster_id, storage)
 
 

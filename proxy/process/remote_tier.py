@@ -77,6 +77,11 @@ class ProxyParts:
     registry: CollectorRegistry
 
 
+def own_topics_of(config: TidegateConfig) -> tuple[str, ...]:
+    """Returns the names of the remote log's own topics, which the handlers guard."""
+    return (config.remote_log.metadata_topic, FAILED_DELETIONS_TOPIC) if config.is_tiered else ()
+
+
 @asynccontextmanager
 async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[RemoteTier]:
     """Opens the remote tier, and closes it when the context exits. Raises `RemoteTierError`.
@@ -164,7 +169,7 @@ async def _handlers(
         ),
     )
     fetch = FetchHandler(tools)
-    own_topics = proxy.config.remote_log.metadata_topic, FAILED_DELETIONS_TOPIC
+    own_topics = own_topics_of(proxy.config)
     guard = MetadataTopicGuard(own_topics, proxy.topology.topic_name)
     configs = TopicTierConfigs(proxy.topology, broker_configs, metadata, settings, rules, own_topics)
     alter_configs = AlterConfigsHandler(configs, proxy.spawn)

@@ -18,6 +18,7 @@ from ipaddress import IPv4Network, IPv6Network
 from protocol.errors import ProtocolError
 from proxy.wire.admission import Admission, Limit, address_of
 from proxy.wire.context import Address, ConnectionContext
+from proxy.wire.error_log import IncidentKind
 from proxy.wire.proxy_header import is_trusted, read_proxy_header
 from tiers.broker.tls import TlsContext, explain, is_plain_text
 
@@ -92,7 +93,7 @@ class ClientListener:
 
     def _refuse(self, peer: socket.socket, client: Address | None, reason: str, said: str) -> None:
         self._context.metrics.rejected[reason] += 1
-        self._context.log.log(logging.WARNING, reason, f"connection refused: {said} {reason}", _who(client))
+        self._log(logging.WARNING, reason, f"connection refused: {said} {reason}", "refused", client)
         peer.close()
 
     def _on_end(self, task: asyncio.Task[None], admission: Admission) -> None:
@@ -152,7 +153,12 @@ class ClientListener:
 
     def _failed(self, cause: str, level: int, said: str, client: Address | None) -> None:
         self._context.metrics.closed[cause] += 1
-        self._context.log.log(level, cause, said, _who(client))
+        self._log(level, cause, said, "closed", client)
+
+    def _log(self, level: int, reason: str, said: str, kind: IncidentKind, client: Address | None) -> None:
+        peer = None if client is None else f"{client[0]}:{client[1]}"
+        if self._context.log.log(level, reason, said, {"client": peer}) and level >= logging.WARNING:
+            self._context.errors.note(kind, said, peer=peer)
 
 
 class _Opening:
@@ -166,10 +172,6 @@ class _Opening:
         self.limit = limit
         if self.task is not None:
             self.task.cancel()
-
-
-def _who(client: Address | None) -> dict[str, object]:
-    return {"client": None if client is None else f"{client[0]}:{client[1]}"}
 
 
 def _fault_of(error: ssl.SSLError) -> str:

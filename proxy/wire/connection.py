@@ -23,6 +23,7 @@ from protocol.primitives import Buffer
 from proxy.wire.admission import Admission, Limit
 from proxy.wire.connection_log import loggable
 from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, Endpoint
+from proxy.wire.error_log import FaultyFrame, Sender
 from proxy.wire.exchange import Buffers, Prepare
 from proxy.wire.flow_control import DRAINING, NOT_CONNECTED, OUT_OF_TURN, PEER_IS_FULL, Outlet, ReadGate
 from proxy.wire.request_reader import RequestReader
@@ -103,7 +104,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             self._reader.read(data)
         except Exception as error:
-            self.fail("client", error)
+            self.fail("client", error, self._reader.faulty_frame)
             return
         self.advance()
 
@@ -317,7 +318,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._admission.prove()
 
     def _give_way(self, limit: Limit) -> None:
-        self._log(logging.WARNING, limit.cause, f"closing the connection: {limit.said}")
+        said = f"closing the connection: {limit.said}"
+        if self._log(logging.WARNING, limit.cause, said):
+            self._context.errors.note(
+                "closed", said, peer=self._peer(), node_id=self.node_id, client_id=self._reader.client_id
+            )
         self.abort(limit.cause)
 
     def _read_stashed(self) -> None:
@@ -328,7 +333,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             self._reader.read_stashed()
         except Exception as error:
-            self.fail("client", error)
+            self.fail("client", error, self._reader.faulty_frame)
             return
         self.commit_answers(aliases_pool=False)
         if self._reader.has_stash and self._may_go_on() and self._again is None:
@@ -395,11 +400,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._timer.cancel()
         self._timer = self._loop.call_later(timeout_ms / 1000, self._on_timeout, cause)
 
-    def fail(self, peer: str, error: Exception) -> None:
-        """Logs the error in one line, sends the answers that are complete, then closes both connections."""
+    def fail(self, peer: Sender, error: Exception, frame: FaultyFrame | None = None) -> None:
+        """Logs the error in one line, sends the answers that are complete, then closes both connections.
+
+        `frame` is the one that cannot be decoded, if the error concerns one."""
         if self._is_closing:
             return
         self._log_failure(peer, error)
+        self._note_failure(error, frame)
         self._emit_answers()
         self._flush(aliases_pool=True)
         self.close("protocol_error" if isinstance(error, ProtocolError) else "handler_error")
@@ -423,14 +431,32 @@ class ClientConnection(asyncio.BufferedProtocol):
                 return
         self._log(logging.WARNING, "protocol_error", said)
 
-    def _log(self, level: int, reason: str, message: str) -> None:
-        self._context.log.log(level, reason, message, self._who())
+    def _log(self, level: int, reason: str, message: str) -> bool:
+        return self._context.log.log(level, reason, message, self._who())
 
     def _who(self) -> dict[str, object]:
-        client, client_id = self._client, self._reader.client_id
+        client_id = self._reader.client_id
         return {
             "connection_id": self.connection_id,
             "node_id": self.node_id,
-            "client": None if client is None else f"{client[0]}:{client[1]}",
+            "client": self._peer(),
             "client_id": None if client_id is None else loggable(client_id),
         }
+
+    def _note_failure(self, error: Exception, frame: FaultyFrame | None) -> None:
+        errors = self._context.errors
+        if isinstance(error, ProtocolError):
+            errors.note(
+                "undecodable",
+                error,
+                peer=self._peer(),
+                node_id=self.node_id,
+                client_id=self._reader.client_id,
+                frame=frame,
+            )
+        else:  # the text of such an error may have anything in it
+            reason = f"a request handler failed: {type(error).__name__}"
+            errors.note("closed", reason, peer=self._peer(), node_id=self.node_id, client_id=self._reader.client_id)
+
+    def _peer(self) -> str | None:
+        return None if self._client is None else f"{self._client[0]}:{self._client[1]}"

@@ -29,11 +29,15 @@ class ConnectionLog:
         self._clock_ms = clock_ms
         self._windows = defaultdict[str, _Window](lambda: _Window(clock_ms()))
 
-    def log(self, level: int, reason: str, message: str, who: Mapping[str, object]) -> None:
-        """`reason` is one of few. `message` says what happened, and `who` names the connection."""
+    def log(self, level: int, reason: str, message: str, who: Mapping[str, object]) -> bool:
+        """Returns whether the line was not left out.
+
+        `reason` is one of few. `message` says what happened, and `who` names the connection."""
         fields = self.fields_of_next(reason, who)
-        if fields is not None:
-            self._logger.log(level, message, extra=fields)
+        if fields is None:
+            return False
+        self._logger.log(level, message, extra=fields)
+        return True
 
     def fields_of_next(self, reason: str, who: Mapping[str, object]) -> Mapping[str, object] | None:
         """Counts a line of this reason, and returns its fields. None: the line must be left out."""

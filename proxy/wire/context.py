@@ -11,6 +11,7 @@ from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admissions
 from proxy.wire.connection_log import ConnectionLog
+from proxy.wire.error_log import ErrorLog
 from proxy.wire.exchange import Buffers, Handler, PrefixHandler
 from proxy.wire.flow_control import BufferPool
 from tiers.broker.tls import TlsContext
@@ -87,6 +88,7 @@ class ConnectionContext:
     """Whether a client must authenticate before it may send a large request."""
     close_timeout_ms: int = CLOSE_TIMEOUT_MS
     """How long a closing connection may take to send its last bytes."""
+    errors: ErrorLog = field(default_factory=ErrorLog)
     buffers: BufferPool = field(default_factory=BufferPool)
     upstreams: ConnectionRegistry[Abortable] = field(default_factory=ConnectionRegistry)
     """The connections to brokers. One outlives its client while it has requests left to send."""

@@ -18,6 +18,7 @@ from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES, FramePart, FrameTra
 from protocol.header import parse_request_head
 from protocol.primitives import Buffer, read_string_bounds
 from proxy.wire.context import ConnectionContext
+from proxy.wire.error_log import FaultyFrame
 from proxy.wire.exchange import Answer, Forward, Handler, PrefixHandler, Prepare, Request
 from proxy.wire.flow_control import owned_parts
 from proxy.wire.response_queue import ResponseQueue, Slot, SlotOwner
@@ -69,6 +70,17 @@ class RequestReader:
         self._slot: Slot | None = None
         self._handler: Handler | PrefixHandler | None = None
         """The handler of the request that has arrived in part."""
+        self._begun: memoryview | None = None
+
+    @property
+    def faulty_frame(self) -> FaultyFrame | None:
+        """The request that was read when an error was raised. None: the length of a frame was wrong, or it is a token.
+
+        A token without a header is secret from its first byte."""
+        if self._slot is not None and self._slot.is_raw_token:
+            return None
+        data = self._begun if self._partial is None else self._partial
+        return None if data is None else FaultyFrame("client", bytes(memoryview(data)[LENGTH_BYTES:]))
 
     @property
     def has_stash(self) -> bool:
@@ -76,6 +88,7 @@ class RequestReader:
 
     def read(self, data: memoryview) -> None:
         """Processes the bytes of one read. Raises `ProtocolError`, and the exceptions of handlers."""
+        self._begun = None
         parts = self._tracker.feed(data)
         if not self.has_request:
             self.has_request = any(not part.remaining for part in parts)
@@ -110,8 +123,10 @@ class RequestReader:
     def _begin(self, part: FramePart) -> None:
         context = self._context
         if self.sasl.raw_tokens_left:
+            self._begun = None
             self._begin_authentication(part, ApiKey.SASL_AUTHENTICATE, 0, 0)
             return
+        self._begun = part.data
         if part.size < REQUEST_HEAD_BYTES:
             raise TruncatedError(f"a request of {part.size} bytes, which is too short for its header")
         api_key, api_version, correlation_id = _HEAD.unpack_from(part.data, LENGTH_BYTES)

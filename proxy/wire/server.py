@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network
 
 from proxy.config import LimitsConfig
@@ -23,6 +24,7 @@ from proxy.wire.client_listener import ClientListener
 from proxy.wire.connection import ClientConnection
 from proxy.wire.connection_log import ConnectionLog
 from proxy.wire.context import CLOSE_TIMEOUT_MS, Address, ConnectionContext, ConnectionRegistry, DrainAnswer, Router
+from proxy.wire.error_log import ErrorLog
 from tiers.broker.tls import TlsContext
 
 logger = logging.getLogger(__name__)
@@ -46,8 +48,10 @@ class BrokerEndpoint:
         return self.resolve()
 
 
-def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
-    """Returns a listener. Its connections wait in the kernel until they are accepted. Raises `OSError`."""
+def bind(host: str, port: int, *, reuse_port: bool, listens: bool = True) -> socket.socket:
+    """Returns a listener. Its connections wait in the kernel until they are accepted. Raises `OSError`.
+
+    Without `listens` it accepts no connections. The call then only finds out whether the port is free."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -55,12 +59,18 @@ def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
         if reuse_port:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
-        listener.listen(LISTEN_BACKLOG)
+        if listens:
+            listener.listen(LISTEN_BACKLOG)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
         raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
     return listener
+
+
+OpenPort = Callable[[str, int], socket.socket]
+"""Returns a listener at a host and a port. Raises `OSError`."""
+_bind_alone: OpenPort = partial(bind, reuse_port=False)
 
 
 class ProxyServer:
@@ -74,7 +84,7 @@ class ProxyServer:
         *,
         drain_answers: Mapping[int, DrainAnswer] | None = None,
         clock_ms: Callable[[], int] = monotonic_ms,
-        reuse_port: bool = False,
+        open_port: OpenPort = _bind_alone,
         tls: TlsContext | None = None,
         upstream_tls: TlsContext | None = None,
         brokers_ask_for_sasl: bool = False,
@@ -82,12 +92,13 @@ class ProxyServer:
         proxy_networks: Sequence[IPv4Network | IPv6Network] = (),
     ) -> None:
         """`tls` is for clients, `upstream_tls` for brokers. None means plain text."""
+        self.errors = ErrorLog()
         self._limits = limits
         self._metrics = metrics
         self._router = router
         self._early_answers = drain_answers or {}
         self._clock_ms = clock_ms
-        self._reuse_port = reuse_port
+        self._open_port = open_port
         self._tls = tls
         self._upstream_tls = upstream_tls
         self._brokers_ask_for_sasl = brokers_ask_for_sasl
@@ -118,6 +129,7 @@ class ProxyServer:
             upstream_tls=self._upstream_tls,
             brokers_ask_for_sasl=self._brokers_ask_for_sasl,
             close_timeout_ms=self._close_timeout_ms,
+            errors=self.errors,
         )
         if self._limits.idle_timeout_ms:
             self._idle_sweep = self.spawn(self._close_idle())
@@ -142,7 +154,7 @@ class ProxyServer:
         """Binds a listener now and returns its address. Accepting starts with the event loop's next turn.
 
         Port 0 picks a free port. Raises `OSError`."""
-        listener = bind(host, port, reuse_port=self._reuse_port)
+        listener = self._open_port(host, port)
         bound: Address = listener.getsockname()[:2]
         if self._is_draining:
             listener.close()

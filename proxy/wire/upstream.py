@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from protocol.errors import FrameSizeError, ProtocolError, TruncatedError
 from protocol.frame import LENGTH_BYTES, MAX_INT32, RESPONSE_HEAD_BYTES, FramePart, FrameTracker
 from protocol.primitives import INT32, Buffer
-from proxy.wire.context import ConnectionContext, Endpoint
+from proxy.wire.context import Address, ConnectionContext, Endpoint
+from proxy.wire.error_log import FaultyFrame, Sender
 from proxy.wire.exchange import Buffers
 from proxy.wire.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
 from proxy.wire.response_queue import ResponseQueue, Slot
@@ -24,12 +24,13 @@ from tiers.broker.tls import explain
 
 logger = logging.getLogger(__name__)
 
-CONNECT_BACKOFF_BASE_MS = 50
-CONNECT_BACKOFF_CAP_MS = 1_000
+UNKNOWN_BROKER_LOOKS = 20
+UNKNOWN_BROKER_PAUSE_S = 0.05
+"""The cluster names a broker to a client a moment before the proxy has asked for its address."""
 
 
 class UpstreamUnavailableError(Exception):
-    """No address of the broker could be reached before the deadline."""
+    """No address of the broker could be reached."""
 
 
 class CorrelationMismatchError(ProtocolError):
@@ -63,7 +64,7 @@ class ClientSide(Protocol):
 
     def on_upstream_gone(self) -> None: ...
 
-    def fail(self, peer: str, error: Exception) -> None: ...
+    def fail(self, peer: Sender, error: Exception, frame: FaultyFrame | None = None) -> None: ...
 
 
 class UpstreamConnection(asyncio.BufferedProtocol):
@@ -79,6 +80,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._stash: list[FramePart] = []
         self._slot: Slot | None = None
         self._held: bytearray | None = None
+        self._begun: Buffer | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -104,7 +106,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         try:
             self._process(self._tracker.feed(data), aliases_pool=True)
         except Exception as error:
-            client.fail("broker", error)
+            client.fail("broker", error, self._faulty_frame())
 
     def eof_received(self) -> bool:
         self._client.on_upstream_gone()
@@ -148,7 +150,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         try:
             self._process(stash, aliases_pool=False)
         except Exception as error:
-            self._client.fail("broker", error)
+            self._client.fail("broker", error, self._faulty_frame())
             return
         if not self._stash:
             self.gate.resume(OUT_OF_TURN)
@@ -179,6 +181,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _begin(self, part: FramePart) -> None:
         slot = self._client.queue.awaiting.popleft()
         self._slot = slot
+        self._begun = part.data[LENGTH_BYTES:]
         if not slot.is_raw_token:
             _check_head(slot, part)
         if slot.answer is not None:
@@ -219,7 +222,17 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             if not slot.future.done():
                 slot.future.set_result(response)
         elif slot.answer is None:
+            self._begun = response
             self._client.on_held(slot, response)
+            self._begun = None  # a large response must not stay in memory
+
+    def _faulty_frame(self) -> FaultyFrame | None:
+        """Returns the response that was read when an error was raised. None: it answers no request."""
+        slot = self._slot
+        if slot is None or self._begun is None:
+            return None
+        api_key = None if slot.is_raw_token else slot.api_key
+        return FaultyFrame("broker", self._begun, api_key, slot.api_version)
 
 
 def _check_head(slot: Slot, part: FramePart) -> None:
@@ -233,34 +246,38 @@ def _check_head(slot: Slot, part: FramePart) -> None:
 
 
 async def connect_upstream(context: ConnectionContext, endpoint: Endpoint, client: ClientSide) -> UpstreamConnection:
-    """Tries the endpoint's addresses in turn, with a backoff between rounds, until `connect_deadline_ms` has passed.
+    """Tries each of the endpoint's addresses once, until `connect_deadline_ms` has passed.
 
-    Raises `UpstreamUnavailableError`."""
+    If every address fails, the client's connection must close at once: the client then looks for another broker, as it
+    does when the broker itself refuses. Raises `UpstreamUnavailableError`."""
     loop = asyncio.get_running_loop()
     limits = context.limits
     deadline_s = loop.time() + limits.connect_deadline_ms / 1000
     trouble = "no address is known"
-    backoff_ms = CONNECT_BACKOFF_BASE_MS
-    while True:
-        for host, port in endpoint.addresses():
-            left_s = deadline_s - loop.time()
-            if left_s <= 0:
-                break
-            try:
-                async with asyncio.timeout(min(limits.connect_timeout_ms / 1000, left_s)):
-                    _, upstream = await loop.create_connection(
-                        lambda: UpstreamConnection(context, client),
-                        host,
-                        port,
-                        ssl=None if context.upstream_tls is None else context.upstream_tls.current(),
-                    )
-            except (OSError, UnicodeError) as error:
-                context.metrics.upstream_connect_failures += 1
-                trouble = f"{host}:{port}: {explain(error)}"
-            else:
-                return upstream
-        pause_s = random.uniform(0.5, 1) * backoff_ms / 1000
-        if loop.time() + pause_s >= deadline_s:
-            raise UpstreamUnavailableError(trouble)
-        await asyncio.sleep(pause_s)
-        backoff_ms = min(2 * backoff_ms, CONNECT_BACKOFF_CAP_MS)
+    for host, port in await _known_addresses(endpoint):
+        left_s = deadline_s - loop.time()
+        if left_s <= 0:
+            break
+        try:
+            async with asyncio.timeout(min(limits.connect_timeout_ms / 1000, left_s)):
+                _, upstream = await loop.create_connection(
+                    lambda: UpstreamConnection(context, client),
+                    host,
+                    port,
+                    ssl=None if context.upstream_tls is None else context.upstream_tls.current(),
+                )
+        except (OSError, UnicodeError) as error:
+            context.metrics.upstream_connect_failures += 1
+            trouble = f"{host}:{port}: {explain(error)}"
+        else:
+            return upstream
+    raise UpstreamUnavailableError(trouble)
+
+
+async def _known_addresses(endpoint: Endpoint) -> Sequence[Address]:
+    """Returns the endpoint's addresses. It waits a moment for those of a broker that joined just now."""
+    for _ in range(UNKNOWN_BROKER_LOOKS):
+        if addresses := endpoint.addresses():
+            return addresses
+        await asyncio.sleep(UNKNOWN_BROKER_PAUSE_S)
+    return endpoint.addresses()

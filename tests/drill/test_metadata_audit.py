@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from protocol.apis.metadata import PartitionMetadata
 from tests.drill.metadata_audit import OFFSETS_TOPIC, MetadataAudit
 from tests.drill.violations import FENCED, Violations
 from tests.support.fakes.broker.cluster import LocalLog
@@ -15,7 +16,7 @@ from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.record_batches import build_batch, control_batch, record
 from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient
-from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError
 from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
@@ -47,7 +48,7 @@ def violations() -> Violations:
 
 
 def topic(number: int, name: str) -> TopicMetadata:
-    return TopicMetadata(name, UUID(int=number), {0: PartitionMetadata(0, 1, 5, (1,), (1,))})
+    return TopicMetadata(name, UUID(int=number), {0: PartitionMetadata(0, 1, 5)})
 
 
 def written(key: bytes, value: bytes | None) -> bytes:

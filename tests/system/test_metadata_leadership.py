@@ -11,7 +11,7 @@ from kafka.protocol.metadata import MetadataRequest
 from protocol.errors import ErrorCode
 from tests.support.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient, monotonic_ms
-from tiers.broker.cluster_metadata import TopicMetadata, from_response
+from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.broker.fetch import FetchPosition, fetch_raw
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
@@ -31,17 +31,17 @@ async def in_sync(client: BrokerClient, topic_name: str) -> TopicMetadata | None
     known = (await client.metadata(0)).topics.get(topic_name)
     if known is None or (leader := known.partitions[0].leader_id) < 0:
         return None
-    topic = await as_known_by(client, leader, topic_name)
-    if topic is None or len(topic.partitions[0].isr) < 3 or topic.partitions[0].leader_id != leader:
-        return None
-    return topic
+    said = await as_known_by(client, leader, topic_name)
+    return known if said == (leader, 3) else None
 
 
-async def as_known_by(client: BrokerClient, node: int, topic_name: str) -> TopicMetadata | None:
+async def as_known_by(client: BrokerClient, node: int, topic_name: str) -> tuple[int, int]:
+    """Returns the leader of the first partition, and the number of its in-sync replicas."""
     asked = MetadataRequest.MetadataRequestTopic(name=topic_name)
     message = MetadataRequest(topics=[asked], allow_auto_topic_creation=False)
     response = await client.request(node, message, min_version=WITH_TOPIC_IDS)
-    return from_response(response, 0).topics.get(topic_name)
+    ((first, *_),) = (topic.partitions or [None] for topic in response.topics)
+    return (-1, 0) if first is None else (first.leader_id, len(first.isr_nodes))
 
 
 async def with_a_leader_alone(cluster: KafkaCluster, client: BrokerClient, topic_name: str) -> TopicMetadata:
@@ -57,8 +57,7 @@ async def with_a_leader_alone(cluster: KafkaCluster, client: BrokerClient, topic
                 others = [node for node in (1, 2, 3) if node != leader]
                 for node in others:
                     cluster.pause_broker(node)
-                paused = await as_known_by(client, leader, topic_name)
-                if paused is not None and len(paused.partitions[0].isr) == 3:
+                if (await as_known_by(client, leader, topic_name))[1] == 3:
                     return topic
                 for node in others:
                     cluster.resume_broker(node)

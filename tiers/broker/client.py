@@ -14,17 +14,17 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
+from uuid import UUID
 
 from kafka.protocol.api_header import ResponseClassRegistry
-from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode, ProtocolError
-from tiers.bounded_gather import bounded_gather
-from tiers.broker.cluster_metadata import ClusterMetadata, from_response
+from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.broker.connection import BrokerConnection
+from tiers.broker.metadata_reads import Address, Deadline, MetadataReads
 from tiers.broker.sasl import SaslCredentials
 from tiers.broker.tls import TlsContext
 from tiers.errors import BrokerError
@@ -35,11 +35,7 @@ DEFAULT_METADATA_MAX_AGE_MS = 30_000
 DEFAULT_REQUEST_TIMEOUT_MS = 30_000
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 1000
-METADATA_WITH_TOPIC_IDS = 10
-_BROKERS_AT_ONCE = 16
-_OTHER_BROKER_MS = 2_000
 
-Address = tuple[str, int]
 T = TypeVar("T")
 
 
@@ -133,15 +129,12 @@ class BrokerClient:
         self._open_connection = connect
         self._links: dict[tuple[Address, str], _Link] = {}
         self._retired: list[Connection] = []
-        self._metadata: ClusterMetadata | None = None
-        self._metadata_lock = asyncio.Lock()
-        self._refreshes_begun = 0
-        self._refresh_known = 0
+        self._reads = MetadataReads(self.request_raw, clock_ms, self._forget_others)
         self._is_closed = False
 
     async def open(self) -> None:
-        """Reads the cluster's metadata. Raises `BrokerError` when no bootstrap address answers in time."""
-        await self.metadata(0, self._request_timeout_ms)
+        """Reads the brokers' addresses. Raises `BrokerError` when no bootstrap address answers in time."""
+        await self.brokers(0, self._request_timeout_ms)
 
     async def close(self) -> None:
         """Closes every connection. Requests in progress fail. Safe to call twice."""
@@ -154,8 +147,8 @@ class BrokerClient:
 
     @property
     def cached_metadata(self) -> ClusterMetadata | None:
-        """The metadata that was read last, however old; None before the first read."""
-        return self._metadata
+        """The brokers that were named last, and the topics that were read, however old; None before the first read."""
+        return self._reads.known
 
     async def metadata(
         self, max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS, timeout_ms: int | None = None
@@ -163,56 +156,49 @@ class BrokerClient:
         """Returns the metadata of all topics, read at most `max_age_ms` before this call.
 
         With 0, the request to the broker begins after this call. Concurrent callers share one refresh. Raises
+        `BrokerError`. The answer of a large cluster is expensive for the broker: ask for `brokers`, or for the topics
+        that are needed (`named`, `leader_of`), where that is enough."""
+        return await self._reads.at_most_as_old(max_age_ms, timeout_ms or self._request_timeout_ms, is_whole=True)
+
+    async def brokers(
+        self, max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS, timeout_ms: int | None = None
+    ) -> ClusterMetadata:
+        """Returns the brokers, read at most `max_age_ms` before this call, and the topics that are known already.
+
+        Raises `BrokerError`."""
+        return await self._reads.at_most_as_old(max_age_ms, timeout_ms or self._request_timeout_ms, is_whole=False)
+
+    async def named(
+        self,
+        names: Collection[str],
+        ids: Collection[UUID] = (),
+        timeout_ms: int | None = None,
+        *,
+        node_id: int | None = None,
+    ) -> ClusterMetadata:
+        """Returns the brokers, and those of the topics `names` and `ids` that the asked broker knows, read now.
+
+        The broker is `node_id`, or any. Only topics that the proxy may not describe have an error. Raises
         `BrokerError`."""
-        not_before_ms = self._clock_ms() - max_age_ms
-        refreshes_before = self._refreshes_begun
+        return await self._reads.named(names, ids, timeout_ms or self._request_timeout_ms, node_id)
 
-        def known() -> ClusterMetadata | None:
-            metadata = self._metadata
-            if metadata is None or self._refresh_known > refreshes_before:
-                return metadata
-            return metadata if max_age_ms > 0 and metadata.fetched_at_ms >= not_before_ms else None
-
-        if (metadata := known()) is not None:
-            return metadata
-        deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
-        try:
-            async with asyncio.timeout(deadline.remaining_ms() / 1000), self._metadata_lock:
-                if (metadata := known()) is not None:
-                    return metadata
-                self._refreshes_begun += 1
-                self._metadata = await self._fetch_metadata(deadline)
-                self._refresh_known = self._refreshes_begun
-                return self._metadata
-        except TimeoutError as error:
-            raise BrokerError("the cluster's metadata was not read in time", retriable=True) from error
-
-    async def metadata_naming(self, topic: str, timeout_ms: int | None = None) -> ClusterMetadata:
-        """Returns metadata, read after this call, from a broker that knows `topic`, if any broker does.
+    async def topic_named(self, topic: str, timeout_ms: int | None = None) -> ClusterMetadata:
+        """Returns the brokers and `topic`, as a broker that knows it says now, if any broker does.
 
         A new topic exists before all brokers know it. Only if no broker knows the topic, there is no such topic."""
-        deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
-        metadata = await self.metadata(0, deadline.remaining_ms())
-        if topic in metadata.topics:
-            return metadata
+        return await self._reads.naming(topic, timeout_ms or self._request_timeout_ms, is_whole=False)
 
-        async def said_by(node_id: int) -> ClusterMetadata:
-            try:
-                return await self._said_by(node_id, deadline.at_most(_OTHER_BROKER_MS))
-            except BrokerError:  # a broker that is down does not show whether the topic exists
-                return metadata
-
-        answers = await bounded_gather(list(metadata.brokers), said_by, _BROKERS_AT_ONCE)
-        naming = (said for said in answers if topic in said.topics and said.cluster_id == metadata.cluster_id)
-        return next(naming, metadata)
+    async def metadata_naming(self, topic: str, timeout_ms: int | None = None) -> ClusterMetadata:
+        """Does the same as `topic_named`, and returns all other topics too."""
+        return await self._reads.naming(topic, timeout_ms or self._request_timeout_ms, is_whole=True)
 
     async def of_any_broker(self, ask: Callable[[int, int], Awaitable[T]], timeout_ms: int | None = None) -> T:
         """Calls `ask(node_id, timeout_ms)` for one broker after the other, and returns the first result.
 
         The metadata names a broker for a while after it died, so a retriable error leads to the next broker. Raises the
         last `BrokerError`, or the first that is not retriable."""
-        deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
-        nodes = sorted((await self.metadata(timeout_ms=deadline.remaining_ms())).brokers)
+        deadline = Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
+        nodes = sorted((await self.brokers(timeout_ms=deadline.remaining_ms())).brokers)
         for left in range(len(nodes), 0, -1):
             try:
                 return await ask(nodes[-left], deadline.share(left).remaining_ms())
@@ -220,24 +206,6 @@ class BrokerClient:
                 if not error.retriable or left == 1:
                     raise
         raise AssertionError("metadata always names a broker")
-
-    async def _said_by(self, node_id: int | None, timeout_ms: int) -> ClusterMetadata:
-        asked_at_ms = self._clock_ms()
-        message = MetadataRequest(topics=None, allow_auto_topic_creation=False)
-        response = await self.request(node_id, message, timeout_ms, min_version=METADATA_WITH_TOPIC_IDS)
-        return from_response(response, asked_at_ms)
-
-    async def _fetch_metadata(self, deadline: _Deadline) -> ClusterMetadata:
-        metadata = await self._said_by(None, deadline.remaining_ms())
-        if not metadata.brokers:
-            raise BrokerError("the cluster names no broker yet", retriable=True)
-        if self._metadata is not None and metadata.cluster_id != self._metadata.cluster_id:
-            # The metadata of another cluster must not replace this one's: all topics would look deleted.
-            raise BrokerError(
-                f"cluster {metadata.cluster_id} answers instead of {self._metadata.cluster_id}: check bootstrap.servers"
-            )
-        self._forget_others({(broker.host, broker.port) for broker in metadata.brokers.values()})
-        return metadata if self._metadata is None else metadata.not_older_than(self._metadata)
 
     def _forget_others(self, known: set[Address]) -> None:
         """Closes the connections to addresses that no broker has any more."""
@@ -260,10 +228,12 @@ class BrokerClient:
         Raises `BrokerError` with UNKNOWN_TOPIC_ID when there is no such partition, and with LEADER_NOT_AVAILABLE while
         it has no leader. Older metadata may lack a new partition. So it reports UNKNOWN_TOPIC_ID only by metadata that
         was read after this call."""
-        deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
-        found = (await self.metadata(max_age_ms, deadline.remaining_ms())).partition(partition)
-        if found is None and max_age_ms > 0:
-            found = (await self.metadata(0, deadline.remaining_ms())).partition(partition)
+        not_before_ms = self._clock_ms() - max_age_ms
+        topic = self._reads.known_topic(partition.topic_id, not_before_ms) if max_age_ms > 0 else None
+        found = None if topic is None else topic.partitions.get(partition.partition)
+        if found is None:
+            topic = await self._reads.topic(partition.topic_id, timeout_ms or self._request_timeout_ms)
+            found = None if topic is None else topic.partitions.get(partition.partition)
         if found is None:
             raise BrokerError(f"there is no partition {partition} with its topic id", ErrorCode.UNKNOWN_TOPIC_ID)
         if found.leader_id < 0:
@@ -306,7 +276,7 @@ class BrokerClient:
         lane: str = DEFAULT_LANE,
     ) -> tuple[memoryview, int]:
         """Does the same as `request`, but returns the undecoded body of the response and the version."""
-        deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
+        deadline = Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
         connection = await self._connection(node_id, lane, deadline)
         version = self._version(connection, message, min_version, max_version)
         try:
@@ -328,7 +298,7 @@ class BrokerClient:
             )
         return highest
 
-    async def _connection(self, node_id: int | None, lane: str, deadline: _Deadline) -> Connection:
+    async def _connection(self, node_id: int | None, lane: str, deadline: Deadline) -> Connection:
         if node_id is not None:
             return await self._connect(await self._address_of(node_id, deadline), lane, deadline)
         candidates = self._candidates(lane)
@@ -345,7 +315,7 @@ class BrokerClient:
 
         The random order keeps the client from asking the same broker with stale metadata every time.
         """
-        known = () if self._metadata is None else [(b.host, b.port) for b in self._metadata.brokers.values()]
+        known = () if self._reads.known is None else [(b.host, b.port) for b in self._reads.known.brokers.values()]
         addresses = dict.fromkeys([*known, *self._bootstrap])
 
         def rank(address: Address) -> tuple[int, float]:
@@ -354,16 +324,16 @@ class BrokerClient:
 
         return sorted(addresses, key=rank)
 
-    async def _address_of(self, node_id: int, deadline: _Deadline) -> Address:
-        metadata = self._metadata
+    async def _address_of(self, node_id: int, deadline: Deadline) -> Address:
+        metadata = self._reads.known
         if metadata is None or node_id not in metadata.brokers:
-            metadata = await self.metadata(0, deadline.remaining_ms())
+            metadata = await self.brokers(0, deadline.remaining_ms())
         broker = metadata.brokers.get(node_id)
         if broker is None:
             raise BrokerError(f"the cluster names no broker {node_id}", retriable=True)
         return broker.host, broker.port
 
-    async def _connect(self, address: Address, lane: str, deadline: _Deadline) -> Connection:
+    async def _connect(self, address: Address, lane: str, deadline: Deadline) -> Connection:
         if self._is_closed:
             raise BrokerError("the client is closed")
         link = self._links.setdefault((address, lane), _Link(asyncio.Lock()))
@@ -393,7 +363,7 @@ class BrokerClient:
             self._retired = [each for each in (*self._retired, connection) if not each.is_closed]
         return link.connection
 
-    async def _connect_now(self, link: _Link, address: Address, deadline: _Deadline) -> Connection:
+    async def _connect_now(self, link: _Link, address: Address, deadline: Deadline) -> Connection:
         ssl_context = None if self.tls is None else self.tls.current()
         try:
             connection = await self._open_connection(
@@ -415,19 +385,3 @@ class BrokerClient:
             raise BrokerError("the client is closed")
         link.connection, link.ssl_context, link.failures, link.not_before_ms = connection, ssl_context, 0, 0
         return connection
-
-
-class _Deadline:
-    def __init__(self, clock_ms: Callable[[], int], timeout_ms: int) -> None:
-        self._clock_ms = clock_ms
-        self._at_ms = clock_ms() + timeout_ms
-
-    def remaining_ms(self) -> int:
-        return max(1, self._at_ms - self._clock_ms())
-
-    def at_most(self, timeout_ms: int) -> int:
-        return min(timeout_ms, self.remaining_ms())
-
-    def share(self, parts: int) -> _Deadline:
-        """Returns a deadline after an equal share of the remaining time."""
-        return _Deadline(self._clock_ms, max(1, self.remaining_ms() // parts))

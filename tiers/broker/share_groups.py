@@ -22,8 +22,9 @@ from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
-from tiers.broker.client import METADATA_WITH_TOPIC_IDS, BrokerClient
+from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata, from_response
+from tiers.broker.metadata_reads import METADATA_WITH_TOPIC_IDS
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-from tiers.broker.client import DEFAULT_REQUEST_TIMEOUT_MS, Address, BrokerClient
+from tiers.broker.client import DEFAULT_REQUEST_TIMEOUT_MS, BrokerClient
+from tiers.broker.metadata_reads import Address
 from tiers.broker.sasl import Mechanism, SaslCredentials
 from tiers.broker.tls import TlsContext, client_context
 from tiers.config.settings import DurationMs, Section

@@ -26,7 +26,9 @@ from tiers.tasks.metrics import RemoteLogManagerMetrics
 
 logger = logging.getLogger(__name__)
 _TOPIC_RESOURCE = 2
-_TOPICS_PER_REQUEST = 500
+_TOPICS_PER_REQUEST = 50
+"""The answer for more topics would hold up the event loop while it is decoded."""
+_TOPICS_PER_SLICE = 200
 _WITNESSES = 2
 
 Overrides = Callable[[UUID], Mapping[str, str] | None]
@@ -66,7 +68,9 @@ class TieredTopics:
         wanted: dict[str, tuple[TopicMetadata, TopicConfig, TotalRetention]] = {}
         try:
             metadata = await self._client.metadata(0, timeout_ms)
-            for topic in metadata.topics.values():
+            for number, topic in enumerate(metadata.topics.values(), 1):
+                if not number % _TOPICS_PER_SLICE:
+                    await asyncio.sleep(0)
                 rule = self._rule(topic)
                 if rule is not None:
                     recorded = recorded_total(self._overrides(topic.topic_id) or {})

@@ -18,6 +18,7 @@ from pipeline.source.options import LATEST, OptionError, parse_options
 from pipeline.source.read_plan import LocalRange, RemoteRange
 from pipeline.source.tiered_log import LogBounds, TieredLog
 from protocol.api_keys import ApiKey
+from protocol.apis.metadata import PartitionMetadata
 from protocol.errors import ErrorCode
 from tests.support.fakes.broker import list_offsets
 from tests.support.fakes.broker.cluster import LocalLog
@@ -26,7 +27,7 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.broker.client import BrokerClient
-from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
@@ -40,7 +41,7 @@ async def broker() -> AsyncIterator[ScriptedBroker]:
     async with ScriptedBroker() as broker:
         log = LocalLog([batch_of(base, 10) for base in range(30, 100, 10)], log_start_offset=30)
         broker.logs["orders", 0] = log
-        broker.topics = [TopicMetadata("orders", TOPIC_ID, {0: PartitionMetadata(0, 1, log.leader_epoch, (1,), (1,))})]
+        broker.topics = [TopicMetadata("orders", TOPIC_ID, {0: PartitionMetadata(0, 1, log.leader_epoch)})]
         yield broker
 
 

@@ -27,6 +27,7 @@ from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from protocol.api_keys import ApiKey
+from protocol.apis.metadata import PartitionMetadata
 from protocol.header import build_request_header, response_body_position
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
@@ -49,7 +50,7 @@ from tests.support.fakes.broker.wire import Wire, connected
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.broker.client import BrokerClient, monotonic_ms
-from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.settings import RemoteLogConfig
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
@@ -174,7 +175,7 @@ async def scenario(root: Path, limits: LimitsConfig | None = None) -> AsyncItera
     async with contextlib.AsyncExitStack() as stack:
         broker = await stack.enter_async_context(ScriptedBroker())
         broker.scripted_client = CLIENT_ID
-        broker.topics = [TopicMetadata(TOPIC, TOPIC_ID, {n: PartitionMetadata(n, 1, 5, (1,), (1,)) for n in range(2)})]
+        broker.topics = [TopicMetadata(TOPIC, TOPIC_ID, {n: PartitionMetadata(n, 1, 5) for n in range(2)})]
         broker.logs = {(TOPIC, 0): LocalLog(batches, TRIMMED), (TOPIC, 1): LocalLog([batch_of(0, 10)])}
         client = BrokerClient(broker.addresses, client_id="tidegate", request_timeout_ms=60_000)
         stack.push_async_callback(client.close)

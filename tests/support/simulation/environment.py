@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,12 +22,24 @@ from kafka.protocol.data_container import DataContainer
 from tests.support.simulation.compaction import DELETE_RETENTION_MS
 from tests.support.simulation.loop import VirtualLoop, current_process
 from tests.support.simulation.network import HandedOverResponses
-from tiers.broker import client
+from tiers.broker import client, metadata_reads
+from tiers.broker.cluster_metadata import ClusterMetadata, from_response, not_older
 from tiers.metadata.topic import follower, metadata_topic
 from tiers.storage.blocking_calls import BlockingCalls
 
 _COLLECTIONS = 5
 WALL_START_MS = 1_700_000_000_000
+
+
+async def _handed_over_metadata(
+    body: Any, version: int, asked_at_ms: int, known: ClusterMetadata | None
+) -> ClusterMetadata:
+    """Does what `read_cluster_metadata` does with an answer that was never encoded."""
+    metadata = from_response(body.answer, asked_at_ms)
+    before = {} if known is None else known.topics_by_id
+    topics = {name: await not_older(topic, before.get(topic.topic_id)) for name, topic in metadata.topics.items()}
+    topics_by_id = {topic.topic_id: topic for topic in topics.values() if topic.topic_id.int}
+    return replace(metadata, topics=topics, topics_by_id=topics_by_id)
 
 
 def _fill(part: Any, *arguments: Any, version: int | None = None, **fields: Any) -> None:
@@ -96,6 +109,7 @@ def simulated_environment(loop: VirtualLoop, seed: int, *, has_wire: bool = Fals
     ]
     if not has_wire:
         patches.append(patch.object(client, "ResponseClassRegistry", HandedOverResponses))
+        patches.append(patch.object(metadata_reads, "read_cluster_metadata", _handed_over_metadata))
         patches.append(patch.object(DataContainer, "__init__", _fill))
         patches.append(patch.object(ApiMessage, "__init__", _fill_message))
     for one in patches:

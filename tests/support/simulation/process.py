@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from proxy.cluster.topology import ListenerAddresses, Topology
 from proxy.config import TidegateConfig
-from proxy.process.remote_tier import ProxyParts, RemoteTier, remote_tier
+from proxy.process.remote_tier import ProxyParts, RemoteTier, own_topics_of, remote_tier
 from proxy.wire.exchange import Handler
 from tests.support.simulation.cluster import HOST, PORT
 from tests.support.simulation.loop import VirtualLoop, current_process
@@ -119,7 +119,14 @@ class SimProcess:
             connect=machine.network.connector(self.name),
         )
         addresses = ListenerAddresses("proxy", "proxy", 9092, 9100)
-        self.topology = Topology(client, bootstrap, addresses, lambda host, port, endpoint: None, clock_ms=monotonic_ms)
+        self.topology = Topology(
+            client,
+            bootstrap,
+            addresses,
+            lambda host, port, endpoint: None,
+            clock_ms=monotonic_ms,
+            own_topics=own_topics_of(config),
+        )
         async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
             stack.push_async_callback(client.close)
             await self.topology.wait_for_cluster()

@@ -50,7 +50,7 @@ class Cluster:
         self.hanging: dict[int, asyncio.Event] = {}
         self.delete_retention_ms = TOPIC.delete_retention_ms
 
-    async def metadata(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
+    async def brokers(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
         return self.cached_metadata
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from proxy.process import processes
 from proxy.process.processes import merge_metrics
 from proxy.process.remote_log import metadata_folder
 from proxy.wire.server import bind
+from tests.support.fakes.broker.wire import connected
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.ports import free_ports
 from tiers.access.open_tier import RemoteTierError
@@ -82,6 +84,16 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
                 for family in text_string_to_metric_families(metrics)
                 for sample in family.samples
             }
+        async with connected(port) as client:
+            await client.send_raw(b"\xff\xff\xff\xff")
+            assert await client.ended() == b""
+        entries: list[dict[str, object]] = []
+        while not entries:
+            entries = json.loads((await get(admin_port, "/errors"))[1])["errors"]
+        assert [(entry["kind"], entry["reason"]) for entry in entries] == [
+            ("undecodable", "the frame length -1 is negative")
+        ]
+        assert entries[0]["process"] in WORKERS
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
 

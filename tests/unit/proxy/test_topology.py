@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import cast
 from uuid import UUID
 
 import pytest
 
+from proxy.cluster.topic_directory import KEPT_FOR_MS, MAX_TOPICS
 from proxy.cluster.topology import ListenerAddresses, Topology
 from proxy.wire.context import Address
 from proxy.wire.server import BrokerEndpoint
@@ -23,41 +24,70 @@ class ScriptedClient:
     """Answers Metadata with what the test says, at the time of the test's clock."""
 
     def __init__(self) -> None:
-        self.brokers: dict[int, Address] = {}
-        self.topics: Mapping[str, UUID] = {}
+        self.addresses: dict[int, Address] = {}
+        self.topics: dict[str, UUID] = {}
+        self.said_by: dict[int | None, dict[str, UUID]] = {}
+        """The topics that one broker knows otherwise."""
+        self.dead: set[int | None] = set()
         self.now_ms = 0
         self.reads = 0
+        self.asked: list[list[str]] = []
+        """The names in each request."""
+        self.was_asked = asyncio.Event()
+        self.is_slow: asyncio.Event | None = None
         self.trouble: str | None = None
         self.refuses = False
 
-    async def metadata(self, max_age_ms: int, timeout_ms: int | None = None) -> ClusterMetadata:
+    async def brokers(self, max_age_ms: int = 0, timeout_ms: int | None = None) -> ClusterMetadata:
+        return await self.named(())
+
+    async def named(
+        self,
+        names: Collection[str],
+        ids: Collection[UUID] = (),
+        timeout_ms: int | None = None,
+        *,
+        node_id: int | None = None,
+    ) -> ClusterMetadata:
         self.reads += 1
+        if node_id in self.dead:
+            raise BrokerError("it is dead", retriable=True)
+        self.asked.append(sorted(names))
+        asked_at_ms = self.now_ms
+        self.was_asked.set()
+        if self.is_slow is not None:
+            await self.is_slow.wait()
         if self.trouble is not None and self.refuses:
             raise BrokerRefusedError(self.trouble)
         if self.trouble is not None:
             raise BrokerError(self.trouble, retriable=True)
-        topics = {name: TopicMetadata(name, topic_id, {}) for name, topic_id in self.topics.items()}
+        topics = {
+            name: TopicMetadata(name, topic_id, {})
+            for name, topic_id in (self.topics | self.said_by.get(node_id, {})).items()
+            if name in names or topic_id in ids
+        }
         return ClusterMetadata(
             "cluster",
             1,
-            {node_id: Broker(node_id, *address) for node_id, address in self.brokers.items()},
+            {node_id: Broker(node_id, *address) for node_id, address in self.addresses.items()},
             topics,
-            self.now_ms,
+            asked_at_ms,
             {topic.topic_id: topic for topic in topics.values()},
         )
 
 
 class Rig:
-    def __init__(self) -> None:
+    def __init__(self, addresses: ListenerAddresses = ADDRESSES) -> None:
         self.client = ScriptedClient()
         self.listeners: dict[int, BrokerEndpoint] = {}
         self.taken_ports: set[int] = set()
         self.topology = Topology(
             cast(BrokerClient, self.client),
             [("boot", 1)],
-            ADDRESSES,
+            addresses,
             self.listen,
             clock_ms=lambda: self.client.now_ms,
+            own_topics=["own"],
             refresh_interval_ms=60_000,
         )
 
@@ -69,7 +99,7 @@ class Rig:
 
 async def test_every_broker_has_a_listener_once_the_cluster_was_read() -> None:
     rig = Rig()
-    rig.client.brokers = {1: ("a", 9), 7: ("b", 9)}
+    rig.client.addresses = {1: ("a", 9), 7: ("b", 9)}
     readiness = [rig.topology.is_ready]
     assert await rig.topology.refresh()
     readiness.append(rig.topology.is_ready)
@@ -86,9 +116,9 @@ async def test_every_broker_has_a_listener_once_the_cluster_was_read() -> None:
 
 async def test_a_broker_that_moves_keeps_its_port() -> None:
     rig = Rig()
-    rig.client.brokers = {1: ("a", 9)}
+    rig.client.addresses = {1: ("a", 9)}
     await rig.topology.refresh()
-    rig.client.brokers = {1: ("c", 10)}
+    rig.client.addresses = {1: ("c", 10)}
     await rig.topology.refresh()
     assert rig.listeners[9101].addresses() == (("c", 10),)
     assert list(rig.listeners) == [9101]
@@ -96,11 +126,11 @@ async def test_a_broker_that_moves_keeps_its_port() -> None:
 
 async def test_a_broker_in_a_relayed_answer_gets_a_listener_at_once() -> None:
     rig = Rig()
-    rig.client.brokers = {1: ("a", 9)}
+    rig.client.addresses = {1: ("a", 9)}
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(rig.topology.run())
         await rig.topology.wait_until_ready()
-        rig.client.brokers[2] = ("b", 9)
+        rig.client.addresses[2] = ("b", 9)
         assert rig.topology.advertised_address(2) == ("proxy.example", 9102)
         endpoint = rig.listeners[9102]
         assert endpoint.addresses() == ()
@@ -116,26 +146,57 @@ async def test_the_bootstrap_port_leads_to_any_broker() -> None:
     rig.topology.listen_for_bootstrap()
     assert rig.listeners[9092].node_id is None
     assert rig.listeners[9092].addresses() == (("boot", 1),)
-    rig.client.brokers = {1: ("a", 9)}
+    rig.client.addresses = {1: ("a", 9)}
     await rig.topology.refresh()
     assert rig.listeners[9092].addresses() == (("boot", 1), ("a", 9))
 
 
-async def test_a_port_that_cannot_be_bound_is_retried_and_hides_the_broker() -> None:
+async def test_a_broker_whose_port_is_taken_is_advertised_at_no_address(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.taken_ports = {9101}
-    rig.client.brokers = {1: ("a", 9)}
-    await rig.topology.refresh()
-    assert rig.topology.advertised_address(1) == ("proxy.example", 9101)
-    assert rig.listeners == {}
+    rig.client.addresses = {1: ("a", 9), 2: ("b", 9)}
+    for _ in range(3):
+        await rig.topology.refresh()
+        assert rig.topology.advertised_address(1) == ("broker-1-has-no-listener.invalid", 9)
+    assert rig.topology.advertised_address(2) == ("proxy.example", 9102)
+    assert rig.topology.unserved == ["broker 1 has no listener: address already in use"]
+    assert [record.levelname for record in caplog.records].count("ERROR") == 1
     rig.taken_ports = set()
     await rig.topology.refresh()
-    assert list(rig.listeners) == [9101]
+    assert list(rig.listeners) == [9102, 9101]
+    assert rig.topology.unserved == []
+    assert rig.topology.advertised_address(1) == ("proxy.example", 9101)
+
+
+@pytest.mark.parametrize(
+    ("node_id", "reason"),
+    [
+        (65_535 - 9_100 + 1, "port 65536 does not exist: lower listener.base.port"),
+        (9_200 - 9_100, "port 9200 is listener.bootstrap.port: change one of the two settings"),
+    ],
+)
+async def test_a_port_that_the_settings_make_impossible_is_named(node_id: int, reason: str) -> None:
+    rig = Rig(ListenerAddresses("0.0.0.0", "proxy.example", 9200, 9100))
+    rig.client.addresses = {1: ("a", 9), node_id: ("b", 9)}
+    await rig.topology.refresh()
+    assert rig.topology.unserved == [f"broker {node_id} has no listener: {reason}"]
+    host, _ = rig.topology.advertised_address(node_id)
+    assert host.endswith(".invalid")
+
+
+async def test_a_broker_that_left_the_cluster_needs_no_listener() -> None:
+    rig = Rig()
+    rig.taken_ports = {9101}
+    rig.client.addresses = {1: ("a", 9), 2: ("b", 9)}
+    await rig.topology.refresh()
+    rig.client.addresses = {2: ("b", 9)}
+    await rig.topology.refresh()
+    assert rig.topology.unserved == []
 
 
 async def test_a_cluster_that_does_not_answer_leaves_what_is_known() -> None:
     rig = Rig()
-    rig.client.brokers = {1: ("a", 9)}
+    rig.client.addresses = {1: ("a", 9)}
     await rig.topology.refresh()
     rig.client.trouble = "down"
     assert not await rig.topology.refresh()
@@ -146,6 +207,7 @@ async def test_a_cluster_that_does_not_answer_leaves_what_is_known() -> None:
 async def test_topic_ids_have_an_age() -> None:
     rig = Rig()
     rig.client.topics = {"t": UUID(int=7)}
+    assert rig.topology.topic_id("t") is None
     await rig.topology.refresh()
     rig.client.now_ms = 1_000
     assert rig.topology.topic_id("t") == UUID(int=7)
@@ -174,6 +236,68 @@ async def test_the_name_of_a_topic_is_asked_for_once() -> None:
     assert await rig.topology.resolve_topic_name(UUID(int=7), 999, 1_000) == "t"
     with pytest.raises(BrokerError):
         await rig.topology.resolve_topic_name(UUID(int=8), 999, 1_000)
+
+
+async def test_a_refresh_names_the_topics_that_requests_name() -> None:
+    rig = Rig()
+    rig.client.topics = {"own": UUID(int=1), "t": UUID(int=7), "u": UUID(int=8)}
+    await rig.topology.refresh()
+    assert rig.topology.topic_name(UUID(int=1)) == "own"
+    assert rig.topology.topic_name(UUID(int=7)) is None
+    assert rig.topology.topic_id("t") is None
+    await rig.topology.refresh()
+    assert rig.topology.topic_id("t") == UUID(int=7)
+    assert await rig.topology.resolve_topic_id("u", 0, 1_000) == UUID(int=8)
+    assert rig.client.asked == [["own"], ["own", "t"], ["u"]]
+
+
+async def test_a_topic_that_no_request_names_is_forgotten() -> None:
+    rig = Rig()
+    rig.client.topics = {"own": UUID(int=1), "t": UUID(int=7), "u": UUID(int=8)}
+    for name in ("t", "u"):
+        await rig.topology.resolve_topic_id(name, 0, 1_000)
+    rig.client.now_ms = KEPT_FOR_MS
+    assert rig.topology.topic_id("u") == UUID(int=8)
+    rig.client.now_ms += 1
+    await rig.topology.refresh()
+    assert rig.client.asked[-1] == ["own", "u"]
+    assert rig.topology.topic_name(UUID(int=7)) is None
+
+
+async def test_the_number_of_known_topics_is_bounded() -> None:
+    rig = Rig()
+    rig.client.topics = {"own": UUID(int=1)}
+    await rig.topology.refresh()
+    for number in range(2 * MAX_TOPICS):
+        assert rig.topology.topic_id(f"made-up-{number}") is None
+    await rig.topology.refresh()
+    assert len(rig.client.asked[-1]) == MAX_TOPICS
+    assert rig.topology.topic_name(UUID(int=1)) == "own"
+
+
+async def test_callers_that_wait_for_topics_share_a_request() -> None:
+    rig = Rig()
+    rig.client.topics = {name: UUID(int=number) for number, name in enumerate("abcd", 1)}
+    rig.client.is_slow = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        found = [tasks.create_task(rig.topology.resolve_topic_id(name, 0, 1_000)) for name in "abcdbx"]
+        await rig.client.was_asked.wait()
+        rig.client.now_ms = 5
+        rig.client.is_slow.set()
+    assert [one.result() for one in found] == [*(UUID(int=number) for number in (1, 2, 3, 4, 2)), None]
+    assert rig.client.asked == [["a"], ["b", "c", "d", "x"]]
+
+
+async def test_every_broker_that_answers_is_asked_for_former_topics() -> None:
+    rig = Rig()
+    rig.client.addresses = {1: ("a", 9), 2: ("b", 9), 3: ("c", 9)}
+    rig.client.topics = {"t": UUID(int=7)}
+    rig.client.said_by = {2: {"t": UUID(int=6)}}
+    rig.client.dead = {3}
+    assert await rig.topology.all_topic_ids(["t", "u"], 1_000) == {"t": {UUID(int=6), UUID(int=7)}, "u": set()}
+    rig.client.dead = {1, 2, 3}
+    with pytest.raises(BrokerError):
+        await rig.topology.all_topic_ids(["t"], 1_000)
 
 
 async def test_a_refusal_is_final_only_before_the_first_success(caplog: pytest.LogCaptureFixture) -> None:

@@ -254,7 +254,7 @@ class MetadataFollower:
                     self._readers.add(node_id)
                     readers.create_task(self._read_from(node_id), name=f"remote-log-metadata-{node_id}")
                 with contextlib.suppress(BrokerError):  # without an answer, the cached addresses of brokers are used
-                    await self._client.metadata(0 if failures else _BROKERS_MAX_AGE_MS, _LEADERS_TIMEOUT_MS)
+                    await self._client.brokers(0 if failures else _BROKERS_MAX_AGE_MS, _LEADERS_TIMEOUT_MS)
                 try:
                     async with asyncio.timeout(_LEADERS_INTERVAL_MS / 1000):
                         await self._leaders_changed.wait()

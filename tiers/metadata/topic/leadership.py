@@ -22,7 +22,6 @@ from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient, Leader
-from tiers.broker.cluster_metadata import from_response
 from tiers.broker.fetch import READ_UNCOMMITTED
 from tiers.errors import BrokerError
 from tiers.metadata.topic.metadata_topic import MetadataTopic
@@ -127,13 +126,13 @@ class MetadataLeadership:
         return True
 
     def _hear(self, witness: int, response: Any, asked_at_ms: int) -> None:
-        answer = from_response(response, asked_at_ms)
-        topic = answer.topics_by_id.get(self._topic.topic_id)
-        if answer.cluster_id != self._topic.cluster_id or topic is None:
+        topic = next((each for each in response.topics if each.topic_id == self._topic.topic_id), None)
+        if response.cluster_id != self._topic.cluster_id or topic is None:
             raise BrokerError(
                 f"the cluster has no topic {self._topic.name} with the known topic id", ErrorCode.UNKNOWN_TOPIC_ID
             )
-        for number, said in topic.partitions.items():
+        for said in topic.partitions:
+            number = said.partition_index
             leader = Leader(said.leader_id, said.leader_epoch)
             known = self._leaders.get(number)
             if known is not None and leader.leader_epoch < known.leader_epoch:
@@ -141,7 +140,7 @@ class MetadataLeadership:
             if leader != known:
                 self._leaders[number] = leader
                 self._confirmed_at_ms.pop(number, None)
-            if witness != leader.node_id or said.isr == (leader.node_id,):
+            if witness != leader.node_id or list(said.isr_nodes) == [leader.node_id]:
                 self._confirmed_at_ms[number] = max(asked_at_ms, self._confirmed_at_ms.get(number, asked_at_ms))
 
     async def offsets(self, asked: Mapping[int, Leader], timestamp: int, timeout_ms: int) -> dict[int, int]:

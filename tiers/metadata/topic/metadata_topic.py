@@ -76,7 +76,7 @@ async def open_metadata_topic(
     `saved` is the identity of the state that would be forgotten. Raises `MetadataTopicLostError` when the topic of that
     state is gone. `refusal_to_create` is called before the topic is created. It returns why that must not happen, or
     None. Raises `BrokerError`."""
-    metadata = await client.metadata_naming(settings.name, timeout_ms)
+    metadata = await client.topic_named(settings.name, timeout_ms)
     await _refuse_to_share(client, settings, timeout_ms)
     if saved is not None and saved.cluster_id == metadata.cluster_id:
         await _refuse_to_replace(client, settings, saved, timeout_ms)
@@ -92,7 +92,7 @@ async def _refuse_to_replace(
     client: BrokerClient, settings: MetadataTopicSettings, saved: StateIdentity, timeout_ms: int
 ) -> None:
     for pause_ms in (500, 1_000, 0):  # a broker may not know a new topic yet
-        metadata = await client.metadata(0, timeout_ms)
+        metadata = await client.named([settings.name], (), timeout_ms)
         topic = metadata.topics.get(settings.name)
         if topic is not None and topic.error == ErrorCode.NONE:
             if topic.topic_id == saved.topic_id:
@@ -120,7 +120,7 @@ async def _wait_until_shown(client: BrokerClient, settings: MetadataTopicSetting
 
 
 async def check_metadata_topic(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> MetadataTopic:
-    metadata = await client.metadata(0, timeout_ms)
+    metadata = await client.named([settings.name], (), timeout_ms)
     topic = metadata.topics.get(settings.name)
     if topic is None or topic.error != ErrorCode.NONE:
         raise BrokerError(

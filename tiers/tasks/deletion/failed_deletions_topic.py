@@ -76,6 +76,7 @@ class FailedDeletionsTopic:
         self._settings = MetadataTopicSettings(name, 1, replication_factor)
         self._clock_ms = clock_ms
         self._topic: MetadataTopic | None = None
+        self._is_there = False
         self._look_again_at_ms = clock_ms()
         self._opening = asyncio.Lock()
 
@@ -85,25 +86,26 @@ class FailedDeletionsTopic:
 
     async def retract(self, segment: UUID) -> None:
         """Writes the tombstone of a segment, if the topic exists. Raises `RemoteLogError`."""
-        metadata = await self._client.metadata(timeout_ms=self._timeout_ms)
         now_ms = self._clock_ms()
-        if self._settings.name not in metadata.topics and now_ms >= self._look_again_at_ms:
-            # The cached metadata may be older than a record of the segment's earlier owner. But most tiers never have
-            # the topic, and every expired segment passes here, so the broker is asked only from time to time.
-            metadata = await self._client.metadata_naming(self._settings.name, self._timeout_ms)
+        if not self._is_there and now_ms >= self._look_again_at_ms:
+            # An earlier owner of the segment may have created the topic. But most tiers never have the topic, and every
+            # expired segment passes here, so the brokers are asked only from time to time.
+            metadata = await self._client.topic_named(self._settings.name, self._timeout_ms)
+            self._is_there = self._settings.name in metadata.topics
             self._look_again_at_ms = now_ms + _LOOK_AGAIN_MS
-        if self._settings.name in metadata.topics:
+        if self._is_there:
             await self._write(str(segment), None)
 
     async def _write(self, segment: str, value: bytes | None) -> None:
         async with self._opening:
             if self._topic is None:
                 self._topic = await open_metadata_topic(self._client, self._settings, self._timeout_ms)
+                self._is_there = True
         producer = MetadataProducer(self._client, self._topic, clock_ms=self._clock_ms)
         try:
             await producer.send(0, [(segment.encode(), value)], self._timeout_ms)
         except RemoteLogMetadataError:
-            self._topic = None  # the topic may have been deleted since
+            self._topic, self._is_there = None, False  # the topic may have been deleted since
             raise
 
 
@@ -113,7 +115,7 @@ async def read_failed_deletions(
     """Returns the current records, sorted by topic, partition and offset. Raises `RemoteLogError`.
 
     The list is empty if the topic does not exist."""
-    topic = (await client.metadata_naming(name, timeout_ms)).topics.get(name)
+    topic = (await client.topic_named(name, timeout_ms)).topics.get(name)
     if topic is None:
         return []
     source, partition = BrokerLogSource(client), TopicIdPartition(topic.topic_id, 0, name)

@@ -25,7 +25,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
-from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataError
+from tiers.errors import RemoteLogError, RemoteLogMetadataError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
@@ -56,11 +56,10 @@ class ClusterTopicExistence:
     async def gone_and_doubtful(self, topic_ids: Iterable[UUID], timeout_ms: int) -> tuple[set[UUID], set[UUID]]:
         """Returns the ids that no broker knows, and the doubtful ones.
 
-        A doubtful id is missing from one broker's listing, but another broker does not call it unknown."""
-        metadata = await self._client.metadata(0, timeout_ms)
-        if not metadata.brokers:
-            raise BrokerError("the cluster names no broker", retriable=True)
-        missing = unlisted = set(topic_ids) - set(metadata.topics_by_id)
+        One broker does not describe a doubtful id, but another broker does not call it unknown."""
+        asked = set(topic_ids)
+        metadata = await self._client.named((), asked, timeout_ms)
+        missing = unlisted = asked - set(metadata.topics_by_id)
         for node_id in metadata.brokers:
             if not missing:
                 break

@@ -78,6 +78,8 @@ class FakeCluster:
 
     topics: dict[str, UUID] = field(default_factory=dict)
     logs: dict[TopicIdPartition, LocalLog] = field(default_factory=dict)
+    lagging: dict[str, UUID] = field(default_factory=dict)
+    """The ids of deleted topics that a broker still knows. `resolve_topic_id` asks that broker once."""
     is_reachable: bool = True
     requests: list[FetchRequest] = field(default_factory=list)
     bounds_asked: int = 0
@@ -92,7 +94,13 @@ class FakeCluster:
         return self.topics.get(name)
 
     async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
+        if name in self.lagging:
+            return self.lagging.pop(name)
         return self.topics.get(name)
+
+    async def all_topic_ids(self, names: Collection[str], timeout_ms: int) -> Mapping[str, Collection[UUID]]:
+        brokers = (await self.current_topic_ids(names, None, timeout_ms), self.lagging)
+        return {name: {known[name] for known in brokers if name in known} for name in names}
 
     async def current_topic_ids(
         self, names: Collection[str], node_id: int | None, timeout_ms: int

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+
+from protocol.errors import ErrorCode
+from tiers.broker.cluster_metadata import TopicMetadata
 
 if TYPE_CHECKING:
     from tests.support.fakes.broker.scripted_broker import ScriptedBroker
@@ -33,16 +37,37 @@ async def answer(broker: ScriptedBroker, request: Any) -> Any:
                         partition_index=p.index,
                         leader_id=p.leader_id,
                         leader_epoch=p.leader_epoch,
-                        replica_nodes=list(p.replicas),
-                        isr_nodes=list(p.isr),
+                        replica_nodes=[p.leader_id],
+                        isr_nodes=[p.leader_id],
                         offline_replicas=[],
                     )
                     for p in topic.partitions.values()
                 ],
             )
-            for topic in broker.topics
+            for topic in _asked_for(broker, request)
         ],
     )
+
+
+def _asked_for(broker: ScriptedBroker, request: Any) -> list[TopicMetadata]:
+    if request.topics is None:
+        return broker.topics
+    found = []
+    for asked in request.topics:
+        is_named = asked.name is not None
+        topic = next(
+            (
+                each
+                for each in broker.topics
+                if (each.name if is_named else each.topic_id) == (asked.name or asked.topic_id)
+            ),
+            None,
+        )
+        if topic is None:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_named else ErrorCode.UNKNOWN_TOPIC_ID
+            topic = TopicMetadata(asked.name, UUID(int=0) if is_named else asked.topic_id, {}, error=code)
+        found.append(topic)
+    return found
 
 
 def without_brokers(response: Any) -> None:

@@ -201,6 +201,36 @@ async def test_a_legacy_alter_unsets_what_it_does_not_name(bench: Bench, version
     assert bench.own() == {ENABLE: "true"}
 
 
+async def test_settings_of_a_created_topic_go_to_no_deleted_topic(bench: Bench) -> None:
+    """The topic of this name was deleted a moment ago, and one broker does not know that yet. Version 4 has no ids."""
+    deleted_id, new_id = UUID(int=8), UUID(int=9)
+    bench.cluster.lagging["new"] = deleted_id
+    topic = CreateTopicsRequest.CreatableTopic
+    request = CreateTopicsRequest(
+        topics=[
+            topic(
+                name="new",
+                num_partitions=1,
+                replication_factor=1,
+                assignments=[],
+                configs=[topic.CreatableTopicConfig(name=ENABLE, value="true")],
+            )
+        ],
+        timeout_ms=5,
+        validate_only=False,
+    )
+
+    def answer(seen: Any) -> Any:
+        bench.cluster.topics["new"] = new_id
+        made = CreateTopicsResponse.CreatableTopicResult(name="new", error_code=0, error_message=None)
+        return CreateTopicsResponse(throttle_time_ms=0, topics=[made])
+
+    _, response = await bench.pass_through(bench.alter, request, 4, CreateTopicsResponse, answer)
+    assert [one.error_code for one in response.topics] == [0]
+    assert bench.cluster.lagging == {}
+    assert (bench.own(deleted_id), bench.own(new_id)) == ({}, {ENABLE: "true"})
+
+
 @pytest.mark.parametrize("version", range(2, 8))
 async def test_a_created_topic_is_given_its_settings(bench: Bench, version: int) -> None:
     topic = CreateTopicsRequest.CreatableTopic

@@ -10,11 +10,12 @@ import pytest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
 from protocol.api_keys import ApiKey
+from protocol.apis.metadata import PartitionMetadata
 from protocol.errors import ErrorCode
 from tests.support.fakes.broker import delivery
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
-from tiers.broker.client import BrokerClient
-from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.broker.client import BrokerClient, Leader
+from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.broker.connection import BrokerConnection
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
@@ -23,8 +24,10 @@ TOPIC_ID = UUID(int=7)
 ORDERS = TopicMetadata(
     "orders",
     TOPIC_ID,
-    {0: PartitionMetadata(0, 1, 5, (1, 2), (1,)), 1: PartitionMetadata(1, -1, 3, (2,), (), error=5)},
+    {0: PartitionMetadata(0, 1, 5), 1: PartitionMetadata(1, -1, 3, error=5)},
 )
+
+PAYMENTS = TopicMetadata("payments", UUID(int=9), {0: PartitionMetadata(0, 1, 5)})
 
 
 def client_of(*brokers: ScriptedBroker, **settings: Any) -> BrokerClient:
@@ -92,7 +95,7 @@ async def test_a_topic_that_is_newer_than_the_metadata_is_found() -> None:
         await client.open()
         broker.topics = [ORDERS]
         assert await client.leader_of(partition) == (1, 5)
-        broker.topics = [replace(ORDERS, partitions={**ORDERS.partitions, 2: PartitionMetadata(2, 2, 0, (2,), (2,))})]
+        broker.topics = [replace(ORDERS, partitions={**ORDERS.partitions, 2: PartitionMetadata(2, 2, 0)})]
         assert await client.leader_of(added) == (2, 0)
         assert await client.leader_of(partition) == (1, 5)
         await client.close()
@@ -100,7 +103,7 @@ async def test_a_topic_that_is_newer_than_the_metadata_is_found() -> None:
 
 
 async def test_a_topic_that_only_one_broker_has_heard_of_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiers.broker.client._OTHER_BROKER_MS", 60_000)
+    monkeypatch.setattr("tiers.broker.metadata_reads._OTHER_BROKER_MS", 60_000)
     async with ScriptedBroker(1) as behind, ScriptedBroker(2) as knowing, ScriptedBroker(3) as gone:
         behind.brokers = knowing.brokers = [behind, knowing, gone]
         knowing.topics = [ORDERS]
@@ -108,7 +111,55 @@ async def test_a_topic_that_only_one_broker_has_heard_of_is_there(monkeypatch: p
         client = client_of(behind)
         assert (await client.metadata_naming("orders")).topics == {"orders": ORDERS}
         assert (await client.metadata_naming("payments")).topics == {}
+        assert (await client.topic_named("orders")).topics == {"orders": ORDERS}
+        assert (await client.topic_named("payments")).topics == {}
         await client.close()
+
+
+async def test_a_leader_is_asked_for_by_the_id_of_its_topic() -> None:
+    async with ScriptedBroker() as broker:
+        broker.topics = [ORDERS, PAYMENTS]
+        client = client_of(broker)
+        await client.open()
+        leader = await client.leader_of(TopicIdPartition(TOPIC_ID, 0, "orders"))
+        again = await client.leader_of(TopicIdPartition(TOPIC_ID, 0, "orders"))
+        await client.close()
+    assert leader == again == Leader(1, 5)
+    assert [[topic.topic_id for topic in one.topics] for one in broker.received(MetadataRequest)] == [[], [TOPIC_ID]]
+
+
+async def test_leaders_that_are_wanted_together_share_a_request() -> None:
+    async with ScriptedBroker() as broker:
+        broker.topics = [ORDERS, PAYMENTS]
+        client = client_of(broker)
+        await client.open()
+        asked, go_on = holding_metadata(broker)
+        first = asyncio.create_task(client.leader_of(TopicIdPartition(TOPIC_ID, 0), max_age_ms=0))
+        await asked.wait()
+        others = [
+            asyncio.create_task(client.leader_of(TopicIdPartition(topic.topic_id, 0), max_age_ms=0))
+            for topic in (ORDERS, PAYMENTS, PAYMENTS)
+        ]
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(first, *others)
+        await client.close()
+    _, alone, together, *rest = [{topic.topic_id for topic in one.topics} for one in broker.received(MetadataRequest)]
+    assert (alone, together) == ({TOPIC_ID}, {TOPIC_ID, PAYMENTS.topic_id})
+    assert len(rest) <= 1
+
+
+async def test_topics_are_asked_for_in_batches() -> None:
+    async with ScriptedBroker() as broker:
+        broker.topics = [TopicMetadata(f"t{number}", UUID(int=100 + number), {}) for number in range(700)]
+        client = client_of(broker)
+        by_name = await client.named([topic.name for topic in broker.topics])
+        by_id = await client.named((), [topic.topic_id for topic in broker.topics])
+        nobody = await client.named(["gone"], [UUID(int=1)])
+        await client.close()
+    assert len(by_name.topics) == len(by_id.topics_by_id) == 700
+    assert (nobody.topics, nobody.topics_by_id) == ({}, {})
+    assert [len(one.topics) for one in broker.received(MetadataRequest)] == [500, 200, 500, 200, 1, 1]
 
 
 async def test_a_broker_that_died_a_moment_ago_is_not_asked_alone() -> None:
@@ -265,7 +316,7 @@ async def test_bytes_that_are_no_response_end_the_connection() -> None:
 
 async def test_a_lagging_broker_takes_no_partition_back_to_an_older_leader() -> None:
     def led_by(node_id: int, epoch: int, topic_id: UUID = TOPIC_ID) -> TopicMetadata:
-        return TopicMetadata("orders", topic_id, {0: PartitionMetadata(0, node_id, epoch, (1, 2), (1, 2))})
+        return TopicMetadata("orders", topic_id, {0: PartitionMetadata(0, node_id, epoch)})
 
     partition = TopicIdPartition(TOPIC_ID, 0)
     async with ScriptedBroker() as broker:

@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
 from uuid import UUID
 
 from kafka.protocol.metadata import MetadataResponse
 
+from protocol.apis.metadata import PartitionMetadata
 from protocol.errors import ErrorCode
-from tiers.broker.cluster_metadata import ClusterMetadata, PartitionMetadata, TopicMetadata, from_response
+from tiers.broker.cluster_metadata import (
+    SLICE_BYTES,
+    ClusterMetadata,
+    from_response,
+    read_cluster_metadata,
+    without_unknown,
+)
 from tiers.model.ids import TopicIdPartition
 
 
@@ -21,17 +31,82 @@ def test_a_topic_that_the_broker_does_not_know_has_no_id() -> None:
     assert found.topics_by_id == {}
 
 
-def of_topic(topic_id: int, *leader_epochs: int) -> ClusterMetadata:
-    parts = {index: PartitionMetadata(index, 1, epoch, (1,), (1,)) for index, epoch in enumerate(leader_epochs)}
-    topic = TopicMetadata("orders", UUID(int=topic_id), parts)
-    return ClusterMetadata("c", 1, {}, {"orders": topic}, 0, {topic.topic_id: topic})
+def answer_of(topic_id: int, leader_epochs: Mapping[int, int], name: str = "orders") -> bytes:
+    described = MetadataResponse.MetadataResponseTopic
+    topic = described(
+        error_code=0,
+        name=name,
+        topic_id=UUID(int=topic_id),
+        is_internal=False,
+        partitions=[
+            described.MetadataResponsePartition(
+                error_code=0,
+                partition_index=index,
+                leader_id=1,
+                leader_epoch=epoch,
+                replica_nodes=[1, 2, 3],
+                isr_nodes=[1, 2],
+                offline_replicas=[],
+            )
+            for index, epoch in leader_epochs.items()
+        ],
+    )
+    broker = MetadataResponse.MetadataResponseBroker(node_id=1, host="a", port=9092, rack=None)
+    response = MetadataResponse(throttle_time_ms=0, brokers=[broker], cluster_id="c", controller_id=1, topics=[topic])
+    return bytes(response.encode(version=12))
 
 
-def test_a_broker_that_lags_behind_takes_nothing_back() -> None:
-    known = of_topic(7, 4, 2, 1)
-    found = of_topic(7, 3, 5).not_older_than(known)
-    epochs = {index: one.leader_epoch for index, one in found.topics["orders"].partitions.items()}
-    assert epochs == {0: 4, 1: 5, 2: 1}
-    assert found.partition(TopicIdPartition(UUID(int=7), 2, "orders")) is not None
-    made_again = of_topic(8, 0).not_older_than(known)
-    assert list(made_again.topics["orders"].partitions) == [0]
+async def read(body: bytes, known: ClusterMetadata | None = None, asked_at_ms: int = 0) -> ClusterMetadata:
+    return await read_cluster_metadata(body, 12, asked_at_ms, known)
+
+
+def epochs_of(metadata: ClusterMetadata) -> dict[int, int]:
+    return {index: one.leader_epoch for index, one in metadata.topics["orders"].partitions.items()}
+
+
+async def test_a_broker_that_lags_behind_takes_nothing_back() -> None:
+    known = await read(answer_of(7, {0: 4, 1: 2, 2: 1}))
+    found = await read(answer_of(7, {0: 3, 1: 5}), known)
+    assert epochs_of(found) == {0: 4, 1: 5, 2: 1}
+    assert len(found.topics["orders"].partitions) == 3
+    again = await read(answer_of(7, {0: 3, 1: 4, 2: 1}), found)
+    assert epochs_of(again) == {0: 4, 1: 5, 2: 1}
+    assert again.partition(TopicIdPartition(UUID(int=7), 2, "orders")) is not None
+    made_again = await read(answer_of(8, {0: 0}), known)
+    assert epochs_of(made_again) == {0: 0}
+
+
+async def test_partitions_that_come_out_of_order_are_found() -> None:
+    found = await read(answer_of(7, {5: 1, 0: 2, 3: 9}))
+    partitions = found.topics["orders"].partitions
+    assert {index: one.leader_epoch for index, one in partitions.items()} == {5: 1, 0: 2, 3: 9}
+    assert partitions[3] == PartitionMetadata(3, 1, 9)
+    assert partitions.get(1) is None
+
+
+async def test_an_answer_about_some_topics_leaves_the_others() -> None:
+    known = await read(answer_of(7, {0: 1}))
+    payments = await read(answer_of(9, {0: 1}, "payments"))
+    both = payments.with_topics_of(known, ["payments"], [])
+    assert sorted(both.topics) == ["orders", "payments"]
+    nothing = without_unknown(replace(known, topics={}, topics_by_id={}))
+    assert nothing.with_topics_of(both, ["orders"], []).topics.keys() == {"payments"}
+    assert nothing.with_topics_of(both, [], [UUID(int=9)]).topics_by_id.keys() == {UUID(int=7)}
+    made_again = await read(answer_of(8, {0: 1}))
+    assert made_again.with_topics_of(both, ["orders"], []).topics_by_id.keys() == {UUID(int=8), UUID(int=9)}
+
+
+async def test_a_large_answer_gives_way_after_each_slice() -> None:
+    body = answer_of(7, dict.fromkeys(range(4_000), 1))
+    turns = 0
+
+    async def other_work() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    other = asyncio.create_task(other_work())
+    await read(body)
+    other.cancel()
+    assert turns >= len(body) // (SLICE_BYTES + 100) - 1  # the first slice ends before the other task begins

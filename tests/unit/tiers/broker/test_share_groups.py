@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from protocol.api_keys import ApiKey
+from protocol.apis.metadata import PartitionMetadata
 from tests.support.fakes.broker.describe_share_group_offsets import (
     GROUP_ID_NOT_FOUND,
     ShareGroup,
@@ -20,7 +21,7 @@ from tests.support.fakes.broker.describe_share_group_offsets import (
 from tests.support.fakes.broker.list_groups import failing
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
-from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.broker.share_groups import ClusterShareGroups, DescribeShareGroupOffsetsRequest
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
@@ -48,7 +49,7 @@ class Cluster:
 
 
 def offsets_topic(*leaders: int) -> TopicMetadata:
-    partitions = {n: PartitionMetadata(n, leader, 1, (1, 2), (1, 2)) for n, leader in enumerate(leaders)}
+    partitions = {n: PartitionMetadata(n, leader, 1) for n, leader in enumerate(leaders)}
     return TopicMetadata("__consumer_offsets", UUID(int=9), partitions, is_internal=True)
 
 

@@ -20,11 +20,12 @@ from kafka.protocol.consumer import (
     OffsetForLeaderEpochResponse,
 )
 
+from protocol.apis.metadata import PartitionMetadata
 from protocol.errors import ErrorCode
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.record_batches import batch_of
 from tiers.broker.client import BrokerClient
-from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, OwnershipLostError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
@@ -63,7 +64,7 @@ class Leader:
         }
 
     def leads(self, epoch: int, topic_id: UUID = PARTITION.topic_id) -> None:
-        partitions = {0: PartitionMetadata(0, self.broker.node_id, epoch, (1, 2), (1, 2))}
+        partitions = {0: PartitionMetadata(0, self.broker.node_id, epoch)}
         for broker in self.broker.brokers:
             broker.topics = [TopicMetadata("orders", topic_id, partitions)]
 

@@ -15,7 +15,7 @@ from tiers.tasks.deletion.failed_deletions_topic import FailedDeletionsTopic
 async def test_the_cluster_is_asked_for_a_missing_topic_only_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tiers.broker.client._OTHER_BROKER_MS", 30_000)  # who is given up may be heard later
+    monkeypatch.setattr("tiers.broker.metadata_reads._OTHER_BROKER_MS", 30_000)  # who is given up may be heard later
     now_ms = 1_000
     async with ScriptedBroker() as broker:
         client = BrokerClient([("127.0.0.1", broker.port)], client_id="test", clock_ms=lambda: now_ms)

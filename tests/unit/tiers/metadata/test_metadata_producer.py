@@ -7,9 +7,10 @@ from uuid import UUID
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 
+from protocol.apis.metadata import PartitionMetadata
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient, monotonic_ms
-from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.metadata.topic.metadata_producer import MetadataProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 
@@ -17,7 +18,7 @@ TOPIC_ID = UUID(int=1)
 
 
 def led_by(node_id: int, epoch: int) -> list[TopicMetadata]:
-    return [TopicMetadata("metadata", TOPIC_ID, {0: PartitionMetadata(0, node_id, epoch, (1,), (1,))})]
+    return [TopicMetadata("metadata", TOPIC_ID, {0: PartitionMetadata(0, node_id, epoch)})]
 
 
 async def test_a_missing_leader_is_asked_for_again() -> None:

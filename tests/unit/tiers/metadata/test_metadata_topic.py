@@ -9,14 +9,15 @@ import pytest
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 
 from protocol.api_keys import ApiKey
+from protocol.apis.metadata import PartitionMetadata
 from protocol.errors import ErrorCode
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
-from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, open_metadata_topic
 
-TOPIC = TopicMetadata("segments", UUID(int=7), {0: PartitionMetadata(0, 1, 5, (1,), (1,))})
+TOPIC = TopicMetadata("segments", UUID(int=7), {0: PartitionMetadata(0, 1, 5)})
 SETTINGS = MetadataTopicSettings("segments", 1)
 
 

@@ -10,9 +10,10 @@ import pytest
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 from prometheus_client import CollectorRegistry
 
+from protocol.apis.metadata import PartitionMetadata
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
-from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.topic_policy import TopicConfig
 from tiers.errors import BrokerError
 from tiers.tasks.metrics import RemoteLogManagerMetrics
@@ -34,7 +35,7 @@ class Cluster:
 
     def add(self, name: str, number: int, config: Mapping[str, str] = DELETE) -> UUID:
         topic_id = UUID(int=number)
-        partitions = {0: PartitionMetadata(0, 1, 0, (1,), (1,))}
+        partitions = {0: PartitionMetadata(0, 1, 0)}
         self.broker.topics.append(TopicMetadata(name, topic_id, partitions, is_internal=name.startswith("__")))
         self.configs[name] = dict(config)
         return topic_id

@@ -2,18 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import cast
 from uuid import UUID
 
 import pytest
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
+from tests.support.fakes.broker.metadata import without_brokers
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.tiers.topic_deletion_bench import Existence, put_segments
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.broker.client import BrokerClient
-from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
@@ -278,12 +278,12 @@ async def test_a_topic_is_gone_when_every_broker_says_so_by_its_id(codes: tuple[
 
 
 async def test_a_cluster_that_names_no_broker_says_nothing() -> None:
-    class Empty:
-        async def metadata(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
-            return ClusterMetadata("cluster", -1, {}, {}, 0)
-
-    with pytest.raises(BrokerError):
-        await ClusterTopicExistence(cast(BrokerClient, Empty())).gone([UUID(int=5)], 1_000)
+    async with ScriptedBroker(1) as broker:
+        broker.script(ApiKey.METADATA, without_brokers, times=10)
+        client = BrokerClient(broker.addresses, client_id="test")
+        with pytest.raises(BrokerError):
+            await ClusterTopicExistence(client).gone([UUID(int=5)], 60_000)
+        await client.close()
 
 
 def answer_by_id(broker: ScriptedBroker, topic_id: UUID, code: int) -> None:

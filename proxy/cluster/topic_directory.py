@@ -1,0 +1,123 @@
+"""`TopicDirectory`: the ids and names of the topics that clients use, as of a known time.
+
+The proxy asks for these topics alone: the metadata of a whole cluster may have megabytes. A topic that no request named
+for a while is forgotten. The topics in `own_topics` are always known, because the proxy guards them by their ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import ClusterMetadata
+from tiers.errors import BrokerError
+
+KEPT_FOR_MS = 600_000
+MAX_TOPICS = 2_000
+"""The most topics that each refresh names. The directory forgets those that were not used for the longest time."""
+_LONG_AGO_MS = -1
+
+
+@dataclass(slots=True)
+class _Known:
+    topic_id: UUID | None
+    """None: there is no such topic, or the name was not asked for yet."""
+    asked_at_ms: int
+    used_at_ms: int
+
+
+class TopicDirectory:
+    """A refresh calls `names`, asks for them, and calls `note`."""
+
+    def __init__(self, client: BrokerClient, clock_ms: Callable[[], int], own_topics: Collection[str] = ()) -> None:
+        self._client = client
+        self._clock_ms = clock_ms
+        self._own_topics = tuple(own_topics)
+        self._known: dict[str, _Known] = {}
+        """In the order of their last use."""
+        self._names: dict[UUID, str] = {}
+        self._wanted: dict[str, None] = {}
+        self._asking = asyncio.Lock()
+
+    def names(self) -> list[str]:
+        """Returns the topics that a refresh must name, and forgets those that no request named for a while."""
+        not_before_ms = self._clock_ms() - KEPT_FOR_MS
+        while self._known and next(iter(self._known.values())).used_at_ms < not_before_ms:
+            self._forget_one()
+        return list(dict.fromkeys((*self._own_topics, *self._known)))
+
+    def note(self, answer: ClusterMetadata, names: Iterable[str]) -> None:
+        """Notes an answer to a request for the topics `names`, or for topics by their ids."""
+        for name in dict.fromkeys((*names, *answer.topics)):
+            known = self._known.get(name)
+            if known is not None and known.asked_at_ms > answer.fetched_at_ms:
+                continue
+            topic = answer.topics.get(name)
+            topic_id = None if topic is None or not topic.topic_id.int else topic.topic_id
+            used_at_ms = answer.fetched_at_ms if known is None else known.used_at_ms
+            if known is not None and known.topic_id is not None and known.topic_id != topic_id:
+                self._names.pop(known.topic_id, None)
+            self._known[name] = _Known(topic_id, answer.fetched_at_ms, used_at_ms)
+            if topic_id is not None:
+                self._names[topic_id] = name
+
+    def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
+        """Returns None if the name is unknown, or was asked for more than `max_age_ms` ago. Never waits.
+
+        The next refresh asks for an unknown name."""
+        now_ms = self._clock_ms()
+        known = self._use(name, now_ms)
+        return known.topic_id if max_age_ms is None or now_ms - known.asked_at_ms <= max_age_ms else None
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        name = self._names.get(topic_id)
+        if name is not None:
+            self._use(name, self._clock_ms())
+        return name
+
+    async def resolve_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
+        """Returns the topic's id as of at most `max_age_ms` ago. None: there is no such topic. Raises `BrokerError`.
+
+        Callers that wait at the same time share a request."""
+        called_at_ms = self._clock_ms()
+        self._wanted[name] = None
+        try:
+            async with asyncio.timeout(timeout_ms / 1000), self._asking:
+                known = self._known.get(name)
+                # Even young knowledge may be older than a new topic.
+                age_ms = 0 if known is None or known.topic_id is None else max_age_ms
+                if known is None or known.asked_at_ms <= called_at_ms - age_ms:
+                    names, self._wanted = list(dict.fromkeys((name, *self._wanted))), {}
+                    self.note(await self._client.named(names, (), timeout_ms), names)
+                self._wanted.pop(name, None)
+        except TimeoutError as error:
+            raise BrokerError(f"no broker tells the id of topic {name} in time", retriable=True) from error
+        return self.topic_id(name)
+
+    async def resolve_name(self, topic_id: UUID, timeout_ms: int) -> str | None:
+        """Returns the topic's name. None: there is no such topic. Raises `BrokerError`."""
+        if (name := self.topic_name(topic_id)) is not None:
+            return name
+        self.note(await self._client.named((), (topic_id,), timeout_ms), ())
+        return self.topic_name(topic_id)
+
+    def _use(self, name: str, now_ms: int) -> _Known:
+        known = self._known.pop(name, None) or _Known(None, _LONG_AGO_MS, now_ms)
+        known.used_at_ms = now_ms
+        self._known[name] = known
+        if len(self._known) > MAX_TOPICS:
+            self._forget_one()
+        return known
+
+    def _forget_one(self) -> None:
+        """Forgets the topic that was not used for the longest time."""
+        name, known = next(iter(self._known.items()))
+        if name in self._own_topics:
+            self._use(name, self._clock_ms())
+            return
+        del self._known[name]
+        if known.topic_id is not None:
+            self._names.pop(known.topic_id, None)

@@ -1,0 +1,137 @@
+"""`AdminAccess`: who may read the pages of the admin port, and its TLS.
+
+`/livez` and `/readyz` are open to everybody, because process managers and load balancers ask them. The other pages ask
+for a bearer token or for a client certificate, if the settings have one. Both count, if the settings have both.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from proxy.config import AdminConfig, AdminTlsConfig
+from tiers.broker.tls import TlsContext, load_authorities, load_certificate, monotonic_ms
+from tiers.config.tier_config import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CHECK_INTERVAL_MS = 1_000
+_SCHEME = "Bearer "
+
+
+class AdminTokenError(ConfigError):
+    """The file with the token is unusable."""
+
+
+class TokenFile:
+    """A token that is read again when its file changes. If the changed file is unusable, the last token stays."""
+
+    def __init__(self, path: Path, clock_ms: Callable[[], int] = monotonic_ms) -> None:
+        """Raises `AdminTokenError`."""
+        self._path = path
+        self._clock_ms = clock_ms
+        self._stamp = self._read_stamp()
+        self._token = self._read()
+        self._checked_at_ms = clock_ms()
+
+    def current(self) -> str:
+        """Looks at the file at most once a second."""
+        now_ms = self._clock_ms()
+        if now_ms - self._checked_at_ms >= CHECK_INTERVAL_MS:
+            self._checked_at_ms = now_ms
+            # The stamp is read before the file. So a change between the two reads is noticed the next time.
+            stamp = self._read_stamp()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                try:
+                    self._token = self._read()
+                    logger.info("the changed token of the admin port is in use")
+                except AdminTokenError as error:
+                    logger.error("the changed token of the admin port cannot be used, the old one stays: %s", error)
+        return self._token
+
+    def _read(self) -> str:
+        try:
+            token = self._path.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise AdminTokenError(
+                f"[admin] token.file: {self._path}: {getattr(error, 'strerror', None) or 'not a token'}"
+            ) from None
+        if not token or not token.isprintable():
+            raise AdminTokenError(f"[admin] token.file: {self._path}: there is no token in it")
+        return token
+
+    def _read_stamp(self) -> tuple[int, int, int] | None:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+class AdminAccess:
+    """`token` returns the token that counts now. Without it and without `needs_certificate`, everybody may read."""
+
+    def __init__(
+        self,
+        token: Callable[[], str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        *,
+        needs_certificate: bool = False,
+    ) -> None:
+        self._token = token
+        self.tls = tls
+        self._needs_certificate = needs_certificate
+
+    def allows(self, request: web.Request) -> bool:
+        if self._token is None and not self._needs_certificate:
+            return True
+        if self._needs_certificate and request.get_extra_info("peercert"):
+            return True  # the TLS handshake has verified it
+        if self._token is None:
+            return False
+        header = request.headers.get("Authorization", "")
+        # The comparison takes the same time whatever the client sends.
+        return header.startswith(_SCHEME) and hmac.compare_digest(
+            header.removeprefix(_SCHEME).strip().encode(errors="replace"), self._token().encode()
+        )
+
+
+OPEN_TO_ALL = AdminAccess()
+
+
+def admin_access(config: AdminConfig) -> AdminAccess:
+    """Returns what the settings say. Raises `AdminTokenError` and `TlsError`."""
+    token = None if config.token_file is None else TokenFile(config.token_file).current
+    if config.tls is None:
+        return AdminAccess(token)
+    return AdminAccess(token, _server_context(config.tls), needs_certificate=config.tls.client_ca is not None)
+
+
+def _server_context(config: AdminTlsConfig) -> ssl.SSLContext:
+    """Returns a context that hands every connection to the current certificates. Raises `TlsError`."""
+
+    def build() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        password = None if config.key_password is None else config.key_password.get_secret_value()
+        load_certificate(context, config.certificate, config.key, password)
+        if config.client_ca is not None:
+            load_authorities(context, config.client_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL  # the open pages need no certificate
+        return context
+
+    files = [file for file in (config.certificate, config.key, config.client_ca) if file is not None]
+    current = TlsContext("the admin port", build, files)
+    context = build()
+
+    def hand_over(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        connection.context = current.current()
+
+    context.sni_callback = hand_over
+    return context

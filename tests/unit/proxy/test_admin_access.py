@@ -1,0 +1,174 @@
+"""Who may read the pages of the admin port."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry
+
+from proxy.config import AdminConfig
+from proxy.process.admin_access import CHECK_INTERVAL_MS, AdminTokenError, TokenFile, admin_access
+from proxy.process.admin_http import admin_http
+from proxy.wire.error_log import ErrorLog
+from tests.support.proxy.parsed_config import parse_config
+from tests.support.servers.certificates import Authority
+from tiers.broker.tls import TlsError
+from tiers.config.tier_config import ConfigError
+
+PROTECTED, OPEN = ("/metrics", "/errors"), ("/livez", "/readyz")
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    return file
+
+
+@asynccontextmanager
+async def admin_port(**settings: Any) -> AsyncIterator[int]:
+    access = admin_access(AdminConfig.model_validate(settings))
+    async with admin_http(("127.0.0.1", 0), CollectorRegistry(), list, list, access) as (_, port):
+        yield port
+
+
+async def statuses(url: str, headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None) -> set[int]:
+    """Returns the statuses of the protected pages."""
+    found = set()
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for page in OPEN:
+            async with session.get(url + page, ssl=tls or True) as response:
+                assert response.status == 200
+        for page in PROTECTED:
+            async with session.get(url + page, ssl=tls or True) as response:
+                found.add(response.status)
+    return found
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "tidegate.example.org"])
+def test_an_address_that_others_reach_needs_a_token_or_a_client_ca(host: str, tmp_path: Path) -> None:
+    upstream = '[upstream]\nbootstrap.servers = "a:1"\n'
+    state = f'[state]\npath = "{tmp_path}"\n'
+    admin = f'[admin]\nhost = "{host}"\n'
+    with pytest.raises(
+        ConfigError, match=r"set token\.file, or client\.ca in \[admin\.tls\], or host = '127\.0\.0\.1'"
+    ):
+        parse_config(upstream + state + admin)
+    with pytest.raises(ConfigError, match=r"token\.file"):
+        parse_config(upstream + state + admin + '[admin.tls]\ncertificate = "c.pem"\n')
+    parse_config(upstream + state + admin + "port = 0\n")
+    parse_config(upstream + state + admin + 'token.file = "token"\n')
+    parse_config(upstream + state + admin + '[admin.tls]\ncertificate = "c.pem"\nclient.ca = "ca.pem"\n')
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
+def test_a_loopback_address_needs_nothing(host: str) -> None:
+    assert AdminConfig(host=host).token_file is None
+
+
+def test_one_port_cannot_be_both_admin_and_bootstrap_port() -> None:
+    with pytest.raises(ConfigError, match=r"admin\.port and listener\.bootstrap\.port are both 9092"):
+        parse_config('[upstream]\nbootstrap.servers = "a:1"\n[admin]\nport = 9092\n')
+
+
+async def test_without_settings_the_loopback_port_is_open() -> None:
+    async with admin_port() as port:
+        assert await statuses(f"http://127.0.0.1:{port}") == {200}
+
+
+async def test_the_token_opens_metrics_and_errors(token_file: Path) -> None:
+    async with admin_port(**{"token.file": token_file}) as port:
+        url = f"http://127.0.0.1:{port}"
+        assert await statuses(url) == {401}
+        for header in (
+            "Bearer wrong",
+            "Bearer secre",
+            "Bearer secret2",
+            "Basic secret",
+            "secret",
+            "Bearer",
+            "Bearer \u00e9",
+        ):
+            assert await statuses(url, {"Authorization": header}) == {401}
+        assert await statuses(url, {"Authorization": "Bearer secret"}) == {200}
+
+
+def test_a_changed_token_is_read_again(token_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    now_ms = 0
+    token = TokenFile(token_file, lambda: now_ms)
+    token_file.write_text("the next one")
+    assert token.current() == "secret", "the file is looked at once a second"
+    now_ms += CHECK_INTERVAL_MS
+    assert token.current() == "the next one"
+    for text in ("", "caf\u00e9"):
+        token_file.write_text(text)
+        now_ms += CHECK_INTERVAL_MS
+        assert token.current() == "the next one"
+    token_file.unlink()
+    now_ms += CHECK_INTERVAL_MS
+    assert token.current() == "the next one"
+    assert [record.levelname for record in caplog.records] == ["INFO", "ERROR", "ERROR", "ERROR"]
+    assert "the next one" not in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", " \n", "two\nlines", "caf\u00e9"])
+def test_a_file_without_a_token_ends_the_start(token_file: Path, text: str) -> None:
+    token_file.write_text(text)
+    with pytest.raises(AdminTokenError, match=str(token_file)):
+        admin_access(AdminConfig.model_validate({"token.file": token_file}))
+    token_file.unlink()
+    with pytest.raises(AdminTokenError, match="No such file"):
+        admin_access(AdminConfig.model_validate({"token.file": token_file}))
+
+
+async def test_a_client_certificate_or_the_token_opens_the_pages(tmp_path: Path, token_file: Path) -> None:
+    authority, stranger = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    tls = {"certificate": authority.identity("proxy"), "client.ca": authority.ca}
+    async with admin_port(tls=tls, **{"token.file": token_file}) as port:
+        url = f"https://localhost:{port}"
+        nobody, known, unknown = (ssl.create_default_context(cafile=authority.ca) for _ in range(3))
+        known.load_cert_chain(authority.identity("prometheus"))
+        unknown.load_cert_chain(stranger.identity("prometheus"))
+        assert await statuses(url, tls=nobody) == {401}
+        assert await statuses(url, tls=known) == {200}
+        assert await statuses(url, {"Authorization": "Bearer secret"}, nobody) == {200}
+        with pytest.raises(aiohttp.ClientError):
+            await statuses(url, tls=unknown)
+
+
+async def test_changed_certificates_of_the_admin_port_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiers.broker.tls.CHECK_INTERVAL_MS", 0)
+    authority = Authority(tmp_path)
+    certificate = authority.identity("proxy")
+    context = ssl.create_default_context(cafile=authority.ca)
+    async with admin_port(tls={"certificate": certificate}) as port:
+        assert await statuses(f"https://localhost:{port}", tls=context) == {200}
+        authority.identity("proxy", "elsewhere.example.org")
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await statuses(f"https://localhost:{port}", tls=context)
+
+
+def test_unusable_certificates_end_the_start(tmp_path: Path) -> None:
+    with pytest.raises(TlsError, match=r"missing\.pem"):
+        admin_access(AdminConfig.model_validate({"tls": {"certificate": tmp_path / "missing.pem"}}))
+
+
+async def test_errors_are_shown_as_json() -> None:
+    log = ErrorLog(wall_clock_ms=lambda: 1_700_000_000_000)
+    log.note("refused", "the limit max.connections is reached", peer="10.0.0.1:5", node_id=3, client_id="app")
+    async with (
+        admin_http(("127.0.0.1", 0), CollectorRegistry(), list, lambda: log.incidents) as (_, port),
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/errors") as response,
+    ):
+        (entry,) = (await response.json())["errors"]
+    assert (entry["kind"], entry["peer"], entry["client_id"], entry["node_id"]) == ("refused", "10.0.0.1:5", "app", 3)
+    assert entry["time_ms"] == 1_700_000_000_000

@@ -1,0 +1,124 @@
+"""The ring of the last errors, and what a dump of a frame shows."""
+
+from __future__ import annotations
+
+from protocol.api_keys import ApiKey
+from protocol.errors import TruncatedError
+from protocol.header import build_request_header
+from proxy.process.app import pass_through_handlers
+from proxy.wire.error_log import ErrorLog, FaultyFrame
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, request, response
+from tests.support.proxy.proxy_harness import proxy_before
+
+SECRET = b"the record's own bytes"
+
+
+def dump_of(api_key: int, version: int, body: bytes) -> str:
+    log = ErrorLog()
+    frame = build_request_header(api_key, version, 7, "app") + body
+    log.note("undecodable", "damaged", peer="10.0.0.1:5", frame=FaultyFrame("client", frame))
+    return "\n".join(log.incidents[-1].dump)
+
+
+def bytes_in(dump: str) -> bytes:
+    """Returns the bytes that the dump shows."""
+    digits = [digit for line in dump.splitlines() if "more bytes" not in line for digit in line[10:57].split()]
+    return bytes.fromhex("".join(digit for digit in digits if digit != "**"))
+
+
+def test_an_entry_has_peer_client_id_api_and_position() -> None:
+    log = ErrorLog(wall_clock_ms=lambda: 1_000)
+    frame = build_request_header(ApiKey.METADATA, 12, 7, "app") + b"\x05"
+    log.note(
+        "undecodable",
+        TruncatedError("an array announces 4 elements", 15),
+        peer="10.0.0.1:5",
+        node_id=2,
+        frame=FaultyFrame("client", frame),
+    )
+    (entry,) = log.incidents
+    assert (entry.time_ms, entry.kind, entry.reason) == (1_000, "undecodable", "an array announces 4 elements")
+    assert (entry.peer, entry.node_id, entry.client_id, entry.sender) == ("10.0.0.1:5", 2, "app", "client")
+    assert (entry.api, entry.api_version, entry.position) == ("METADATA", 12, 15)
+    assert bytes_in("\n".join(entry.dump)) == frame
+
+
+def test_the_ring_keeps_the_last_entries() -> None:
+    log = ErrorLog(max_incidents=3)
+    for number in range(5):
+        log.note("refused", f"limit {number}", peer=None)
+    assert [entry.reason for entry in log.incidents] == ["limit 2", "limit 3", "limit 4"]
+
+
+def test_records_of_a_produce_request_are_masked() -> None:
+    dump = dump_of(ApiKey.PRODUCE, 9, b"\x00\xff\xff" + SECRET * 20)
+    header = build_request_header(ApiKey.PRODUCE, 9, 7, "app")
+    assert bytes_in(dump) == header
+    assert "more bytes" in dump
+    assert "record" not in dump
+
+
+def test_sasl_tokens_are_masked() -> None:
+    dump = dump_of(ApiKey.SASL_AUTHENTICATE, 2, b"\x0e\x00alice\x00secret\x00")
+    assert bytes_in(dump) == build_request_header(ApiKey.SASL_AUTHENTICATE, 2, 7, "app")
+    assert "alice" not in dump
+    assert "secret" not in dump
+
+
+def test_a_request_without_a_readable_header_shows_its_head_alone() -> None:
+    log = ErrorLog()
+    frame = b"\x00\x03\x00\x0c\x00\x00\x00\x07\x7f\xff" + SECRET
+    log.note("undecodable", "damaged", peer=None, frame=FaultyFrame("client", frame))
+    assert bytes_in("\n".join(log.incidents[0].dump)) == frame[:8]
+
+
+def test_records_of_a_fetch_response_are_masked() -> None:
+    log = ErrorLog()
+    frame = b"\x00\x00\x00\x07\x00" + SECRET
+    log.note("undecodable", "damaged", peer=None, frame=FaultyFrame("broker", frame, ApiKey.FETCH, 12))
+    (entry,) = log.incidents
+    assert bytes_in("\n".join(entry.dump)) == frame[:4]
+    assert (entry.api, entry.api_version, entry.sender) == ("FETCH", 12, "broker")
+
+
+def test_an_unknown_api_is_masked_and_named_by_its_number() -> None:
+    log = ErrorLog()
+    frame = b"\x03\xe7\x00\x00\x00\x00\x00\x07\x00\x03app" + SECRET
+    log.note("undecodable", "unknown API key 999", peer=None, frame=FaultyFrame("client", frame))
+    (entry,) = log.incidents
+    assert entry.api == "999"
+    assert bytes_in("\n".join(entry.dump)) == frame[:8]
+
+
+async def test_an_undecodable_request_is_noted_with_its_sender() -> None:
+    handlers = pass_through_handlers(lambda node_id: ("proxy.example", 9100 + node_id))
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers=handlers) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(ApiKey.FETCH, 11, 2, b"\x00"))
+        assert await client.ended() == b""
+        (entry,) = proxy.server.errors.incidents
+    assert (entry.kind, entry.sender, entry.client_id, entry.api) == ("undecodable", "client", "test", "FETCH")
+    assert entry.peer is not None
+    assert entry.peer.startswith("127.0.0.1:")
+    assert bytes_in("\n".join(entry.dump)) == request(ApiKey.FETCH, 11, 2, b"\x00")
+
+
+async def test_an_undecodable_response_is_noted_with_the_api_of_its_request() -> None:
+    handlers = pass_through_handlers(lambda node_id: ("proxy.example", 9100 + node_id))
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers=handlers) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(ApiKey.METADATA, 9, 3, b"\x01\x00\x00\x00\x00"))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.send(response(3, b"\x00" * 4))
+        assert await client.ended() == b""
+        (entry,) = proxy.server.errors.incidents
+    assert (entry.kind, entry.sender, entry.api, entry.api_version) == ("undecodable", "broker", "METADATA", 9)
+    assert entry.position is not None

@@ -1,0 +1,72 @@
+"""The workers of one proxy share ports with each other, and with no other program."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, closing
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from proxy.process.app import Proxy
+from proxy.process.port_claims import PortClaims, make_claims
+from proxy.wire.server import bind
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.proxy.parsed_config import parse_config
+from tests.support.servers.ports import free_ports
+
+HOST = "127.0.0.1"
+
+
+def test_the_workers_of_a_proxy_share_a_port() -> None:
+    (port,) = free_ports(1)
+    with make_claims() as file:
+        first, second = PortClaims(file.fileno()), PortClaims(file.fileno())
+        with closing(first.open(HOST, port)), closing(second.open(HOST, port)):
+            pass
+
+
+def test_two_proxies_do_not_share_a_port() -> None:
+    (port,) = free_ports(1)
+    with make_claims() as ours, make_claims() as theirs, closing(PortClaims(theirs.fileno()).open(HOST, port)):
+        for _ in range(2):
+            with pytest.raises(OSError, match=f"{port}: Address already in use"):
+                PortClaims(ours.fileno()).open(HOST, port)
+
+
+def test_a_port_of_another_program_is_refused_although_it_allows_sharing() -> None:
+    (port,) = free_ports(1)
+    with make_claims() as file, closing(bind(HOST, port, reuse_port=True)), pytest.raises(OSError, match="in use"):
+        PortClaims(file.fileno()).open(HOST, port)
+
+
+def test_a_worker_that_starts_again_finds_the_claims() -> None:
+    (port,) = free_ports(1)
+    with make_claims() as file:
+        with closing(PortClaims(file.fileno()).open(HOST, port)), closing(PortClaims(file.fileno()).open(HOST, port)):
+            pass
+        with closing(PortClaims(file.fileno()).open(HOST, port)):
+            pass
+
+
+async def test_a_proxy_with_a_port_of_another_program_is_not_ready() -> None:
+    bootstrap, taken = free_ports(2)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(closing(bind(HOST, taken, reuse_port=True)))
+        broker = await stack.enter_async_context(ScriptedBroker(1))
+        config = parse_config(
+            f"""
+[upstream]
+bootstrap.servers = "{HOST}:{broker.port}"
+[listener]
+host = "{HOST}"
+bootstrap.port = {bootstrap}
+base.port = {taken - 1}
+"""
+        )
+        proxy = Proxy(config, CollectorRegistry())
+        await proxy.open(stack)
+        proxy.serve(stack)
+        await proxy.topology.wait_until_ready()
+        (reason,) = proxy.not_ready()
+        await proxy.drain()
+    assert reason.startswith(f"broker 1 has no listener: {HOST}:{taken}: Address already in use")
