@@ -128,7 +128,7 @@ async def authenticate_at(broker: FakeBroker, client: Wire, error_code: int) -> 
         assert await client.receive() == answer
 
 
-async def test_with_sasl_a_client_is_unknown_until_the_broker_has_authenticated_it() -> None:
+async def test_with_sasl_a_client_is_unknown_until_it_has_authenticated() -> None:
     limits = PATIENT.model_copy(update={"max_connections": 2})
     async with (
         FakeBroker() as broker,
