@@ -147,7 +147,7 @@ class FetchHandler:
         held = HeldFetch(exchange, parsed, self._deadline_ms(exchange, parsed), grant, {}, is_sessionless=True)
         reads = held.reads
         readable: dict[int, tuple[TopicIdPartition, int]] = {}
-        for index in predicted:
+        for index in predicted if grant.max_bytes else ():
             asked = parsed.partitions[index]
             partition = self._local.known_partition(asked.topic, asked.partition)
             position = None if partition is None else tools.tiered.remote_position(partition, asked.fetch_offset)
@@ -186,7 +186,8 @@ class FetchHandler:
     def _reserve(self, exchange: Exchange, parsed: FetchRequest) -> Grant:
         """Reserves memory for the answer of both tiers: the requested bytes, up to a broker's limit and the budget."""
         asked_bytes = sum(max(0, asked.partition_max_bytes) for asked in parsed.partitions)
-        grant = self._hold_budget.grant(min(parsed.max_bytes, self._tools.settings.fetch_max_bytes, asked_bytes))
+        wanted_bytes = min(parsed.max_bytes, self._tools.settings.fetch_max_bytes, asked_bytes)
+        grant = self._hold_budget.grant(exchange.connection_id, wanted_bytes)
         exchange.on_sent = grant.release
         return grant
 
