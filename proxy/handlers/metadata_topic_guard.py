@@ -4,7 +4,8 @@ The topics are those of the remote log metadata and of the failed deletions. The
 a request, as always. `topic_tier_configs` refuses to create these topics and to change their settings.
 `delete_records` refuses to delete their records. Operators may move their replicas. The brokers must refuse Produce
 requests to them, by ACLs: a Produce request names topics between its record sets, so the proxy would have to walk every
-request. The readers of the topics ignore records that other programs wrote (`committed_records`).
+request. The readers of the topics ignore what other programs wrote outside of a transaction (`committed_records`).
+`own_ids_guard` keeps clients away from the owners' group and transactional ids.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from protocol.header import parse_request_head, parse_request_header
 from protocol.primitives import Buffer, read_string
 from proxy.wire.context import ConnectionContext
 from proxy.wire.error_log import FaultyFrame
-from proxy.wire.exchange import Answer, Forward, Handler, PrefixHandler, Prepare, Request
+from proxy.wire.exchange import Answer, Forward, Handler, HeldRequest, PrefixHandler, Prepare, Request
 from proxy.wire.flow_control import owned_parts
 from proxy.wire.response_queue import ResponseQueue, Slot, SlotOwner
 from proxy.wire.upstream import UpstreamConnection
@@ -63,6 +63,8 @@ class RequestReader:
         self._partial: bytearray | None = None
         """A request that is held until it is complete, or a prefix that is held until it is long enough."""
         self._slot: Slot | None = None
+        self._holder: Handler | None = None
+        """The handler of the current request, if the request is held until it is complete."""
         self._begun: memoryview | None = None
 
     @property
@@ -125,8 +127,8 @@ class RequestReader:
         context = self._context
         context.metrics.requests[api_key] += 1
         slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())
-        handled = api_key in context.router.handlers
-        if not handled and api_key not in context.router.prefix_handlers:
+        self._holder = context.router.handlers.get(api_key)
+        if self._holder is None and api_key not in context.router.prefix_handlers:
             if api_key in _AUTHENTICATION:
                 self._owner.on_authentication()
                 if api_key == ApiKey.SASL_HANDSHAKE and api_version == 0:
@@ -135,10 +137,8 @@ class RequestReader:
             self._queue.push_sent(slot)
             self._to_broker.append(part.data)
             return
-        if handled and part.size > context.limits.max_held_request_bytes:
-            raise FrameSizeError(
-                f"a request of {part.size} bytes with API key {api_key}, above limits.held.request.max.bytes"
-            )
+        if self._holder is not None:
+            self._check_held_size(api_key, part.size)
         slot.request = Request(api_key, api_version, correlation_id, b"", context.clock_ms())
         self._slot = slot
         self._examine(part.data, part.remaining)
@@ -153,19 +153,24 @@ class RequestReader:
         self._queue.push_sent(slot)
         self._to_broker.append(part.data)
 
+    def _check_held_size(self, api_key: int, size_bytes: int) -> None:
+        if size_bytes > self._context.limits.max_held_request_bytes:
+            raise FrameSizeError(
+                f"a request of {size_bytes} bytes with API key {api_key}, above limits.held.request.max.bytes"
+            )
+
     def _examine(self, frame: memoryview | bytearray, remaining: int) -> None:
         """`frame` is the part of the current request that has arrived, with the length prefix."""
         slot = self._slot
         assert slot is not None
-        handler = self._context.router.handlers.get(slot.api_key)
-        if handler is None:
+        finished = False
+        if self._holder is None:
             by_prefix = self._context.router.prefix_handlers[slot.api_key]
             finished = self._decide_by_prefix(by_prefix, slot, frame, remaining)
-        else:
-            finished = not remaining
-            if finished:
-                slot.request.frame = bytes(memoryview(frame)[LENGTH_BYTES:])
-                self._decide(handler, slot)
+        if self._holder is not None and not remaining:
+            finished = True
+            slot.request.frame = bytes(memoryview(frame)[LENGTH_BYTES:])
+            self._decide(self._holder, slot)
         if finished:
             self._slot = None
             self._partial = None
@@ -202,12 +207,18 @@ class RequestReader:
     def _decide_by_prefix(
         self, handler: PrefixHandler, slot: Slot, frame: memoryview | bytearray, remaining: int
     ) -> bool:
+        """Returns whether the request's bytes may leave now. False: it needs more bytes, or it is held."""
         try:
-            action, slot.state = handler.on_prefix(slot, memoryview(frame)[LENGTH_BYTES:])
+            decision = handler.on_prefix(slot, memoryview(frame)[LENGTH_BYTES:])
         except TruncatedError:
             if remaining and len(frame) < MAX_PREFIX_BYTES:
                 return False
             raise
+        if isinstance(decision, HeldRequest):
+            self._check_held_size(slot.api_key, len(frame) - LENGTH_BYTES + remaining)
+            self._holder = decision.handler
+            return False
+        action, slot.state = decision
         slot.hold_bytes = action.hold_bytes
         self._enqueue(slot, action.no_response)
         self._to_broker.append(frame)
