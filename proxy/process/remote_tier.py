@@ -31,6 +31,7 @@ from proxy.handlers.describe_configs import DescribeConfigsHandler
 from proxy.handlers.fetch.handler import FetchHandler
 from proxy.handlers.fetch.metrics import RemoteFetchMetrics
 from proxy.handlers.list_offsets import ListOffsetsHandler
+from proxy.handlers.metadata import MetadataHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.handlers.own_ids_guard import own_ids_guards
@@ -184,6 +185,7 @@ async def _handlers(
     proxy.registry.register(RemoteLogReaderMetrics(reader))
     return {
         ApiKey.FETCH: fetch,
+        ApiKey.METADATA: MetadataHandler(proxy.topology.advertised_address, own_topics),
         ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
         ApiKey.DELETE_RECORDS: DeleteRecordsHandler(
