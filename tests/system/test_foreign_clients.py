@@ -49,8 +49,8 @@ FOREIGN: Mapping[str, ForeignClient] = {
 
 
 def writes(name: str, codec: str) -> bool:
-    """Whether the client can write the codec. zstd came with Kafka 2.1, and kafkajs has no encoder for it."""
-    return codec != "zstd" or name not in ("sarama-0.11", "kafkajs")
+    """Whether the client can write the codec. zstd came with Kafka 2.1. kafkajs has no encoder for lz4 and zstd."""
+    return (name, codec) not in {("sarama-0.11", "zstd"), ("kafkajs", "lz4"), ("kafkajs", "zstd")}
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def _built(name: str, variable: str) -> str:
 class KafkaJs:
     """kafkajs. Runs the program in `kafkajs/`. Every read uses its own group, since kafkajs reads only in groups.
 
-    `make test-all` installs its packages into `.cache/kafkajs`. It does not write zstd."""
+    `make test-all` installs its packages into `.cache/kafkajs`. It does not write lz4 and zstd."""
 
     def read(
         self, bootstrap: str, topic: str, offset: int, count: int, isolation: str, max_bytes: int = FETCH_BYTES
