@@ -196,13 +196,14 @@ class Member:
 
     def _read_lines(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.append(line.strip())
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.append(line.strip())
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._said += line
+        with self._process.stderr as lines:
+            self._said = lines.read()
 
     @property
     def joined(self) -> int:
