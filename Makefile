@@ -7,7 +7,7 @@ BIN := .venv/bin
 CACHE := .cache
 # Servers and clients of `make test`, and the ones that only `make test-all` needs.
 TEST_TOOLS := $(CACHE)/bin/versitygw $(CACHE)/bin/franz $(CACHE)/bin/kafkago
-MORE_TEST_TOOLS := $(CACHE)/bin/fake-gcs-server $(CACHE)/azurite/installed $(CACHE)/kafkajs/installed
+MORE_TEST_TOOLS := $(CACHE)/bin/sarama $(CACHE)/bin/fake-gcs-server $(CACHE)/azurite/installed $(CACHE)/kafkajs/installed
 FAKE_GCS_VERSION := $(shell sed -n 's/^FAKE_GCS_VERSION = "\(.*\)"/\1/p' tests/support/servers/object_stores.py)
 VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/support/servers/versitygw.py)
 
@@ -42,6 +42,7 @@ test-all: jars frameworks $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check an
 soak: drill fuzz ## run the drill, the fuzzers, random workloads, long outages by the clock, and planted bugs
 	TIDEGATE_SEEDS=20 $(BIN)/pytest tests/system/test_differential.py
 	TIDEGATE_CUT_OFF_S=300 $(BIN)/pytest tests/system/test_cut_off_follower.py
+	TIDEGATE_STORE_STOPPED_S=300 $(BIN)/pytest tests/system/test_foreign_clients.py -k stopped_store
 	TIDEGATE_STORE_GONE_S=900 $(BIN)/pytest tests/system/test_store_in_trouble.py
 	$(BIN)/python -m tests.support.simulation.planted_search
 
@@ -135,6 +136,11 @@ $(CACHE)/bin/kafkago: $(wildcard tests/support/clients/kafkago/*)
 	cd tests/support/clients/kafkago && go build -trimpath -o $(CURDIR)/$@ .
 	@touch $@
 
+$(CACHE)/bin/sarama: $(wildcard tests/support/clients/sarama/*)
+	$(NEEDS_GO)
+	cd tests/support/clients/sarama && go build -trimpath -o $(CURDIR)/$@ .
+	@touch $@
+
 define NPM_CI
 @command -v npm >/dev/null || { echo "npm is missing: install it. The tests use it to fetch a server and a client."; exit 1; }
 mkdir -p $(@D) && cp $^ $(@D)/ && cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund
@@ -142,4 +148,4 @@ mkdir -p $(@D) && cp $^ $(@D)/ && cd $(@D) && npm ci --ignore-scripts --no-audit
 endef
 
 NEEDS_GO = @command -v go >/dev/null || \
-  { echo "Go is missing: install it (golang-go). The tests use it to build object stores and two clients."; exit 1; }
+  { echo "Go is missing: install it (golang-go). The tests use it to build object stores and clients."; exit 1; }

@@ -253,11 +253,12 @@ class LimitsConfig(Section):
         description="The maximum size of a response that the proxy decodes as a whole.",
     )
     max_held_remote_bytes: SizeBytes = Field(
-        default=64 * MIB,
+        default=128 * MIB,
         validation_alias="held.remote.responses.max.bytes",
         gt=0,
         description=(
-            "The memory for all responses with remote records together, until the clients have received them."
+            "The memory for all responses with remote records together, until the clients have received them. One "
+            "connection gets at most 1/32 of it, and at least 256 KiB."
         ),
     )
     remote_fetch_max_bytes_per_second: SizeBytes | None = Field(
@@ -298,6 +299,15 @@ class LimitsConfig(Section):
         description=(
             "The time after which the proxy closes an idle connection that has no connection to a broker. The brokers "
             "close the others. 0 means never."
+        ),
+    )
+    send_timeout_ms: DurationMs = Field(
+        default=300_000,
+        validation_alias="send.timeout.ms",
+        gt=0,
+        description=(
+            "The time after which the proxy closes the connection of a client that does not receive its responses. "
+            "The time begins again whenever the client has received 256 KiB."
         ),
     )
     half_close_timeout_ms: DurationMs = Field(

@@ -1,4 +1,4 @@
-"""Finds and replaces the topic names in DeleteTopics, CreatePartitions and DeleteRecords.
+"""Finds and replaces the topic names in DeleteTopics, CreatePartitions, DeleteRecords and Metadata.
 
 The proxy uses this to protect a topic from a request. It replaces the topic's name by a name that no topic can have,
 and turns the broker's answer for that name into the proxy's own refusal. All other bytes survive verbatim.
@@ -31,7 +31,12 @@ _IMPOSSIBLE = "tidegate/refused/"
 """The prefix of the replacement names. No topic's name may contain a slash."""
 _NO_ID = bytes(16)
 
-_ANSWERS = {ApiKey.DELETE_TOPICS: "Responses", ApiKey.CREATE_PARTITIONS: "Results", ApiKey.DELETE_RECORDS: "Topics"}
+_ANSWERS = {
+    ApiKey.DELETE_TOPICS: "Responses",
+    ApiKey.CREATE_PARTITIONS: "Results",
+    ApiKey.DELETE_RECORDS: "Topics",
+    ApiKey.METADATA: "Topics",
+}
 _MESSAGE_FROM = {ApiKey.DELETE_TOPICS: 5, ApiKey.CREATE_PARTITIONS: 0}
 
 
@@ -123,10 +128,10 @@ def with_refusals(
     plan = compile_message(api_key, version, "Response")
     pos, compact = response_body_position(api_key, version, payload), plan.is_flexible
     plan.skip(payload, pos)
-    names: tuple[str, ...] = ("Name",)
+    names: tuple[str, ...] = ("ErrorCode", "Name") if api_key == ApiKey.METADATA else ("Name",)
     if api_key == ApiKey.DELETE_TOPICS and version >= 6:
         names += ("TopicId",)
-    if api_key != ApiKey.DELETE_RECORDS:
+    if api_key in _MESSAGE_FROM:
         names += ("ErrorCode",)
         if version >= _MESSAGE_FROM[ApiKey(api_key)]:
             names += ("ErrorMessage",)
@@ -143,7 +148,7 @@ def with_refusals(
             splices.append(Splice(*spans["ErrorCode"], INT16.pack(code)))
         if "ErrorMessage" in spans:
             splices.append(Splice(*spans["ErrorMessage"], write_string(message, compact)))
-    return splice(payload, splices)
+    return splice(payload, sorted(splices))
 
 
 def deleted_topics(payload: Buffer, version: int) -> list[DeletedTopic]:

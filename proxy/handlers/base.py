@@ -80,6 +80,10 @@ class FetchSettings:
     metadata_timeout_ms: int = 2_000
     bounds_timeout_ms: int = 2_000
     bounds_max_age_ms: int = 1_000
+    watermarks_max_age_ms: int = 30_000
+    """The age of the high watermark in remote answers, after which the leader is asked again.
+
+    Clients compute their lag from it."""
     topic_id_max_age_ms: int = 1_000
     local_poll_ms: int = 100
     """The length of one slice of the second long poll.

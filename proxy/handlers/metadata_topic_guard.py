@@ -1,10 +1,11 @@
 """Guards the remote log's own topics: clients may not delete them or add partitions to them through the proxy.
 
 The topics are those of the remote log metadata and of the failed deletions. The broker answers for the other topics of
-a request, as always. `topic_tier_configs` refuses to create these topics and to change their settings.
-`delete_records` refuses to delete their records. Operators may move their replicas. The brokers must refuse Produce
-requests to them, by ACLs: a Produce request names topics between its record sets, so the proxy would have to walk every
-request. The readers of the topics ignore records that other programs wrote (`committed_records`).
+a request, as always. `topic_tier_configs` refuses to create these topics and to change their settings, and `metadata`
+keeps brokers from creating them. `delete_records` refuses to delete their records. Operators may move their replicas.
+The brokers must refuse Produce requests to them, by ACLs: a Produce request names topics between its record sets, so
+the proxy would have to walk every request. The readers of the topics ignore what other programs wrote outside of a
+transaction (`committed_records`). `own_ids_guard` keeps clients away from the owners' group and transactional ids.
 """
 
 from __future__ import annotations

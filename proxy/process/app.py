@@ -13,7 +13,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +42,7 @@ from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, own_topics
 from proxy.wire.context import Router
 from proxy.wire.drain_answers import DRAIN_ANSWERS
 from proxy.wire.error_log import Incident
-from proxy.wire.exchange import Handler
+from proxy.wire.exchange import Handler, PrefixHandler
 from proxy.wire.server import ProxyServer, bind, monotonic_ms
 from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import RemoteTierError
@@ -122,11 +122,11 @@ class Proxy:
             refresh_interval_ms=config.upstream.metadata_max_age_ms,
         )
         self.handlers = pass_through_handlers(self.topology.advertised_address)
-        prefix_handlers: Mapping[int, ProduceHandler] = {
+        self.prefix_handlers: dict[int, PrefixHandler] = {
             ApiKey.PRODUCE: ProduceHandler(self.topology.advertised_address)
         }
         self.server = ProxyServer(
-            Router(self.handlers, prefix_handlers),
+            Router(self.handlers, self.prefix_handlers),
             config.limits,
             self.metrics,
             drain_answers=DRAIN_ANSWERS,
@@ -169,6 +169,7 @@ class Proxy:
         parts = ProxyParts(self._config, self.client, self.topology, self.server.spawn, self._registry)
         tier = await stack.enter_async_context(remote_tier(parts, self._worker))
         self.handlers.update(tier.handlers)
+        self.prefix_handlers.update(tier.prefix_handlers)
         self._tier = tier
 
     def listen(self, stack: AsyncExitStack) -> None:

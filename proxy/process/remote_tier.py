@@ -31,19 +31,22 @@ from proxy.handlers.describe_configs import DescribeConfigsHandler
 from proxy.handlers.fetch.handler import FetchHandler
 from proxy.handlers.fetch.metrics import RemoteFetchMetrics
 from proxy.handlers.list_offsets import ListOffsetsHandler
+from proxy.handlers.metadata import MetadataHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
+from proxy.handlers.own_ids_guard import own_ids_guards
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.process.budgets import chunk_folder, remove_other_chunk_folders
 from proxy.process.local_indexes import local_indexes_of_worker, writer_of_local_indexes
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.remote_log import metadata_folder, open_metadata, open_storage, run_remote_log_manager
-from proxy.wire.exchange import Handler
+from proxy.wire.exchange import Handler, PrefixHandler
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.topic.settings import metadata_group_id
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic.topic_based import wall_clock_ms
 from tiers.quota import RemoteFetchQuotas
@@ -62,6 +65,7 @@ Metadata = RemoteLogMetadataManager | SharedRemoteLogMetadataReader
 @dataclass(frozen=True, slots=True)
 class RemoteTier:
     handlers: Mapping[int, Handler]
+    prefix_handlers: Mapping[int, PrefixHandler]
     not_ready: Callable[[], list[str]]
 
 
@@ -100,9 +104,8 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
             await run_remote_log_manager(
                 stack, config, client, storage, metadata, proxy.registry, cluster_id, indexes or NoLocalIndexes()
             )
-            yield RemoteTier(
-                await _handlers(stack, proxy, storage, metadata, worker, indexes), lambda: alarms(metadata)
-            )
+            handlers = await _handlers(stack, proxy, storage, metadata, worker, indexes)
+            yield _guarded(config, handlers, lambda: alarms(metadata))
         else:
             shared = SharedRemoteLogMetadataReader(
                 client,
@@ -115,9 +118,14 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
             await shared.open()
             max_age_ms = FetchSettings(config.remote_log, config.limits).metadata_max_age_ms
             indexes = local_indexes_of_worker(config, worker)
-            yield RemoteTier(
-                await _handlers(stack, proxy, storage, shared, worker, indexes), lambda: _stale(shared, max_age_ms)
-            )
+            handlers = await _handlers(stack, proxy, storage, shared, worker, indexes)
+            yield _guarded(config, handlers, lambda: _stale(shared, max_age_ms))
+
+
+def _guarded(config: TidegateConfig, handlers: Mapping[int, Handler], not_ready: Callable[[], list[str]]) -> RemoteTier:
+    """Returns the remote tier with the guards of the owners' group and transactional ids."""
+    guards, prefix_guards = own_ids_guards(metadata_group_id(config.remote_log.metadata_topic))
+    return RemoteTier({**handlers, **guards}, prefix_guards, not_ready)
 
 
 def alarms(metadata: RemoteLogMetadataManager) -> list[str]:
@@ -177,6 +185,7 @@ async def _handlers(
     proxy.registry.register(RemoteLogReaderMetrics(reader))
     return {
         ApiKey.FETCH: fetch,
+        ApiKey.METADATA: MetadataHandler(proxy.topology.advertised_address, own_topics),
         ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
         ApiKey.DELETE_RECORDS: DeleteRecordsHandler(

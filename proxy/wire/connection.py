@@ -25,7 +25,15 @@ from proxy.wire.connection_log import loggable
 from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, Endpoint
 from proxy.wire.error_log import FaultyFrame, Sender
 from proxy.wire.exchange import Buffers, Prepare
-from proxy.wire.flow_control import DRAINING, NOT_CONNECTED, OUT_OF_TURN, PEER_IS_FULL, Outlet, ReadGate
+from proxy.wire.flow_control import (
+    DRAINING,
+    NOT_CONNECTED,
+    OUT_OF_TURN,
+    PEER_IS_FULL,
+    READ_BUFFER_BYTES,
+    Outlet,
+    ReadGate,
+)
 from proxy.wire.request_reader import RequestReader
 from proxy.wire.response_queue import ResponseQueue, Slot
 from proxy.wire.upstream import UpstreamConnection, UpstreamUnavailableError, connect_upstream
@@ -71,6 +79,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._is_closing = False
         self._close_cause = "client"
         self._timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
         self._again: asyncio.Handle | None = None
         """The next turn of `advance`, in which stashed requests go on."""
 
@@ -123,6 +132,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._flush(aliases_pool=False)
         if self._timer is not None:
             self._timer.cancel()
+        self._stop_send_timer()
         if self._connecting is not None:
             self._connecting.cancel()
         if self._upstream is not None:
@@ -137,6 +147,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.is_full = True
+        if self._send_timer is None:
+            self._start_send_timer()
         if self._upstream is not None:
             self._upstream.gate.pause(PEER_IS_FULL)
 
@@ -144,12 +156,36 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self._outlet.on_drained():
             return
         self.is_full = False
+        self._stop_send_timer()
         self.commit_answers(aliases_pool=False)
         if self._upstream is not None and not self.is_full:
             self._upstream.unblock()
             if not self.is_full:
                 self._upstream.gate.resume(PEER_IS_FULL)
         self.advance()
+
+    def _start_send_timer(self) -> None:
+        timeout_s = self._context.limits.send_timeout_ms / 1000
+        self._send_timer = self._loop.call_later(timeout_s, self._check_sent, self._outlet.sent_bytes)
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _check_sent(self, sent_bytes: int) -> None:
+        """Closes the connection unless the client has received a buffer's worth since `sent_bytes` had left.
+
+        A few bytes are no progress: a client that reads a byte now and then would occupy the memory for hours."""
+        if self._outlet.sent_bytes >= sent_bytes + READ_BUFFER_BYTES:
+            self._start_send_timer()
+            return
+        self._log(
+            logging.WARNING,
+            "stalled",
+            "closing the connection: the client does not receive its responses (limits.send.timeout.ms)",
+        )
+        self.abort("stalled")
 
     def _must_wait(self) -> bool:
         """Returns whether the next request must wait, and then pauses reading until the request may go on."""

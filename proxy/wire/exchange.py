@@ -108,10 +108,17 @@ class Handler(Protocol):
         Raises `ProtocolError` if the bytes cannot be read; the connection then closes."""
 
 
-class PrefixHandler(Protocol):
-    """Handles an API whose requests are too large to hold, but whose first bytes are enough for a decision: Produce."""
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """The first bytes of a request are not enough after all. The connection collects it, and gives it to `handler`."""
 
-    def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+    handler: Handler
+
+
+class PrefixHandler(Protocol):
+    """Handles an API whose requests need not be held, because their first bytes are enough for a decision."""
+
+    def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None] | HeldRequest:
         """`prefix` is the part of the payload that has arrived, from its start. `exchange.request.frame` is empty.
 
         Raises `TruncatedError` if it needs more bytes, and other `ProtocolError`s if the bytes cannot be read."""

@@ -83,7 +83,16 @@ class BufferPool:
 class Outlet:
     """The writing side of a connection. The transport owns the buffers of a `write` until it has sent them."""
 
-    __slots__ = ("_is_tls", "_is_writing", "_on_sent", "_pool", "_retained", "_transport", "_unsent")
+    __slots__ = (
+        "_is_tls",
+        "_is_writing",
+        "_on_sent",
+        "_pool",
+        "_retained",
+        "_transport",
+        "_unsent",
+        "_written_bytes",
+    )
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
@@ -92,6 +101,7 @@ class Outlet:
         self._transport: asyncio.Transport | None = None
         self._is_tls = False
         self._is_writing = False
+        self._written_bytes = 0
         self._unsent: deque[memoryview] = deque()
         """TLS only: the bytes that the transport has not been given yet."""
 
@@ -115,6 +125,7 @@ class Outlet:
             return
         if transport.is_closing():
             return
+        self._written_bytes += sum(map(len, buffers))
         if self._is_tls:
             self._unsent.extend(memoryview(buffer) for buffer in buffers if len(buffer))
             self._write_pieces(transport)
@@ -146,6 +157,12 @@ class Outlet:
                 transport.writelines(piece)
         finally:
             self._is_writing = False
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that have left so far. With TLS, a piece counts when the next one is given to the transport."""
+        waiting_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return self._written_bytes - waiting_bytes - sum(map(len, self._unsent))
 
     def _is_full(self, transport: asyncio.Transport) -> bool:
         return self._is_writing or bool(self._unsent) or transport.get_write_buffer_size() > 0

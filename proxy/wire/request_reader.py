@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Callable, Coroutine, Sequence
-from typing import cast
 
 from protocol.api_keys import ApiKey
 from protocol.errors import FrameSizeError, ProtocolError, TruncatedError
@@ -19,13 +18,14 @@ from protocol.header import parse_request_head
 from protocol.primitives import Buffer, read_string_bounds
 from proxy.wire.context import ConnectionContext
 from proxy.wire.error_log import FaultyFrame
-from proxy.wire.exchange import Answer, Forward, Handler, PrefixHandler, Prepare, Request
+from proxy.wire.exchange import Answer, Forward, Handler, HeldRequest, PrefixHandler, Prepare, Request
 from proxy.wire.flow_control import owned_parts
 from proxy.wire.response_queue import ResponseQueue, Slot, SlotOwner
 from proxy.wire.sasl_exchange import AUTHENTICATION_APIS, BEFORE_AUTHENTICATION, SaslExchange
 from proxy.wire.upstream import UpstreamConnection
 
 _HEAD = struct.Struct(">hhi")
+_HELD_LIMIT = "limits.held.request.max.bytes"
 _UNAUTHENTICATED_LIMIT = "limits.sasl.server.max.receive.size, the limit before authentication"
 MAX_PREFIX_BYTES = 128 * 1024
 """Enough for a client id and a transactional id, at most 32 KiB each, and the fields around them."""
@@ -68,8 +68,8 @@ class RequestReader:
         self._partial: bytearray | None = None
         """A request that is held until it is complete, or a prefix that is held until it is long enough."""
         self._slot: Slot | None = None
-        self._handler: Handler | PrefixHandler | None = None
-        """The handler of the request that has arrived in part."""
+        self._holder: Handler | None = None
+        """The handler of the current request, if the request is held until it is complete."""
         self._begun: memoryview | None = None
 
     @property
@@ -139,16 +139,13 @@ class RequestReader:
             return
         context.metrics.requests[api_key] += 1
         slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())
-        handler = context.router.handlers.get(api_key)
-        if handler is None:
-            self._handler = context.router.prefix_handlers.get(api_key)
-            if self._handler is None:
-                self._queue.push_sent(slot)
-                self._to_broker.append(part.data)
-                return
-        else:
-            self._handler = handler
-            _check_size(part, api_key, context.limits.max_held_request_bytes, "limits.held.request.max.bytes")
+        self._holder = context.router.handlers.get(api_key)
+        if self._holder is not None:
+            _check_size(part.size, api_key, context.limits.max_held_request_bytes, _HELD_LIMIT)
+        elif api_key not in context.router.prefix_handlers:
+            self._queue.push_sent(slot)
+            self._to_broker.append(part.data)
+            return
         slot.request = Request(api_key, api_version, correlation_id, b"", context.clock_ms())
         self._slot = slot
         self._examine(part.data, part.remaining)
@@ -165,31 +162,31 @@ class RequestReader:
                 f"a request with API key {api_key} before the client has authenticated: set security.protocol=SASL_SSL "
                 "(or SASL_PLAINTEXT) in the client"
             )
-        _check_size(part, api_key, self._context.limits.max_unauthenticated_request_bytes, _UNAUTHENTICATED_LIMIT)
+        _check_size(part.size, api_key, self._context.limits.max_unauthenticated_request_bytes, _UNAUTHENTICATED_LIMIT)
 
     def _begin_authentication(self, part: FramePart, api_key: int, api_version: int, correlation_id: int) -> None:
-        _check_size(part, api_key, self._context.limits.max_unauthenticated_request_bytes, _UNAUTHENTICATED_LIMIT)
+        _check_size(part.size, api_key, self._context.limits.max_unauthenticated_request_bytes, _UNAUTHENTICATED_LIMIT)
         self._context.metrics.requests[api_key] += 1
         self._owner.on_authentication()
         slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())
         slot.is_raw_token = self.sasl.raw_tokens_left > 0
         slot.request = Request(api_key, api_version, correlation_id, b"", self._context.clock_ms())
         self._slot = slot
-        self._handler = self.sasl
+        self._holder = self.sasl
         self._examine(part.data, part.remaining)
 
     def _examine(self, frame: memoryview | bytearray, remaining: int) -> None:
         """`frame` is the part of the current request that has arrived, with the length prefix."""
-        slot, handler = self._slot, self._handler
+        slot = self._slot
         assert slot is not None
-        assert handler is not None
-        if slot.api_key in self._context.router.prefix_handlers:
-            finished = self._decide_by_prefix(cast(PrefixHandler, handler), slot, frame, remaining)
-        else:
-            finished = not remaining
-            if finished:
-                slot.request.frame = bytes(memoryview(frame)[LENGTH_BYTES:])
-                self._decide(cast(Handler, handler), slot)
+        finished = False
+        if self._holder is None:
+            by_prefix = self._context.router.prefix_handlers[slot.api_key]
+            finished = self._decide_by_prefix(by_prefix, slot, frame, remaining)
+        if self._holder is not None and not remaining:
+            finished = True
+            slot.request.frame = bytes(memoryview(frame)[LENGTH_BYTES:])
+            self._decide(self._holder, slot)
         if finished:
             self._slot = None
             self._partial = None
@@ -228,12 +225,19 @@ class RequestReader:
     def _decide_by_prefix(
         self, handler: PrefixHandler, slot: Slot, frame: memoryview | bytearray, remaining: int
     ) -> bool:
+        """Returns whether the request's bytes may leave now. False: it needs more bytes, or it is held."""
         try:
-            action, slot.state = handler.on_prefix(slot, memoryview(frame)[LENGTH_BYTES:])
+            decision = handler.on_prefix(slot, memoryview(frame)[LENGTH_BYTES:])
         except TruncatedError:
             if remaining and len(frame) < MAX_PREFIX_BYTES:
                 return False
             raise
+        if isinstance(decision, HeldRequest):
+            size = len(frame) - LENGTH_BYTES + remaining
+            _check_size(size, slot.api_key, self._context.limits.max_held_request_bytes, _HELD_LIMIT)
+            self._holder = decision.handler
+            return False
+        action, slot.state = decision
         slot.hold_bytes = action.hold_bytes
         self._enqueue(slot, action.no_response)
         self._to_broker.append(frame)
@@ -264,9 +268,9 @@ class RequestReader:
         return _result_of(ours.future)
 
 
-def _check_size(part: FramePart, api_key: int, limit: int, setting: str) -> None:
-    if part.size > limit:
-        raise FrameSizeError(f"a request of {part.size} bytes with API key {api_key}, above {setting}")
+def _check_size(size_bytes: int, api_key: int, limit: int, setting: str) -> None:
+    if size_bytes > limit:
+        raise FrameSizeError(f"a request of {size_bytes} bytes with API key {api_key}, above {setting}")
 
 
 async def _result_of(future: asyncio.Future[memoryview]) -> memoryview:

@@ -35,6 +35,9 @@ OF_BROKERS_ALONE = {
 
 They need CLUSTER_ACTION."""
 
+VERSIONS_OF_BROKERS_ALONE = {ApiKey.ADD_PARTITIONS_TO_TXN: VersionRange(4, 5)}
+"""The versions of a decoded API that brokers use among themselves. They need CLUSTER_ACTION."""
+
 REMOVED_IN_4_0 = {4, 5, 6, 7}
 """LeaderAndIsr, StopReplica, UpdateMetadata and ControlledShutdown, which controllers used before KRaft."""
 
@@ -69,7 +72,9 @@ async def test_every_api_of_the_broker_is_known(kafka: KafkaCluster) -> None:
     assert {
         ApiKey(key).name: (highest, DECODED_APIS[key].max_version)
         for key, (_, highest) in offered.items()
-        if key in DECODED_APIS and highest > DECODED_APIS[key].max_version
+        if key in DECODED_APIS
+        and highest > DECODED_APIS[key].max_version
+        and highest not in VERSIONS_OF_BROKERS_ALONE.get(ApiKey(key), ())
     } == {}, "versions that clients could use and do not see"
     shown = {key for key in offered if (versions := supported_versions(key)) and offered[key][0] <= versions[1]}
     assert shown == offered.keys() - REMOVED_IN_4_0 - OF_BROKERS_ALONE

@@ -255,7 +255,11 @@ class RemoteLogConfig(Section):
         default=5_000,
         validation_alias="remote.fetch.max.wait.ms",
         gt=0,
-        description="How long a fetch of only remote partitions may wait for data, if its own max wait is shorter.",
+        description=(
+            "How long a read from the remote tier may take, if the max wait of the fetch is shorter. The fetch itself "
+            "waits for the read at most 500 ms beyond its max wait. Then the client gets an empty answer, and its next "
+            "fetch finds the read in progress."
+        ),
     )
     list_offsets_timeout_ms: DurationMs = Field(
         default=15_000,

@@ -18,7 +18,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -89,14 +89,15 @@ class RemoteReadRequest:
     def is_read_committed(self) -> bool:
         return self.isolation_level == READ_COMMITTED
 
-    def asks_for_the_same(self, other: RemoteReadRequest) -> bool:
-        """Whether both ask for the same records; the deadline, the client and the log start may differ."""
-        return self == replace(
-            other,
-            deadline_ms=self.deadline_ms,
-            connection_id=self.connection_id,
-            client_id=self.client_id,
-            log_start_offset=self.log_start_offset,
+    def is_part_of(self, other: RemoteReadRequest) -> bool:
+        """Whether the result of this read is a valid result of `other`, which may ask for more records.
+
+        The deadline, the client and the log start may differ."""
+        return (
+            (self.partition, self.offset, self.isolation_level)
+            == (other.partition, other.offset, other.isolation_level)
+            and self.max_bytes <= other.max_bytes
+            and self.min_one_message >= other.min_one_message
         )
 
 

@@ -6,6 +6,7 @@ names local partitions, the completer polls those upstream while it waits. New l
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,12 +31,13 @@ from proxy.handlers.fetch.held import FetchConnectionStates, HeldFetch, Partitio
 from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, split_max_bytes
 from proxy.handlers.fetch.verdict import FetchJudge, Judgement, Verdict
-from tiers.errors import OffsetBelowLogStartError, OffsetGapError, RemoteLogError
+from tiers.errors import BrokerError, OffsetBelowLogStartError, OffsetGapError, RemoteLogError
+from tiers.model.ids import TopicIdPartition
 
 logger = logging.getLogger(__name__)
 
 _DEADLINE_GRACE_MS = 50
-"""A read ends itself at its deadline, and it knows whether it failed or was only slow. This grace lets it report."""
+"""A read whose deadline is that of the answer knows whether it failed or was only slow. This grace lets it report."""
 
 
 @dataclass(slots=True)
@@ -193,7 +195,7 @@ class FetchCompleter:
             must_answer=must_answer,
             has_unavailable=has_unavailable,
             max_wait_at_ms=held.max_wait_at_ms,
-            deadline_ms=held.max_wait_at_ms if has_local else held.deadline_ms + _DEADLINE_GRACE_MS,
+            deadline_ms=held.max_wait_at_ms if has_local else held.answer_at_ms + _DEADLINE_GRACE_MS,
         )
         await self._purgatory.wait(operation, partial(self._poll_local, fetch, operation))
 
@@ -274,6 +276,7 @@ class FetchCompleter:
             end_offset = self._tools.tiered.end_offset(partition)
         except RemoteLogError as error:
             return RemoteOutcome(error_code=fetch_error(error))
+        self._keep_watermarks_young(partition)
         outcome = RemoteOutcome(
             watermarks=self._tools.bounds.watermarks_above(partition, end_offset),
             log_start_offset=log_start,
@@ -289,6 +292,22 @@ class FetchCompleter:
         if is_within_gap(asked, judgement.position, found.first_offset):
             found = self._behind_gaps.across(version, judgement, asked)
         return replace(outcome, read=found)
+
+    def _keep_watermarks_young(self, partition: TopicIdPartition) -> None:
+        """Asks the leader again for the watermarks that the next answers tell, if the known ones are old.
+
+        A consumer that reads the remote tier for hours needs no bounds of the local log meanwhile."""
+        bounds, settings = self._tools.bounds, self._tools.settings
+        not_before_ms = self._tools.clock_ms() - settings.watermarks_max_age_ms
+        known = bounds.verified(partition)
+        if known is not None and known.asked_at_ms >= not_before_ms:
+            return
+
+        async def ask() -> None:
+            with contextlib.suppress(BrokerError):  # the answers go on telling the known watermarks
+                await bounds.ask(partition, not_before_ms, settings.bounds_timeout_ms)
+
+        self._tools.spawn(ask())
 
     def _remember(self, fetch: _JudgedFetch) -> None:
         connection = self._connections.get(fetch.held.exchange.connection_id)

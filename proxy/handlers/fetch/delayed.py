@@ -10,7 +10,7 @@ The Fetch is answered as soon as one of these conditions holds:
   a hot loop.
 * The local partitions have min.bytes: a slow remote tier must not delay local data.
 * max.wait has passed, and both tiers together have min.bytes.
-* The deadline has passed.
+* The deadline has passed. The reads in progress go on, and the client's next request finds them.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class RemotePartitionRead:
     def size_bytes(self) -> int:
         return 0 if self.result is None else self.result.size_bytes
 
-    def answers(self, request: RemoteReadRequest) -> bool:
-        """Returns whether the read has a result that `request` may use."""
-        return self.result is not None and self.request.asks_for_the_same(request)
+    def serves(self, request: RemoteReadRequest) -> bool:
+        """Returns whether `request` may wait for this read instead of another one. False after an error."""
+        return self.error is None and self.request.is_part_of(request)
 
     def linger(self, lapse: Callable[[], object]) -> None:
-        """Keeps the read after its request was answered without it.
+        """Keeps the read after its request was answered without it. The read ends at its own deadline.
 
         `lapse` is called if no other request takes the read over within 5 seconds."""
         self._lapse = asyncio.get_running_loop().call_later(_LINGER_S, lapse)

@@ -27,7 +27,7 @@ from protocol.apis.fetch.scan import plain_topics
 from protocol.apis.fetch.stream import StreamingFetchPatcher
 from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
-from protocol.primitives import INT32
+from protocol.primitives import read_int32
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch.completion import FetchCompleter
@@ -40,8 +40,12 @@ from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.wire.hold_budget import Grant, HoldBudget
 from tiers.model.ids import TopicIdPartition
 
-_MAX_WAIT_CAP_MS = 10_000
-"""The longest remote wait, unless the client's own MaxWait is longer. Clients give up a request after 10 to 30 s."""
+_READ_CAP_MS = 10_000
+"""The longest remote read, unless the client's own MaxWait is longer."""
+_ANSWER_CAP_MS = 500
+"""How long an answer may wait for the remote tier, unless the client's own MaxWait is longer.
+
+A broker with a tier of its own waits as long by default (docs/semantics.md 3.6)."""
 
 _REPLICA_STATE_FROM = 15
 _REPLICA_STATE_BYTES = 13
@@ -144,10 +148,10 @@ class FetchHandler:
         request = exchange.request
         reserved_bytes = 0
         grant = self._reserve(exchange, parsed)
-        held = HeldFetch(exchange, parsed, self._deadline_ms(exchange, parsed), grant, {}, is_sessionless=True)
+        held = self._held(exchange, parsed, grant, is_sessionless=True)
         reads = held.reads
         readable: dict[int, tuple[TopicIdPartition, int]] = {}
-        for index in predicted:
+        for index in predicted if grant.max_bytes else ():
             asked = parsed.partitions[index]
             partition = self._local.known_partition(asked.topic, asked.partition)
             position = None if partition is None else tools.tiered.remote_position(partition, asked.fetch_offset)
@@ -163,12 +167,13 @@ class FetchHandler:
             left = connection.reads.pop(key, None)
             if left is not None:
                 left.take_over()
-                if left.answers(wanted):
+                # If the own read would end with the answer, the read in progress may end before it.
+                if left.serves(wanted) and (left.is_done or held.deadline_ms > held.answer_at_ms):
                     reads[key] = left
                     continue
             reads[key] = RemotePartitionRead(tools.reader, tools.spawn, wanted)
             if left is not None:
-                left.cancel()  # it has an earlier deadline, and the new read shares its downloads by now
+                left.cancel()  # the new read shares its downloads by now
         frame = bytearray(request.frame)
         session_id = parsed.session_id or connection.orphaned_session_id
         connection.orphaned_session_id = 0
@@ -186,7 +191,8 @@ class FetchHandler:
     def _reserve(self, exchange: Exchange, parsed: FetchRequest) -> Grant:
         """Reserves memory for the answer of both tiers: the requested bytes, up to a broker's limit and the budget."""
         asked_bytes = sum(max(0, asked.partition_max_bytes) for asked in parsed.partitions)
-        grant = self._hold_budget.grant(min(parsed.max_bytes, self._tools.settings.fetch_max_bytes, asked_bytes))
+        wanted_bytes = min(parsed.max_bytes, self._tools.settings.fetch_max_bytes, asked_bytes)
+        grant = self._hold_budget.grant(exchange.connection_id, wanted_bytes)
         exchange.on_sent = grant.release
         return grant
 
@@ -203,13 +209,21 @@ class FetchHandler:
             return self._local.relay(walked)
         parsed = parse_fetch_request(exchange.request.frame, body_position, version)
         grant = self._reserve(exchange, parsed)
-        held = HeldFetch(exchange, parsed, self._deadline_ms(exchange, parsed), grant, {}, is_sessionless=False)
+        held = self._held(exchange, parsed, grant, is_sessionless=False)
         return self._completer.complete(held, walked)
 
-    def _deadline_ms(self, exchange: Exchange, parsed: FetchRequest) -> int:
-        """Returns the deadline of the remote reads of the request."""
-        remote_wait_ms = min(self._tools.settings.remote_log.fetch_max_wait_ms, _MAX_WAIT_CAP_MS)
-        return exchange.request.received_at_ms + max(parsed.max_wait_ms, remote_wait_ms)
+    def _held(self, exchange: Exchange, parsed: FetchRequest, grant: Grant, *, is_sessionless: bool) -> HeldFetch:
+        received_at_ms = exchange.request.received_at_ms
+        read_ms = min(self._tools.settings.remote_log.fetch_max_wait_ms, _READ_CAP_MS)
+        return HeldFetch(
+            exchange,
+            parsed,
+            received_at_ms + max(parsed.max_wait_ms, read_ms),
+            received_at_ms + max(parsed.max_wait_ms, min(read_ms, _ANSWER_CAP_MS)),
+            grant,
+            {},
+            is_sessionless,
+        )
 
 
 def _parsed(version: int, response: memoryview) -> FetchResponse:
@@ -217,9 +231,11 @@ def _parsed(version: int, response: memoryview) -> FetchResponse:
 
 
 def _may_be_from_follower(frame: bytes, body_position: int, version: int) -> bool:
-    """Whether a follower may have sent the request. False is always right; True may be wrong. The check is cheap."""
+    """Whether a follower may have sent the request. False is always right; True may be wrong. The check is cheap.
+
+    Raises `TruncatedError`."""
     if version < _REPLICA_STATE_FROM:
-        return INT32.unpack_from(frame, body_position)[0] not in _CONSUMERS
+        return read_int32(frame, body_position)[0] not in _CONSUMERS
     return frame[-len(_REPLICA_STATE_HEAD) - _REPLICA_STATE_BYTES : -_REPLICA_STATE_BYTES] == _REPLICA_STATE_HEAD
 
 

@@ -35,6 +35,11 @@ class HeldFetch:
     exchange: Exchange
     request: FetchRequest
     deadline_ms: int
+    """When the remote reads and judgements of the request end. They may outlive the answer, for the next request."""
+    answer_at_ms: int
+    """When the client gets an answer, whatever the remote tier has delivered until then.
+
+    It may send other requests on the same connection, such as heartbeats, which wait behind this answer."""
     grant: Grant
     reads: dict[PartitionKey, RemotePartitionRead]
     is_sessionless: bool
@@ -66,11 +71,11 @@ def answer_by_ms(held: HeldFetch, response: FetchResponse, now_ms: int) -> int:
 
     A slow judgement must not delay the records of the other partitions."""
     if len(out_of_range(response)) == len(response.partitions):
-        return held.deadline_ms
+        return held.answer_at_ms
     local_bytes = sum(entry.records_bytes for entry in response.partitions)
     has_enough = local_bytes >= max(1, held.request.min_bytes)
     soon_ms = now_ms + _GRACE_MS
-    return min(held.deadline_ms, soon_ms if has_enough else max(soon_ms, held.max_wait_at_ms))
+    return min(held.answer_at_ms, soon_ms if has_enough else max(soon_ms, held.max_wait_at_ms))
 
 
 @dataclass(slots=True)

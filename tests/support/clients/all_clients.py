@@ -9,7 +9,7 @@ from tests.support.clients.client import CONSUMER, Client, Positioned, Reader
 from tests.support.clients.java_client import JavaClient
 from tests.support.clients.kafka_python import KafkaPython
 from tests.support.clients.librdkafka import Librdkafka
-from tests.support.clients.programs import FranzGo, KafkaGo, KafkaJs
+from tests.support.clients.programs import FranzGo, KafkaGo, KafkaJs, Sarama
 from tests.support.servers.kafka import KAFKA_VERSION
 
 CLIENTS: Mapping[str, Client] = {
@@ -35,8 +35,8 @@ GROUP_MEMBERS: Mapping[str, tuple[str, Client]] = {
 
 The keys are names for tests. The values are the client's name and the client."""
 
-READERS: Mapping[str, Reader] = {**CLIENTS, "kafka-go": KafkaGo(), "kafkajs": KafkaJs()}
-"""All clients, and those that the tests use only for reading."""
+READERS: Mapping[str, Reader] = {**CLIENTS, "kafka-go": KafkaGo(), "kafkajs": KafkaJs(), "sarama": Sarama()}
+"""All clients, and those that have no part in the matrix of writers and groups."""
 
 POSITIONED: Mapping[str, Positioned] = {
     "kafka-python": KafkaPython(),

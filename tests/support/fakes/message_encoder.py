@@ -101,6 +101,20 @@ def struct_paths(name: str, version: int) -> Iterator[tuple[tuple[str, ...], tup
     return descend(message_schema(name)["fields"], ())
 
 
+def smallest(name: str, version: int, **fields: Any) -> bytes:
+    """Encodes a message in which only `fields` have values. The others are null, 0 or empty."""
+    value = {entry["name"]: _nothing(entry, version) for entry in _fields(message_schema(name)["fields"], version)}
+    return bytes(encode(name, version, {**value, **fields}).data)
+
+
+def _nothing(entry: Schema, version: int) -> Any:
+    if entry["type"].startswith("[]"):
+        return []
+    if _within(version, entry.get("nullableVersions", "none")):
+        return None
+    return {"string": "", "bytes": b"", "uuid": UUID(int=0)}.get(entry["type"], 0)
+
+
 @dataclass(slots=True)
 class EncodedMessage:
     data: bytearray = field(default_factory=bytearray)

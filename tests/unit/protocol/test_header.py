@@ -128,9 +128,9 @@ def test_a_client_may_use_the_versions_that_the_proxy_decodes() -> None:
     assert supported_versions(ApiKey.FETCH) == (4, 18)
     assert 3 not in DECODED_APIS[ApiKey.FETCH]
     assert 18 in DECODED_APIS[ApiKey.FETCH]
-    assert supported_versions(ApiKey.JOIN_GROUP) == VersionRange(0, 32767)
+    assert supported_versions(ApiKey.DESCRIBE_GROUPS) == VersionRange(0, 32767)
     assert supported_versions(ApiKey.SHARE_FETCH) == (1, 2)
-    assert supported_versions(ApiKey.SHARE_GROUP_HEARTBEAT) == VersionRange(0, 32767)
+    assert supported_versions(ApiKey.SHARE_GROUP_DESCRIBE) == VersionRange(0, 32767)
     assert supported_versions(ApiKey.VOTE) is None
     assert supported_versions(4) is None
     assert supported_versions(95) is None

@@ -1,4 +1,4 @@
-// kafka-go as a client of the tests. It reads partition 0 and prints lines of offset, timestamp, key, value, headers,
+// kafka-go as a client of the tests. It reads and writes partition 0 and prints lines of offset, timestamp, key, value, headers,
 // with bytes in hex. The client never resets: an offset out of range is exit code 3.
 package main
 
@@ -39,8 +39,87 @@ func run(args []string, out *bufio.Writer) error {
 		return read(ctx, out, args[1], args[2], args[3], args[4], args[5], args[6])
 	case len(args) == 6 && args[0] == "read-to":
 		return readTo(ctx, out, args[1], args[2], args[3], args[4], args[5])
+	case len(args) == 4 && args[0] == "produce":
+		return produce(ctx, args[1], args[2], args[3])
+	case len(args) == 5 && args[0] == "member":
+		return member(out, args[1], args[2], args[3], args[4])
 	}
-	return fmt.Errorf("usage: kafkago read BOOTSTRAP TOPIC OFFSET COUNT ISOLATION BYTES | read-to BOOTSTRAP TOPIC OFFSET END ISOLATION")
+	return fmt.Errorf("usage: kafkago read BOOTSTRAP TOPIC OFFSET COUNT ISOLATION BYTES | read-to BOOTSTRAP TOPIC OFFSET END ISOLATION" +
+		" | produce BOOTSTRAP TOPIC CODEC | member BOOTSTRAP TOPIC GROUP END")
+}
+
+// Writes the lines of the standard input, each as one record, with acks=all.
+func produce(ctx context.Context, bootstrap, topic, codec string) error {
+	var compression kafka.Compression
+	if codec != "none" {
+		if err := compression.UnmarshalText([]byte(codec)); err != nil {
+			return err
+		}
+	}
+	writer := &kafka.Writer{
+		Addr:         kafka.TCP(bootstrap),
+		Topic:        topic,
+		RequiredAcks: kafka.RequireAll,
+		Compression:  compression,
+		BatchSize:    20,
+		BatchTimeout: 10 * time.Millisecond,
+		MaxAttempts:  100,
+	}
+	defer writer.Close()
+	var messages []kafka.Message
+	lines := bufio.NewScanner(os.Stdin)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		messages = append(messages, kafka.Message{Value: append([]byte(nil), lines.Bytes()...)})
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	return writer.WriteMessages(ctx, messages...)
+}
+
+// Reads in a group up to the offset before `end`. It prints "joined N" for the Nth generation that it joins, and
+// "record OFFSET" for each record, at once.
+func member(out *bufio.Writer, bootstrap, topic, group, end string) error {
+	last, err := strconv.ParseInt(end, 10, 64)
+	if err != nil {
+		return err
+	}
+	reader := kafka.NewReader(kafka.ReaderConfig{
+		Brokers:           []string{bootstrap},
+		GroupID:           group,
+		Topic:             topic,
+		StartOffset:       kafka.FirstOffset,
+		MaxWait:           500 * time.Millisecond,
+		SessionTimeout:    10 * time.Second,
+		HeartbeatInterval: time.Second,
+	})
+	defer reader.Close()
+	joined := int64(0)
+	tell := func() {
+		for n := reader.Stats().Rebalances; n > 0; n-- {
+			joined++
+			fmt.Fprintln(out, "joined", joined)
+		}
+		out.Flush()
+	}
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		message, err := reader.ReadMessage(ctx)
+		cancel()
+		tell()
+		if errors.Is(err, context.DeadlineExceeded) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(out, "record", message.Offset)
+		out.Flush()
+		if message.Offset >= last-1 {
+			return nil
+		}
+	}
 }
 
 func isolation(level string) kafka.IsolationLevel {

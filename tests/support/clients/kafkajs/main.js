@@ -1,15 +1,62 @@
-// kafkajs as a client of the tests. It reads partition 0 and prints lines of offset, timestamp, key, value, headers,
+// kafkajs as a client of the tests. It reads and writes partition 0 and prints lines of offset, timestamp, key, value, headers,
 // with bytes in hex. It reads only in groups, so each call uses a new group. An offset out of range is exit code 3.
 'use strict'
 
 const { randomUUID } = require('node:crypto')
-const { Kafka, logLevel } = require('kafkajs')
+const { CompressionCodecs, CompressionTypes, Kafka, logLevel } = require('kafkajs')
+const lz4 = require('lz4js')
+const zstd = require('fzstd')
 
 const TIMEOUT_MS = 240_000
 const OUT_OF_RANGE = 3
 
-async function main([command, bootstrap, topic, offset, limit, isolation, maxBytes]) {
+CompressionCodecs[CompressionTypes.Snappy] = require('kafkajs-snappy')
+// These two only decompress. The encoder of lz4js links its blocks, which brokers refuse. fzstd has no encoder.
+CompressionCodecs[CompressionTypes.LZ4] = () => ({ decompress: async buffer => Buffer.from(lz4.decompress(buffer)) })
+CompressionCodecs[CompressionTypes.ZSTD] = () => ({ decompress: async buffer => Buffer.from(zstd.decompress(buffer)) })
+
+async function main([command, bootstrap, topic, ...rest]) {
   const kafka = new Kafka({ brokers: [bootstrap], logLevel: logLevel.WARN, logCreator: () => log })
+  if (command === 'produce') await produce(kafka, topic, ...rest)
+  else if (command === 'member') await member(kafka, topic, ...rest)
+  else await read(kafka, command, topic, ...rest)
+}
+
+// Writes the lines of the standard input, each as one record, with acks=all, in batches of 20.
+async function produce(kafka, topic, codec) {
+  const values = require('node:fs').readFileSync(0, 'utf8').split('\n')
+  const compression = { none: 0, gzip: 1, snappy: 2 }[codec]
+  const producer = kafka.producer({ allowAutoTopicCreation: false, createPartitioner: () => () => 0 })
+  await producer.connect()
+  for (let at = 0; at < values.length; at += 20) {
+    const messages = values.slice(at, at + 20).map(value => ({ value }))
+    await producer.send({ topic, acks: -1, compression, messages })
+  }
+  await producer.disconnect()
+}
+
+// Reads in a group up to the offset before `end`. It prints "joined N" for the Nth generation that it joins, and
+// "record OFFSET" for each record, at once.
+async function member(kafka, topic, groupId, end) {
+  const consumer = kafka.consumer({ groupId, sessionTimeout: 10_000, heartbeatInterval: 1_000, maxWaitTimeInMs: 500 })
+  let joined = 0
+  await new Promise((resolve, reject) => {
+    consumer.on(consumer.events.CRASH, ({ payload }) => reject(payload.error))
+    consumer.on(consumer.events.GROUP_JOIN, () => process.stdout.write(`joined ${++joined}\n`))
+    const take = async ({ message }) => {
+      process.stdout.write(`record ${message.offset}\n`)
+      if (BigInt(message.offset) + 1n >= BigInt(end)) resolve()
+    }
+    consumer
+      .connect()
+      .then(() => consumer.subscribe({ topic, fromBeginning: true }))
+      .then(() => consumer.run({ eachMessage: take }))
+      .catch(reject)
+  })
+  await consumer.disconnect()
+}
+
+async function read(kafka, command, topic, offset, limit, isolation, maxBytes) {
   const consumer = kafka.consumer({
     groupId: `kafkajs-${randomUUID()}`,
     readUncommitted: isolation === 'read_uncommitted',

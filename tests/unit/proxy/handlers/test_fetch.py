@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ErrorCode, ProtocolError
+from protocol.errors import ErrorCode, ProtocolError, TruncatedError
+from protocol.header import parse_request_header
 from proxy.handlers.base import FetchSettings
 from proxy.wire.exchange import Forward
 from tests.support.fakes.broker.cluster import LocalLog
@@ -386,3 +387,34 @@ async def test_the_remote_tier_leaves_room_for_local_partitions(bench: Bench) ->
     size = len(bench.batches[0])
     await bench.fetch(13, ask(13, 0, max_bytes=size), ask_local(13, 0), max_bytes=3 * size)
     assert bench.cluster.requests[-1].max_bytes == 2 * size
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_short_fetch_breaks_the_protocol(bench: Bench, version: int) -> None:
+    """The connection then closes, and names the reason."""
+    frame = fetch_frame(version, [ask(version, 0)])
+    body_position = parse_request_header(frame).body_position
+    for size in range(8, body_position + 4):
+        if size < body_position or version < 15:
+            with pytest.raises(TruncatedError):
+                bench.handler.on_request(FakeExchange(bench.cluster, frame[:size]))
+
+
+async def test_a_long_backfill_tells_a_young_high_watermark(tmp_path: Path) -> None:
+    """The bounds of the local log need no new question while the leader epoch is the same."""
+    settings = FetchSettings(watermarks_max_age_ms=0, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
+    async with bench_of(tmp_path, settings) as bench, asyncio.timeout(60):
+        asked = ask(13, 0, leader_epoch=5)
+        response = await bench.fetch(13, asked)
+        assert response.partitions[0].high_watermark == 200
+        bench.cluster.logs[P0].batches.append(batch_of(200, BATCH))
+        while response.partitions[0].high_watermark == 200:
+            response = await bench.fetch(13, asked)
+            assert records(response).startswith(bench.batches[0])
+        assert response.partitions[0].high_watermark == 210
+
+
+async def test_watermarks_are_not_asked_for_with_every_answer(bench: Bench) -> None:
+    for _ in range(5):
+        await bench.fetch(13, ask(13, 0, leader_epoch=5))
+    assert bench.cluster.bounds_asked == 1

@@ -24,6 +24,7 @@ from tests.support.fakes.fetch_bench import (
 from tests.support.fakes.record_batches import batch_of
 from tiers.config.settings import RemoteLogConfig
 from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
 
 
 @pytest.fixture
@@ -103,3 +104,56 @@ async def test_a_disconnect_while_waiting_releases_everything(bench: Bench) -> N
     assert bench.handler.purgatory.pending_count == 0
     assert bench.handler.held_bytes == 0
     bench.tier.storage.gate.set()
+
+
+def counted_reads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[RemoteReadRequest]:
+    """Returns the list of the reads that the handler begins from now on."""
+    begun: list[RemoteReadRequest] = []
+    read = bench.reader.read
+
+    async def counted(request: RemoteReadRequest) -> RemoteRead:
+        begun.append(request)
+        return await read(request)
+
+    monkeypatch.setattr(bench.reader, "read", counted)
+    return begun
+
+
+async def test_a_slow_store_does_not_hold_up_the_connection(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may send heartbeats on the same connection. The read outlives the answers, and is not begun again."""
+    await bench.fetch(13, ask(13, 0))
+    bench.tier.storage.gate = asyncio.Event()
+    begun = counted_reads(bench, monkeypatch)
+    for _ in range(3):
+        response = await bench.fetch(13, ask(13, 60), max_wait_ms=1)
+        assert (codes(response), records(response)) == ([0], b"")
+        (read,) = bench.handler.connection(1).reads.values()
+        assert not read.is_done
+    bench.tier.storage.gate.set()
+    assert records(await bench.until_remote(13, ask(13, 60), max_wait_ms=1)).startswith(bench.batches[6])
+    assert [request.offset for request in begun] == [60]
+    assert len(bench.tier.storage.gets) == 2
+    assert bench.handler.held_bytes == 0
+
+
+async def test_a_read_goes_on_for_a_request_with_other_limits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request for more records waits for it. A request for fewer records needs another read."""
+    await bench.fetch(13, ask(13, 0))
+    bench.tier.storage.gate = asyncio.Event()
+    begun = counted_reads(bench, monkeypatch)
+    for max_bytes in (2000, 3000, 1000):
+        await bench.fetch(13, ask(13, 60, max_bytes=max_bytes), max_wait_ms=1)
+    bench.tier.storage.gate.set()
+    assert [request.max_bytes for request in begun] == [2000, 1000]
+
+
+async def test_a_store_that_is_down_is_an_error_at_the_end_of_the_read(tmp_path: Path) -> None:
+    """The answers before it are empty, since the read is repeated until its deadline."""
+    settings = FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=1_500))
+    async with bench_of(tmp_path, settings) as bench, asyncio.timeout(60):
+        await bench.fetch(13, ask(13, 0))
+        bench.tier.storage.fail(10_000)
+        told = []
+        while ErrorCode.REPLICA_NOT_AVAILABLE not in told:
+            told += codes(await bench.fetch(13, ask(13, 60), max_wait_ms=1))
+        assert told[0] == told[1] == 0

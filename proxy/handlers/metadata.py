@@ -1,0 +1,74 @@
+"""Handles Metadata: rewrites broker addresses, and creates none of the remote log's own topics.
+
+A broker creates a missing topic that a Metadata request names, with the settings of any topic
+(`auto.create.topics.enable`). The remote log's own topics need other settings, and the owners create them. So a request
+that names one of them goes on without the permission to create topics. Up to version 3 every request has that
+permission. There the name is replaced, and the client gets the error of a missing right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from protocol.addresses import AddressOf, rewrite_addresses
+from protocol.api_keys import ApiKey
+from protocol.apis.named_topics import NamedTopic, Replaced, named_topics, with_refusals, without_topics
+from protocol.errors import ErrorCode
+from protocol.header import parse_request_header
+from protocol.schema import compile_message
+from proxy.handlers.addresses import AddressRewriter, check_version
+from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState
+
+_ALLOWS_CREATION_FROM = 4
+"""The first version with AllowAutoTopicCreation."""
+
+
+class MetadataHandler:
+    """Implements `Handler`."""
+
+    def __init__(self, address_of: AddressOf, own_topics: Collection[str]) -> None:
+        self._address_of = address_of
+        self._own_topics = frozenset(own_topics)
+        self._own_names = [name.encode() for name in own_topics]
+
+    def on_request(self, exchange: Exchange) -> tuple[Forward, HandlerState | None]:
+        request = exchange.request
+        version = request.api_version
+        check_version(ApiKey.METADATA, version)
+        rewriter = AddressRewriter(ApiKey.METADATA, version, self._address_of)
+        if not any(name in request.frame for name in self._own_names):
+            return Forward(request.frame, hold_bytes=None), rewriter
+        if version >= _ALLOWS_CREATION_FROM:
+            frame = request.frame
+            if any(self._is_own(topic) for topic in named_topics(frame)):
+                frame = _without_creation(frame, version)
+            return Forward(frame, hold_bytes=None), rewriter
+        frame, replaced = without_topics(request.frame, ApiKey.METADATA, version, self._is_own)
+        return Forward(frame, hold_bytes=None), _Refusing(version, replaced, self._address_of)
+
+    def _is_own(self, topic: NamedTopic) -> bool:
+        return topic.name in self._own_topics
+
+
+def _without_creation(frame: bytes, version: int) -> bytes:
+    plan = compile_message(ApiKey.METADATA, version, "Request")
+    ((allows,),) = plan.selector((), ("AllowAutoTopicCreation",))(
+        frame, parse_request_header(frame).body_position
+    ).structs
+    return b"".join((frame[: allows.start], b"\x00", frame[allows.end :]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusing:
+    version: int
+    replaced: Mapping[str, Replaced]
+    address_of: AddressOf
+
+    def on_response(self, response: memoryview) -> Buffers:
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        refused = with_refusals(response, ApiKey.METADATA, self.version, self.replaced, code, "")
+        return (rewrite_addresses(ApiKey.METADATA, self.version, refused, self.address_of),)
+
+    def on_abandoned(self) -> None:
+        return
