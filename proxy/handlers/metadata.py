@@ -18,7 +18,8 @@ from protocol.errors import ErrorCode
 from protocol.header import parse_request_header
 from protocol.schema import compile_message
 from proxy.handlers.addresses import AddressRewriter, check_version
-from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.off_loop import decide_when_decoded
+from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState, Prepare, Request
 
 _ALLOWS_CREATION_FROM = 4
 """The first version with AllowAutoTopicCreation."""
@@ -32,13 +33,17 @@ class MetadataHandler:
         self._own_topics = frozenset(own_topics)
         self._own_names = [name.encode() for name in own_topics]
 
-    def on_request(self, exchange: Exchange) -> tuple[Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Forward | Prepare, HandlerState | None]:
         request = exchange.request
-        version = request.api_version
-        check_version(ApiKey.METADATA, version)
-        rewriter = AddressRewriter(ApiKey.METADATA, version, self._address_of)
+        check_version(ApiKey.METADATA, request.api_version)
         if not any(name in request.frame for name in self._own_names):
+            rewriter = AddressRewriter(ApiKey.METADATA, request.api_version, self._address_of)
             return Forward(request.frame, hold_bytes=None), rewriter
+        return decide_when_decoded(len(request.frame), lambda: self._guarded(request), lambda decision: decision)
+
+    def _guarded(self, request: Request) -> tuple[Forward, HandlerState]:
+        version = request.api_version
+        rewriter = AddressRewriter(ApiKey.METADATA, version, self._address_of)
         if version >= _ALLOWS_CREATION_FROM:
             frame = request.frame
             if any(self._is_own(topic) for topic in named_topics(frame)):

@@ -28,6 +28,7 @@ from protocol.apis.coordinated_ids import (
 )
 from protocol.errors import ErrorCode
 from proxy.handlers.addresses import check_version
+from proxy.handlers.off_loop import decide_when_decoded
 from proxy.wire.exchange import (
     Answer,
     Buffers,
@@ -38,6 +39,8 @@ from proxy.wire.exchange import (
     HandlerState,
     HeldRequest,
     PrefixHandler,
+    Prepare,
+    Request,
 )
 
 
@@ -79,9 +82,12 @@ class OwnGroupGuard:
     def __init__(self, own: OwnIds) -> None:
         self._own = own
 
-    def on_request(self, exchange: Exchange) -> tuple[Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(request.api_key, request.api_version)
+        return decide_when_decoded(len(request.frame), lambda: self._guarded(request), lambda decision: decision)
+
+    def _guarded(self, request: Request) -> tuple[Forward, HandlerState | None]:
         if self._own.group_id not in deleted_groups(request.frame):
             return Forward(request.frame), None
         frame = without_groups(request.frame, frozenset((self._own.group_id,)))

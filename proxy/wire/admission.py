@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from enum import StrEnum
+from ipaddress import IPv6Address, IPv6Network
 
 
 class Limit(StrEnum):
@@ -67,7 +68,7 @@ class Admission:
         if admissions is None:
             return Limit.SETUP_TIMEOUT
         admissions.remove(self)
-        self.address = address
+        address = self.address = counted_as(address)
         limit = admissions.make_room(address)
         if limit is not None:
             self._admissions = None
@@ -108,6 +109,7 @@ class Admissions:
         """Admits a connection and returns its place, or returns the limit that is reached.
 
         At a limit, the oldest unproven connection that counts for it gives way."""
+        address = counted_as(address)
         limit = self.make_room(address)
         if limit is not None:
             return limit
@@ -154,6 +156,14 @@ class Admissions:
 
 def _oldest(unproven: dict[Admission, None]) -> Admission:
     return next(iter(unproven))
+
+
+def counted_as(address: str) -> str:
+    """Returns what the limits per address count. One client has a whole IPv6 network of 64 bits."""
+    if ":" not in address:
+        return address
+    ip = IPv6Address(address.partition("%")[0])
+    return str(ip.ipv4_mapped or IPv6Network((int(ip), 64), strict=False))
 
 
 def address_of(peername: object) -> str:

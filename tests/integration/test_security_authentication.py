@@ -206,13 +206,14 @@ async def test_fetches_in_flight_around_an_authentication_are_answered_in_order(
 async def test_another_principal_is_served_nothing_of_what_the_first_was_allowed(
     plain: TidegateProcess, topic: HalfTrimmed
 ) -> None:
-    """A broker accepts no other principal on a connection, so the requests in progress get no answers."""
+    """A broker accepts no other principal on a connection, so the requests behind the token get no answers."""
 
     async def attempt() -> None:
         async with alice_has_read(plain, topic) as wire:
             reads = total(plain, STORE_READS)
             wire.send(handshake(1), token("bob"), fetch(topic.topic, 2_000))
             assert SaslHandshakeResponse.decode((await wire.receive())[4:], version=1).error_code == 0
+            assert await wire.authenticated() == ErrorCode.SASL_AUTHENTICATION_FAILED
             assert await wire.is_closed()
             assert total(plain, STORE_READS) == reads
         async with wire_to(plain) as wire:

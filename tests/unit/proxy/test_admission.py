@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.wire.admission import Admission, Admissions, Limit
+import pytest
+
+from proxy.wire.admission import Admission, Admissions, Limit, counted_as
 
 NEVER_MS = 3_600_000
 
@@ -104,3 +106,28 @@ async def test_an_unproven_connection_has_a_deadline() -> None:
     admit("silent")
     await over.wait()
     assert ended == ["silent"]
+
+
+@pytest.mark.parametrize(
+    ("address", "counted"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("", ""),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("2001:db8::ffff:0:0:1", "2001:db8::/64"),
+        ("2001:db8:0:1::1", "2001:db8:0:1::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+    ],
+)
+def test_an_ipv6_network_counts_as_one_address(address: str, counted: str) -> None:
+    assert counted_as(address) == counted
+
+
+async def test_addresses_of_one_ipv6_network_share_a_limit() -> None:
+    places = Places(per_address=1)
+    places.take("1", "2001:db8::1", is_proven=True)
+    assert places.ask("2", "2001:db8::2") == Limit.PER_ADDRESS
+    places.take("3", "192.0.2.1").give_back()
+    moved = places.take("4", "192.0.2.1")
+    assert moved.move("2001:db8::3") == Limit.PER_ADDRESS

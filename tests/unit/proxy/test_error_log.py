@@ -98,13 +98,13 @@ async def test_an_undecodable_request_is_noted_with_its_sender() -> None:
         proxy_before(broker, handlers=handlers) as proxy,
         connected(proxy.port) as client,
     ):
-        await client.send(request(ApiKey.FETCH, 11, 2, b"\x00"))
+        await client.send(request(ApiKey.FETCH, 3, 2, b"\x00"))
         assert await client.ended() == b""
         (entry,) = proxy.server.errors.incidents
     assert (entry.kind, entry.sender, entry.client_id, entry.api) == ("undecodable", "client", "test", "FETCH")
     assert entry.peer is not None
     assert entry.peer.startswith("127.0.0.1:")
-    assert bytes_in("\n".join(entry.dump)) == request(ApiKey.FETCH, 11, 2, b"\x00")
+    assert bytes_in("\n".join(entry.dump)) == request(ApiKey.FETCH, 3, 2, b"\x00")
 
 
 async def test_an_undecodable_response_is_noted_with_the_api_of_its_request() -> None:

@@ -194,3 +194,15 @@ async def test_raw_tokens_without_a_known_end_are_refused(caplog: pytest.LogCapt
         assert await client.ended() == b""
         assert await (await broker.accepted()).ended() == b""
     assert "the client must use SaslHandshake version 1" in caplog.records[0].message
+
+
+async def test_a_token_outside_of_an_authentication_changes_nothing() -> None:
+    async with shaken_hands() as (client, upstream, decoding):
+        await exchange_with(client, upstream, authenticate(b"t"), authenticate_answer())
+        refused = authenticate_answer(error_code=ErrorCode.ILLEGAL_SASL_STATE)
+        await exchange_with(client, upstream, authenticate(b"t"), refused)
+        await client.send(METADATA)
+        assert await upstream.receive() == METADATA
+        await upstream.send(response(9, b"a broker's address"))
+        assert await client.receive() == response(9, b"rewritten")
+        assert decoding.decoded == 1
