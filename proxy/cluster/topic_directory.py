@@ -16,7 +16,7 @@ from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError
 
 KEPT_FOR_MS = 600_000
-MAX_TOPICS = 2_000
+MAX_TOPICS = 5_000
 """The most topics that each refresh names. The directory forgets those that were not used for the longest time."""
 _LONG_AGO_MS = -1
 
