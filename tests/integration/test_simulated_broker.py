@@ -19,12 +19,15 @@ from tests.support.simulation.groups import GroupCoordinator
 from tests.support.simulation.loop import VirtualLoop
 from tests.support.simulation.network import Network
 from tests.support.simulation.same_answers import AnsweringBroker, Operation, operations
+from tests.support.simulation.same_coordination import AnsweringCoordinators, GroupOperation, group_operations
 from tests.support.simulation.transactions import TransactionCoordinator
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 
 SEEDS = range(6)
 OPERATIONS = 120
+GROUP_SEEDS = range(6)
+GROUP_OPERATIONS = 80
 
 
 async def new_topic(client: BrokerClient, name: str) -> ClusterMetadata:
@@ -46,6 +49,16 @@ async def real_answers(kafka: KafkaCluster, asked: list[Operation]) -> list[Any]
         broker = AnsweringBroker(client, name, found.topic_id, found.partitions[0].leader_id, f"{name}-producer")
         await broker.wait_until_led()
         return await broker.answers(asked)
+    finally:
+        await client.close()
+
+
+async def real_coordination(kafka: KafkaCluster, asked: list[GroupOperation]) -> list[Any]:
+    name = f"simulated-{uuid.uuid4().hex[:8]}"
+    client = BrokerClient([kafka.address()], client_id="simulated")
+    try:
+        await new_topic(client, name)
+        return await AnsweringCoordinators(client, f"{name}-group", f"{name}-producer", name).answers(asked)
     finally:
         await client.close()
 
@@ -82,10 +95,25 @@ def simulated_answers(seed: int, asked: list[Operation]) -> list[Any]:
     return simulated(seed, work)
 
 
+def simulated_coordination(seed: int, asked: list[GroupOperation]) -> list[Any]:
+    return simulated(
+        seed, lambda client, topic: AnsweringCoordinators(client, "group", "producer", topic.name).answers(asked)
+    )
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_simulated_broker_answers_as_a_real_one(kafka: KafkaCluster, seed: int) -> None:
     asked = operations(seed, OPERATIONS)
     ours = simulated_answers(seed, asked)
     theirs = asyncio.run(real_answers(kafka, asked))
+    for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        assert our == their, f"operation {number} of {asked[: number + 1]}"
+
+
+@pytest.mark.parametrize("seed", GROUP_SEEDS)
+def test_the_simulated_coordinators_answer_as_real_ones(kafka: KafkaCluster, seed: int) -> None:
+    asked = group_operations(seed, GROUP_OPERATIONS)
+    ours = simulated_coordination(seed, asked)
+    theirs = asyncio.run(real_coordination(kafka, asked))
     for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
         assert our == their, f"operation {number} of {asked[: number + 1]}"

@@ -40,6 +40,8 @@ class _Group:
     protocol_name: str = ""
     protocol_type: str = ""
     members: dict[str, _Member] = field(default_factory=dict)
+    named: dict[str, int] = field(default_factory=dict)
+    """Until when (ms) the coordinator waits for the members that it named and that have not joined yet (KIP-394)."""
     timer: Any = None
 
 
@@ -76,24 +78,27 @@ class GroupCoordinator:
 
     def join(self, request: Any) -> Any:
         group = self._groups.setdefault(request.group_id, _Group())
+        if request.session_timeout_ms < 6_000:
+            return self._joined(group, ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id, with_members=False)
         if not request.member_id:
             member_id = f"tidegate-{self._rng.getrandbits(64):016x}"
+            group.named[member_id] = self._loop.now_ms + request.session_timeout_ms
             return self._joined(group, _MEMBER_ID_REQUIRED, member_id, with_members=False)
         member = group.members.get(request.member_id)
-        protocol = request.protocols[0]
+        metadata = bytes(request.protocols[0].metadata)
+        is_same = member is not None and member.metadata == metadata
         if member is None:
-            if request.session_timeout_ms < 6_000:
-                return self._joined(group, ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id, with_members=False)
-            member = _Member(b"", request.session_timeout_ms, request.rebalance_timeout_ms, self._loop.now_ms)
+            if group.named.pop(request.member_id, None) is None:
+                return self._joined(group, ErrorCode.UNKNOWN_MEMBER_ID, request.member_id, with_members=False)
+            member = _Member(metadata, request.session_timeout_ms, request.rebalance_timeout_ms, self._loop.now_ms)
             group.members[request.member_id] = member
-        is_same = member.metadata == bytes(protocol.metadata)
-        member.metadata, member.seen_ms = bytes(protocol.metadata), self._loop.now_ms
+        member.metadata, member.seen_ms = metadata, self._loop.now_ms
         is_leader = request.member_id == group.leader
         if is_same and (group.state == "CompletingRebalance" or (group.state == "Stable" and not is_leader)):
             # Nothing is new, so the member learns the present generation, and the others are left alone.
             with_members = is_leader and group.state == "CompletingRebalance"
             return self._joined(group, 0, request.member_id, with_members=with_members)
-        group.protocol_name, group.protocol_type = protocol.name, request.protocol_type
+        group.protocol_name, group.protocol_type = request.protocols[0].name, request.protocol_type
         if member.joining is not None and not member.joining.done():
             member.joining.set_result(
                 self._joined(group, ErrorCode.UNKNOWN_MEMBER_ID, request.member_id, with_members=False)
@@ -117,7 +122,7 @@ class GroupCoordinator:
         group.timer = self._loop.later(delay_s, self._complete, group)
 
     def _complete_when_all_joined(self, group: _Group) -> None:
-        if all(member.joining is not None for member in group.members.values()):
+        if not group.named and all(member.joining is not None for member in group.members.values()):
             self._complete(group)
 
     def _complete(self, group: _Group) -> None:
@@ -211,22 +216,33 @@ class GroupCoordinator:
         group = self._groups.setdefault(request.group_id, _Group())
         members = []
         for member in request.members:
-            code = ErrorCode.NONE if member.member_id in group.members else ErrorCode.UNKNOWN_MEMBER_ID
-            self._remove(group, member.member_id)
+            code = ErrorCode.NONE
+            if member.member_id in group.named:
+                self._forget_named(group, member.member_id)
+            elif not self._remove(group, member.member_id):
+                code = ErrorCode.UNKNOWN_MEMBER_ID
             members.append(answered(member_id=member.member_id, group_instance_id=None, error_code=code))
         return LeaveGroupResponse(throttle_time_ms=0, error_code=0, members=members)
 
     def expire(self) -> None:
         """Ends the sessions of members that were not heard of."""
         for group in self._groups.values():
+            for name in [name for name, until_ms in group.named.items() if until_ms < self._loop.now_ms]:
+                self._forget_named(group, name)
             for name, member in list(group.members.items()):
                 is_waiting = member.joining is not None
                 if not is_waiting and self._loop.now_ms - member.seen_ms > member.session_ms:
                     self._remove(group, name)
 
-    def _remove(self, group: _Group, name: str) -> None:
+    def _forget_named(self, group: _Group, name: str) -> None:
+        del group.named[name]
+        if group.state == "PreparingRebalance" and group.members:
+            self._complete_when_all_joined(group)
+
+    def _remove(self, group: _Group, name: str) -> bool:
+        """Returns whether the group had the member."""
         if group.members.pop(name, None) is None:
-            return
+            return False
         if not group.members:
             group.state, group.generation = "Empty", group.generation + 1
         elif group.state == "PreparingRebalance":
@@ -234,3 +250,4 @@ class GroupCoordinator:
         else:
             longest_ms = max(one.rebalance_ms for one in group.members.values())
             self._prepare(group, longest_ms / 1000)
+        return True

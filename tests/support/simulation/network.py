@@ -61,7 +61,7 @@ class Network:
         self.slow_ms: dict[str, int] = {}
         """By process: the longest additional delay of a message."""
         self.lost_answers: dict[str, float] = {}
-        """By process: how probable it is that a connection breaks instead of bringing an answer."""
+        """By process: how probable it is that a connection breaks instead of bringing an answer, or right after it."""
         self.requests = 0
         self.on_asking_to_trim: Callable[[str], None] = lambda name: None
         """Called when a process sends DeleteRecords, with the name of the process."""
@@ -210,6 +210,8 @@ class SimConnection:
         self._heard_at_s = network.loop.time()
         if not answer.done():
             answer.set_result(body)
+        if lost and network.rng.random() < lost:
+            self.abort("reset by the network")
 
     def abort(self, reason: str) -> None:
         self.is_closed = True

@@ -365,7 +365,9 @@ PLANTED: Mapping[str, PlantedBug] = {
     "missing-is-deleted": PlantedBug("rule 7", "takes an object that is late for deleted", _missing_means_deleted),
     "missing-topic": PlantedBug("rule 5", "takes a missing topic for a deleted one", _missing_topic_is_deleted),
     "verifies-nothing": PlantedBug("promise 4", "does not read back what it wrote", _verifies_nothing),
-    "never-asks-the-group": PlantedBug("rule 4", "trims without the group's confirmation", _never_asks_the_group),
+    "never-asks-the-group": PlantedBug(
+        "rule 4", "trims without the group's confirmation", _never_asks_the_group, ("broker-slow",)
+    ),
     "writes-unfenced": PlantedBug("rule 4", "writes without a generation, and after it was fenced", _writes_unfenced),
     "goes-on-without-tombstones": PlantedBug(
         "metadata", "continues from a position whose tombstones are gone", _goes_on_without_tombstones
