@@ -5,11 +5,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, IPvAnyNetwork, model_validator
 
 from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
 from tiers.config.tier_config import TierConfig, load_config_file
@@ -110,7 +109,7 @@ class ListenerConfig(Section):
         lt=65_536,
         description="The first port for brokers: clients reach broker N at this port + N.",
     )
-    proxy_protocol_trusted_networks: tuple[IPv4Network | IPv6Network, ...] = Field(
+    proxy_protocol_trusted_networks: tuple[IPvAnyNetwork, ...] = Field(
         default=(),
         validation_alias="proxy.protocol.trusted.networks",
         description=(

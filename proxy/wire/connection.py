@@ -379,7 +379,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         slots = self.queue.slots
         upstream = self._upstream
         if self._upstream_is_gone:
-            if (not slots or slots[0].awaits_broker) and not (upstream is not None and upstream.has_stash):
+            # A request in preparation is the last one. Its handler may wait for the broker.
+            is_stuck = not slots or slots[0].awaits_broker or (self._reader.is_preparing and len(slots) == 1)
+            if is_stuck and not (upstream is not None and upstream.has_stash):
                 self.close("broker")
         elif (self._has_ended or self._is_draining) and not slots:
             if self._is_draining and not self._reader.is_mid_frame:

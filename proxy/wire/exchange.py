@@ -55,6 +55,9 @@ class Exchange(Protocol):
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         """Sends a request of the proxy itself on this connection. The coroutine returns the response's payload.
 
+        It has no deadline of its own. The client waits for the broker as if for its own request, and the end of the
+        connection cancels the coroutine.
+
         The handler chooses the correlation id in `frame`. Returns None if a later request of the client is already on
         its way to the broker, because that request's response would come first. Also returns None if the connection to
         the broker is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,12 @@ def test_an_upstream_alone_is_enough_to_pass_through() -> None:
     assert config.upstream.bootstrap_servers == (("a", 9092), ("b", 9093))
 
 
+def test_load_balancers_are_named_by_networks() -> None:
+    config = parse_config(UPSTREAM + '[listener]\nproxy.protocol.trusted.networks = ["10.1.0.0/16", "::1"]')
+    assert config.listener.proxy_protocol_trusted_networks == (ip_network("10.1.0.0/16"), ip_network("::1/128"))
+    assert parse_config(UPSTREAM).listener.proxy_protocol_trusted_networks == ()
+
+
 def test_founding_names_are_accepted() -> None:
     config = parse_config(
         "rlm_process_interval_ms = 5\nrlm_retry_interval_ms = 6\nremote.log.storage.enable = false\n" + UPSTREAM
@@ -79,6 +86,10 @@ def test_founding_names_are_accepted() -> None:
         ("remote.log.retention.minutes = 5\n" + UPSTREAM, "it belongs in [[topics]]"),
         (UPSTREAM + "[listner]\nhost = 'x'", "unknown key listner.host; did you mean [listener]?"),
         (UPSTREAM + "[log]\nlevel = 'loud'", "[log] level: Input should be"),
+        (
+            UPSTREAM + "[listener]\nproxy.protocol.trusted.networks = ['10.1.0.1/16']",
+            "not a valid IPv4 or IPv6 network",
+        ),
         (UPSTREAM + "[admin]\nport = 70000", "[admin] port: Input should be less than 65536"),
         (UPSTREAM + "[limits]\ndrain.timeout.ms = '3 parsecs'", "one of the units ms, s, m"),
         ("[upstream]\nbootstrap.servers = 'nowhere'", "[upstream] bootstrap.servers: expected host:port"),

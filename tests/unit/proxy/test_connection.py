@@ -8,12 +8,19 @@ import pytest
 
 from protocol.errors import TruncatedError
 from proxy.config import LimitsConfig
-from proxy.wire.exchange import CutThrough, Exchange, HandlerState
+from proxy.wire.exchange import CutThrough, Exchange, Forward, HandlerState, Prepare
 from proxy.wire.server import BrokerEndpoint
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
 from tests.support.proxy import proxy_harness
-from tests.support.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, PreparingHandler, proxy_before, reply
+from tests.support.proxy.proxy_harness import (
+    AnsweringHandler,
+    ForwardingHandler,
+    PreparingHandler,
+    ScriptedState,
+    proxy_before,
+    reply,
+)
 from tests.support.servers.ports import free_ports
 
 OPAQUE, HANDLED, OTHER = 12, 1, 3
@@ -187,6 +194,50 @@ async def test_a_client_that_leaves_ends_the_preparation() -> None:
             client.reset()
         async with asyncio.timeout(60):
             await handler.states[0].abandoned.wait()
+
+
+async def test_a_broker_that_leaves_ends_the_preparation() -> None:
+    handler = PreparingHandler(b"")
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={HANDLED: handler}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(OPAQUE, 4, 1), request(HANDLED, 4, 2))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await handler.asked.wait()
+        await upstream.send(response(1))
+        await upstream.close()
+        assert await client.ended() == frame(response(1))
+        assert [state.times_abandoned for state in handler.states] == [1]
+
+
+async def test_a_prepared_request_may_ask_the_broker_first() -> None:
+    class AskingFirst:
+        def on_request(self, exchange: Exchange) -> tuple[Prepare, HandlerState | None]:
+            async def forward() -> Forward:
+                asked = exchange.try_forward(request(OTHER, 4, 99))
+                assert asked is not None
+                return Forward(request(HANDLED, 4, 2, bytes(await asked)))
+
+            return Prepare(forward), ScriptedState(lambda held: (bytes(held),))
+
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={HANDLED: AskingFirst()}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(OPAQUE, 4, 1), request(HANDLED, 4, 2), request(OPAQUE, 4, 3))
+        upstream = await broker.accepted()
+        assert await upstream.receive() == request(OPAQUE, 4, 1)
+        assert await upstream.receive() == request(OTHER, 4, 99)
+        await upstream.send(response(1), response(99, b"found"))
+        assert await upstream.receive() == request(HANDLED, 4, 2, response(99, b"found"))
+        assert await upstream.receive() == request(OPAQUE, 4, 3)
+        await upstream.send(response(2), response(3))
+        for correlation_id in (1, 2, 3):
+            assert await client.receive() == response(correlation_id)
 
 
 async def test_a_request_without_a_response_takes_no_turn() -> None:

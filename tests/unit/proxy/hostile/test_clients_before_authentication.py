@@ -74,7 +74,11 @@ async def shaken_hands(mechanism: str = "PLAIN") -> AsyncIterator[tuple[Wire, Wi
         yield client, upstream, decoding
 
 
-@pytest.mark.parametrize("sent", [METADATA, request(ApiKey.DELETE_TOPICS, 1, 9, bytes(500)), LARGE])
+@pytest.mark.parametrize(
+    "sent",
+    [METADATA, request(ApiKey.DELETE_TOPICS, 1, 9, bytes(500)), LARGE],
+    ids=["Metadata", "DeleteTopics", "a large Heartbeat"],
+)
 async def test_a_request_before_authentication_closes_the_connection(
     sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -85,7 +89,9 @@ async def test_a_request_before_authentication_closes_the_connection(
     assert "before the client has authenticated" in caplog.records[0].message
 
 
-@pytest.mark.parametrize("sent", [authenticate(bytes(1_000)), handshake(1, "x" * 1_000)])
+@pytest.mark.parametrize(
+    "sent", [authenticate(bytes(1_000)), handshake(1, "x" * 1_000)], ids=["SaslAuthenticate", "SaslHandshake"]
+)
 async def test_an_authentication_has_a_limit(sent: bytes) -> None:
     async with sasl_proxy() as (_, proxy, _), connected(proxy.port) as client:
         await client.send(sent)

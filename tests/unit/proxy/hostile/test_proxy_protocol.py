@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from ipaddress import ip_network
 from pathlib import Path
 from struct import pack
@@ -99,7 +100,11 @@ async def test_a_connection_without_a_valid_header_is_closed(case: str, caplog: 
     assert "PROXY header" in caplog.records[0].getMessage()
 
 
-@pytest.mark.parametrize("sent", [b"", b"PROXY TCP4", SIGNATURE, v2(0x21, 0x11, bytes(65_535))[:5_000]])
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"PROXY TCP4", SIGNATURE, v2(0x21, 0x11, bytes(65_535))[:5_000]],
+    ids=["nothing", "torn v1", "torn v2", "large v2"],
+)
 async def test_a_header_that_does_not_end_has_a_deadline(sent: bytes) -> None:
     limits = PATIENT.model_copy(update={"connection_setup_timeout_ms": 30})
     async with (
@@ -107,7 +112,8 @@ async def test_a_header_that_does_not_end_has_a_deadline(sent: bytes) -> None:
         proxy_before(broker, limits=limits, proxy_networks=HERE) as proxy,
         connected(proxy.port) as client,
     ):
-        await client.send_raw(sent)
+        with contextlib.suppress(ConnectionError):  # a busy machine may be late with this already
+            await client.send_raw(sent)
         assert await client.ended() == b""
         assert proxy.metrics.closed == {"setup_timeout": 1}
 

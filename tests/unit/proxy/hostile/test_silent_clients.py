@@ -79,11 +79,12 @@ async def test_thousands_of_silent_clients_leave_room_for_a_producer() -> None:
         assert proxy.metrics.closed == {"gave_way": 1}
 
 
-@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("said", SAID, ids=["nothing", "a byte", "a head", "less than a request"])
 async def test_a_silent_client_is_closed_after_a_time(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     limits = PATIENT.model_copy(update={"connection_setup_timeout_ms": 30})
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
-        await client.send_raw(said)
+        with contextlib.suppress(ConnectionError):  # a busy machine may be late with this already
+            await client.send_raw(said)
         assert await client.ended() == b""
         assert proxy.metrics.closed == {"setup_timeout": 1}
     (line,) = caplog.records
