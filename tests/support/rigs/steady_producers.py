@@ -70,26 +70,23 @@ def librdkafka(bootstrap: str, topic: str, acknowledged: Acknowledgements) -> It
 def java(bootstrap: str, topic: str, acknowledged: Acknowledgements) -> Iterator[None]:
     rate = str(round(1 / _INTERVAL_S))
     command = java_command(_VERIFIABLE_PRODUCER, heap_mib=128, log_level="ERROR")
-    process = subprocess.Popen(
-        [*command, "--bootstrap-server", bootstrap, "--topic", topic, "--throughput", rate, "--acks", "-1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    command += ["--bootstrap-server", bootstrap, "--topic", topic, "--throughput", rate, "--acks", "-1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
 
-    def read() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            event = json.loads(line)["name"]
-            if event == "producer_send_success":
-                acknowledged.note()
-            elif event == "producer_send_error":
-                acknowledged.errors += 1
+        def read() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                event = json.loads(line)["name"]
+                if event == "producer_send_success":
+                    acknowledged.note()
+                elif event == "producer_send_error":
+                    acknowledged.errors += 1
 
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-        thread.join()
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+            thread.join()
