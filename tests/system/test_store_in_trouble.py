@@ -85,6 +85,7 @@ async def test_ten_backlogged_partitions_progress_over_a_slow_link(
     assert relay.up.taken > PARTITIONS * SEGMENT_BYTES // 2
 
 
+@pytest.mark.timeout(GONE_S + 600)
 async def test_a_store_that_was_gone_for_long_loses_nothing(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:

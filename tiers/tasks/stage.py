@@ -67,8 +67,13 @@ class Stage:
             logger.info("a stage of a partition works again", extra=self._fields)
 
     def failed(self, error: Exception) -> None:
-        """Postpones the stage, and says why."""
+        """Postpones the stage, and says why.
+
+        While the stage keeps failing, each doubling of the failures is logged: an outage of the store concerns every
+        partition, for long."""
         self.postpone(error)
+        if self.failures & (self.failures - 1):
+            return
         fields = {**self._fields, "error": self.last_error, "failures": self.failures}
         if isinstance(error, RemoteLogError):
             logger.warning("a stage of a partition failed", extra=fields)

@@ -100,6 +100,16 @@ async def test_a_batch_that_cannot_be_read_stops_no_trim_and_no_expiry(running: 
         await until(lambda: running.remote_end(PARTITION) == 89)
 
 
+async def test_a_lasting_failure_is_logged_less_and_less(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    log = running.logs.of[PARTITION]
+    assert isinstance(log, DamagedLog)
+    log.damaged_offset = 70
+    async with running.run():
+        await until(lambda: failures(running, "copy") >= 9)
+    lines = [vars(line) for line in caplog.records if line.getMessage() == "a stage of a partition failed"]
+    assert [line["failures"] for line in lines if line["stage"] == "copy"][:4] == [1, 2, 4, 8]
+
+
 async def test_a_store_that_refuses_writes_stops_no_trim_of_older_segments(
     running: Running, store: Store, bench: Workbench
 ) -> None:
