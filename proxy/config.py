@@ -121,7 +121,10 @@ class ListenerConfig(Section):
     reuse_port: bool = Field(
         default=False,
         validation_alias="reuse.port",
-        description="Whether to bind with SO_REUSEPORT, so that several processes share the ports. Workers always do.",
+        description=(
+            "Whether to bind with SO_REUSEPORT, so that several proxies share the ports. Workers always share them "
+            "with each other. Without this setting, they share them with no other program."
+        ),
     )
     tls: ListenerTlsConfig | None = None
 

@@ -16,7 +16,7 @@ from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError
 
 KEPT_FOR_MS = 600_000
-MAX_TOPICS = 2_000
+MAX_TOPICS = 5_000
 """The most topics that each refresh names. The directory forgets those that were not used for the longest time."""
 _LONG_AGO_MS = -1
 
@@ -30,7 +30,7 @@ class _Known:
 
 
 class TopicDirectory:
-    """A refresh calls `names`, asks for them, and calls `note`."""
+    """A refresh calls `names`, asks for them, and calls `note`. All times are those of `clock_ms`."""
 
     def __init__(self, client: BrokerClient, clock_ms: Callable[[], int], own_topics: Collection[str] = ()) -> None:
         self._client = client
@@ -49,18 +49,20 @@ class TopicDirectory:
             self._forget_one()
         return list(dict.fromkeys((*self._own_topics, *self._known)))
 
-    def note(self, answer: ClusterMetadata, names: Iterable[str]) -> None:
-        """Notes an answer to a request for the topics `names`, or for topics by their ids."""
+    def note(self, answer: ClusterMetadata, names: Iterable[str], asked_at_ms: int) -> None:
+        """Notes an answer to a request for the topics `names`, or for topics by their ids.
+
+        The request began at `asked_at_ms` or later."""
         for name in dict.fromkeys((*names, *answer.topics)):
             known = self._known.get(name)
-            if known is not None and known.asked_at_ms > answer.fetched_at_ms:
+            if known is not None and known.asked_at_ms > asked_at_ms:
                 continue
             topic = answer.topics.get(name)
             topic_id = None if topic is None or not topic.topic_id.int else topic.topic_id
-            used_at_ms = answer.fetched_at_ms if known is None else known.used_at_ms
+            used_at_ms = asked_at_ms if known is None else known.used_at_ms
             if known is not None and known.topic_id is not None and known.topic_id != topic_id:
                 self._names.pop(known.topic_id, None)
-            self._known[name] = _Known(topic_id, answer.fetched_at_ms, used_at_ms)
+            self._known[name] = _Known(topic_id, asked_at_ms, used_at_ms)
             if topic_id is not None:
                 self._names[topic_id] = name
 
@@ -91,7 +93,8 @@ class TopicDirectory:
                 age_ms = 0 if known is None or known.topic_id is None else max_age_ms
                 if known is None or known.asked_at_ms <= called_at_ms - age_ms:
                     names, self._wanted = list(dict.fromkeys((name, *self._wanted))), {}
-                    self.note(await self._client.named(names, (), timeout_ms), names)
+                    asked_at_ms = self._clock_ms()
+                    self.note(await self._client.named(names, (), timeout_ms), names, asked_at_ms)
                 self._wanted.pop(name, None)
         except TimeoutError as error:
             raise BrokerError(f"no broker tells the id of topic {name} in time", retriable=True) from error
@@ -101,7 +104,8 @@ class TopicDirectory:
         """Returns the topic's name. None: there is no such topic. Raises `BrokerError`."""
         if (name := self.topic_name(topic_id)) is not None:
             return name
-        self.note(await self._client.named((), (topic_id,), timeout_ms), ())
+        asked_at_ms = self._clock_ms()
+        self.note(await self._client.named((), (topic_id,), timeout_ms), (), asked_at_ms)
         return self.topic_name(topic_id)
 
     def _use(self, name: str, now_ms: int) -> _Known:

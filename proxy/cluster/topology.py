@@ -64,6 +64,7 @@ class Topology:
         self._bootstrap_servers = tuple(bootstrap_servers)
         self._addresses = addresses
         self._listen = listen
+        self._clock_ms = clock_ms
         self._topics = TopicDirectory(client, clock_ms, own_topics)
         self._refresh_interval_ms = refresh_interval_ms
         self._timeout_ms = timeout_ms
@@ -146,7 +147,7 @@ class Topology:
         return metadata is not None
 
     async def _read(self) -> ClusterMetadata | None:
-        names = self._topics.names()
+        names, asked_at_ms = self._topics.names(), self._clock_ms()
         try:
             metadata = await self._client.named(names, (), self._timeout_ms)
         except BrokerError as error:
@@ -160,7 +161,7 @@ class Topology:
         if self.refusal is not None:
             logger.info("the brokers accept the proxy again")
         self._failing.ended()
-        self._topics.note(metadata, names)
+        self._topics.note(metadata, names, asked_at_ms)
         self._trouble = self.refusal = None
         return metadata
 

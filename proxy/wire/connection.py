@@ -237,11 +237,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             upstream = await connect_upstream(self._context, self._endpoint, self)
         except UpstreamUnavailableError as error:
-            self._log(
-                logging.WARNING,
-                "upstream_unreachable",
-                f"broker unreachable, closing the client's connection: {error}",
-            )
+            said = f"broker unreachable, closing the client's connection: {error}"
+            if self._log(logging.WARNING, "upstream_unreachable", said):
+                self._context.errors.note(
+                    "closed", said, peer=self._peer(), node_id=self.node_id, client_id=self._reader.client_id
+                )
             self.close("upstream_unreachable")
             return
         if self._is_closing:

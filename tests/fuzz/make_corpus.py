@@ -18,6 +18,8 @@ from uuid import UUID
 from protocol.addresses import ADDRESS_FIELDS, carries_addresses
 from protocol.api_keys import ApiKey
 from protocol.message_schema import message_name
+from tests.fuzz.connection_targets import IN_FLIGHT, TOGETHER, Step
+from tests.fuzz.connection_world import KINDS, MALFORMED
 from tests.fuzz.local_index_targets import stored_files
 from tests.fuzz.targets import TARGETS
 from tests.support.fakes.log_starts import user_log_start
@@ -156,6 +158,8 @@ def seeds(folder: Path, rng: random.Random) -> Iterator[tuple[str, str, bytes]]:
                 name = f"{key.name.lower()}-v{version}-{kind.lower()}"
                 yield "partition_answers", name, _message(messages, key, version, kind)
     yield from _frames(rng)
+    for name, program in _programs():
+        yield "connections", name, program
     for name, log in _logs().items():
         yield "record_batches", name, log
     yield from _stored(folder)
@@ -256,6 +260,38 @@ def _stored(folder: Path) -> Iterator[tuple[str, str, bytes]]:
     yield "metadata_record", "log-start", encode_value(log_start)
     gap = LogGapUpdate(PARTITION, "writer", 1_700_000_000_000, LogGap(77, 99), 3)
     yield "metadata_record", "log-gap", encode_value(gap)
+
+
+def _programs() -> Iterator[tuple[str, bytes]]:
+    """Yields programs of `connections`. The first number is that of the limit of requests in flight."""
+    every_kind = [number for kind in range(KINDS) for number in (Step.REQUEST | TOGETHER, 0, kind, 50)]
+    torn = [number for kind in range(KINDS) for number in (Step.PART_OF_REQUEST, 0, kind, 255, 14 + kind)]
+    answers = [Step.ANSWER, 0] * KINDS
+    torn_answers = [number for size in range(3, 40) for number in (Step.PART_OF_ANSWER, 0, size)]
+    at_once, stalls, reads = [Step.CLUSTER, 7], [Step.CLIENT_STALLS, 0], [Step.CLIENT_READS, 0, 0]
+    first = [Step.REQUEST, 0, 0, 0]
+    for in_flight in range(len(IN_FLIGHT)):
+        yield f"pipelined-{in_flight}", bytes([in_flight, *every_kind, Step.TIME, 0, *answers])
+        yield f"torn-{in_flight}", bytes([in_flight, *torn, *torn_answers])
+        burst = [number for kind in range(KINDS) for number in (Step.BURST, 0, kind, 15)]
+        yield f"bursts-{in_flight}", bytes([in_flight, *first, *at_once, *burst])
+        yield f"stalled-{in_flight}", bytes([in_flight, *first, *at_once, *stalls, *burst, Step.CLIENT_READS, 0, 255])
+    self_answered = [Step.BURST, 0, 3, 120] * 12
+    yield "never-reads", bytes([0, *first, *stalls, *self_answered])
+    yield "reads-late", bytes([1, *first, *stalls, *self_answered, *reads, *at_once])
+    for which in range(len(MALFORMED)):
+        yield f"malformed-{which}", bytes([0, *every_kind, Step.MALFORMED, 0, which, *answers])
+    for how in (0, 1):
+        yield f"client-leaves-{how}", bytes([0, *every_kind, Step.ANSWER, 0, Step.CLIENT_LEAVES, 0, how, *answers])
+        yield f"broker-leaves-{how}", bytes([0, *every_kind, Step.ANSWER, 0, Step.BROKER_LEAVES, 0, how, *first])
+    yield "broker-stalls", bytes([0, *first, Step.BROKER_STALLS, 0, *[Step.BURST, 0, 4, 255] * 3, *torn])
+    yield "noise", bytes([0, *every_kind, Step.NOISE, 0, 1, 8, 0, 0, 0, 4, 9, 9, 9, 9])
+    yield "stray-answer", bytes([0, *every_kind, Step.ANSWER, 0, Step.NOISE, 0, 0, *answers])
+    yield "stray-answer-to-nobody", bytes([0, *first, Step.ANSWER, 0, Step.NOISE, 0, 0, *first])
+    yield "drain", bytes([0, *every_kind, Step.PART_OF_ANSWER, 0, 9, Step.CLUSTER, 0, *answers])
+    yield "refused", bytes([0, Step.CLUSTER, 1, *every_kind, Step.TIME, 120, Step.CLUSTER, 1, *at_once])
+    two = [number for client in (0, 1, 2) for number in (Step.BURST, client, 0, 30)]
+    yield "three-clients", bytes([0, *two, *stalls, *[Step.ANSWER, 0, Step.ANSWER, 1, Step.ANSWER, 2] * 30])
 
 
 def main() -> None:

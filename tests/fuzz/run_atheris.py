@@ -14,7 +14,9 @@ from pathlib import Path
 import atheris
 
 # numba compiles the kernels' bytecode as it was written.
-with atheris.instrument_imports(include=["protocol", "tiers", "pipeline"], exclude=["pipeline.decode.kernels"]):
+with atheris.instrument_imports(
+    include=["protocol", "tiers", "proxy", "pipeline"], exclude=["pipeline.decode.kernels"]
+):
     from tests.fuzz.make_corpus import CORPUS
     from tests.fuzz.targets import TARGETS
 

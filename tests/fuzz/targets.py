@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.fuzz import (
+    connection_targets,
     decode_targets,
     fetch_targets,
     local_index_targets,
@@ -32,5 +33,6 @@ TARGETS: dict[str, Target] = {
         stored_targets.producer_snapshot,
         local_index_targets.local_index_files,
         decode_targets.decoded_records,
+        connection_targets.connections,
     )
 }

@@ -23,7 +23,7 @@ from kafka.protocol.api_header import ResponseClassRegistry
 
 from protocol.errors import ErrorCode, ProtocolError
 from tiers.broker.cluster_metadata import ClusterMetadata
-from tiers.broker.connection import BrokerConnection
+from tiers.broker.connection import BrokerConnection, unchecked
 from tiers.broker.metadata_reads import Address, Deadline, MetadataReads
 from tiers.broker.sasl import SaslCredentials
 from tiers.broker.tls import TlsContext
@@ -63,7 +63,9 @@ class Connection(Protocol):
     @property
     def is_closed(self) -> bool: ...
 
-    async def request(self, message: Any, version: int, timeout_ms: int) -> memoryview: ...
+    async def request(
+        self, message: Any, version: int, timeout_ms: int, before_sending: Callable[[], None] = ...
+    ) -> memoryview: ...
 
     def abort(self, reason: str) -> None: ...
 
@@ -249,14 +251,24 @@ class BrokerClient:
         min_version: int = 0,
         max_version: int | None = None,
         lane: str = DEFAULT_LANE,
+        before_sending: Callable[[], None] = unchecked,
     ) -> Any:
         """Sends kafka-python's request object and returns its response object.
+
+        `before_sending` is called when the connection is usable, right before the request leaves. If it raises an
+        exception, nothing is sent.
 
         If `node_id` is None, it asks any broker. It uses the highest version that the broker and kafka-python support,
         up to `max_version`. Raises `BrokerError`, with UNSUPPORTED_VERSION when that version is below `min_version`.
         The request must be one that gets a response."""
         body, version = await self.request_raw(
-            node_id, message, timeout_ms, min_version=min_version, max_version=max_version, lane=lane
+            node_id,
+            message,
+            timeout_ms,
+            min_version=min_version,
+            max_version=max_version,
+            lane=lane,
+            before_sending=before_sending,
         )
         message.API_VERSION = version
         response_class = ResponseClassRegistry.get_response_class(message.header)
@@ -274,13 +286,14 @@ class BrokerClient:
         min_version: int = 0,
         max_version: int | None = None,
         lane: str = DEFAULT_LANE,
+        before_sending: Callable[[], None] = unchecked,
     ) -> tuple[memoryview, int]:
         """Does the same as `request`, but returns the undecoded body of the response and the version."""
         deadline = Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
         connection = await self._connection(node_id, lane, deadline)
         version = self._version(connection, message, min_version, max_version)
         try:
-            return await connection.request(message, version, deadline.remaining_ms()), version
+            return await connection.request(message, version, deadline.remaining_ms(), before_sending), version
         except ProtocolError as error:
             connection.abort("the broker sent bytes that are no Kafka response")
             raise BrokerError(f"{connection.address} sent bytes that are no Kafka response: {error}") from error

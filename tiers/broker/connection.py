@@ -34,6 +34,10 @@ _TLS_ALERT = 0x1503
 """The first two bytes of a TLS listener's answer to plain text."""
 
 
+def unchecked() -> None:
+    """Lets a request leave without a check: the default of `before_sending`."""
+
+
 class _Pending(NamedTuple):
     correlation_id: int
     response: asyncio.Future[memoryview]
@@ -110,8 +114,12 @@ class BrokerConnection(asyncio.BufferedProtocol):
     def is_closed(self) -> bool:
         return self._closed.done()
 
-    async def request(self, message: Any, version: int, timeout_ms: int) -> memoryview:
+    async def request(
+        self, message: Any, version: int, timeout_ms: int, before_sending: Callable[[], None] = unchecked
+    ) -> memoryview:
         """Sends kafka-python's `message` in that version and returns the response's body, without its header.
+
+        `before_sending` is called after an authentication that is due. If it raises an exception, nothing is sent.
 
         The caller owns the body. After `timeout_ms` it raises a retriable `BrokerError`. If the broker sent nothing
         during that time, it counts as dead, and the connection ends."""
@@ -123,6 +131,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
                         await self._authenticate(timeout_ms)
             except TimeoutError as error:
                 raise BrokerError(f"{self.address} did not authenticate in {timeout_ms} ms", retriable=True) from error
+        before_sending()
         return await self._send(message, version, max(1, timeout_ms - (self._clock_ms() - began_at_ms)))
 
     def _is_session_over(self) -> bool:

@@ -122,7 +122,7 @@ class UpstreamConfig(Section):
         default=5_000,
         validation_alias="metadata.max.age.ms",
         gt=0,
-        description="How often the proxy reads the cluster's metadata.",
+        description="How often the proxy asks for the brokers, and for the topics that clients use.",
     )
     request_timeout_ms: DurationMs = Field(
         default=DEFAULT_REQUEST_TIMEOUT_MS,

@@ -165,8 +165,10 @@ class BrokerLogSource:
                 ],
             )
             message = request(topics=[topic], timeout_ms=remaining_ms)
-            check_ownership()
-            response = await self._client.request(leader.node_id, message, remaining_ms, lane=_LANE)
+            # A connection may have to open or to authenticate first, which takes time.
+            response = await self._client.request(
+                leader.node_id, message, remaining_ms, lane=_LANE, before_sending=check_ownership
+            )
             answer = _only_partition(response.topics, partition)
             _raise_for(answer.error_code, partition)
             return int(answer.low_watermark)

@@ -103,15 +103,21 @@ def struct_paths(name: str, version: int) -> Iterator[tuple[tuple[str, ...], tup
 
 def smallest(name: str, version: int, **fields: Any) -> bytes:
     """Encodes a message in which only `fields` have values. The others are null, 0 or empty."""
-    value = {entry["name"]: _nothing(entry, version) for entry in _fields(message_schema(name)["fields"], version)}
-    return bytes(encode(name, version, {**value, **fields}).data)
+    return bytes(encode(name, version, {**_no_values(message_schema(name)["fields"], version), **fields}).data)
 
 
-def _nothing(entry: Schema, version: int) -> Any:
+def _no_values(fields: list[Schema], version: int) -> Value:
+    untagged = [entry for entry in _fields(fields, version) if not _is_tagged(entry, version)]
+    return {entry["name"]: _no_value(entry, version) for entry in untagged}
+
+
+def _no_value(entry: Schema, version: int) -> Any:
     if entry["type"].startswith("[]"):
         return []
     if _within(version, entry.get("nullableVersions", "none")):
         return None
+    if "fields" in entry:
+        return _no_values(entry["fields"], version)
     return {"string": "", "bytes": b"", "uuid": UUID(int=0)}.get(entry["type"], 0)
 
 

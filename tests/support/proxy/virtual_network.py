@@ -74,6 +74,7 @@ class VirtualTransport(asyncio.Transport):
         self._peer = peer
         self._name = name or ("192.0.2.1", 40_000)
         self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
         self._high = 64 * 1024
         self._low = 16 * 1024
         self._reads = True
@@ -105,7 +106,7 @@ class VirtualTransport(asyncio.Transport):
         self._low = self._low if low is None else low
 
     def get_write_buffer_size(self) -> int:
-        return sum(map(len, self._unsent))
+        return self._unsent_bytes
 
     def write(self, data: Buffer) -> None:
         self.writelines([data])
@@ -113,7 +114,10 @@ class VirtualTransport(asyncio.Transport):
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         if self._is_closing:
             return
-        self._unsent.extend(memoryview(data) for data in list_of_data if len(data))
+        for data in list_of_data:
+            if len(data):
+                self._unsent.append(memoryview(data))
+                self._unsent_bytes += len(data)
         self._flush()
         size_bytes = self.get_write_buffer_size()
         self.most_unsent_bytes = max(self.most_unsent_bytes, size_bytes)
@@ -136,7 +140,7 @@ class VirtualTransport(asyncio.Transport):
             self._loop.call_soon(self._end, None)
 
     def abort(self) -> None:
-        self._unsent.clear()
+        self._drop_unsent()
         self._is_closing = True
         self._loop.call_soon(self._end, None)
 
@@ -146,6 +150,7 @@ class VirtualTransport(asyncio.Transport):
             data = self._unsent.popleft()
             room = SOCKET_BYTES - len(self._peer.socket)
             self._peer.socket += data[:room]
+            self._unsent_bytes -= min(room, len(data))
             if len(data) > room:
                 self._unsent.appendleft(data[room:])
         if len(self._peer.socket) > before:
@@ -155,9 +160,13 @@ class VirtualTransport(asyncio.Transport):
         if self.has_closed:
             return
         self.has_closed = self._is_closing = True
-        self._unsent.clear()
+        self._drop_unsent()
         self._protocol.connection_lost(error)
         self._peer.on_bytes()
+
+    def _drop_unsent(self) -> None:
+        self._unsent.clear()
+        self._unsent_bytes = 0
 
     # The peer's side.
 
@@ -185,7 +194,7 @@ class VirtualTransport(asyncio.Transport):
         self._deliver_soon()
 
     def take_reset(self) -> None:
-        self._unsent.clear()
+        self._drop_unsent()
         self._is_closing = True
         self._loop.call_soon(self._end, ConnectionResetError("the peer has reset the connection"))
 
@@ -219,6 +228,9 @@ class VirtualNetwork(VirtualLoop):
         self.brokers: list[Peer] = []
         self.on_connection: Callable[[Peer], object] = lambda peer: None
         self.refuses = False
+        self.count: Callable[[], int] = lambda: 0
+        """Counts some work. `most_per_callback` is the largest growth of it in one callback."""
+        self.most_per_callback = 0
         self.transports: list[VirtualTransport] = []
 
     async def create_connection(  # type: ignore[override]
@@ -232,6 +244,11 @@ class VirtualNetwork(VirtualLoop):
         self.brokers.append(peer)
         self.on_connection(peer)
         return transport, protocol
+
+    def _run(self, one: Any) -> None:
+        before = self.count()
+        super()._run(one)
+        self.most_per_callback = max(self.most_per_callback, self.count() - before)
 
     def accept(self, protocol: asyncio.BufferedProtocol, client: Peer) -> VirtualTransport:
         """Connects a client to the protocol that the proxy made for it."""

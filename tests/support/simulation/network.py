@@ -22,6 +22,7 @@ from tests.support.simulation.apis import VERSIONS, SimApis
 from tests.support.simulation.cluster import HOST, SimBroker, SimCluster
 from tests.support.simulation.fetches import AskedFetch, AskedPartition, fetch
 from tests.support.simulation.loop import VirtualLoop
+from tiers.broker.connection import unchecked
 from tiers.broker.sasl import SaslCredentials
 from tiers.errors import BrokerError
 
@@ -124,8 +125,11 @@ class SimConnection:
         self._heard_at_s = network.loop.time()
         self._last_arrival_s = 0.0
 
-    async def request(self, message: Any, version: int, timeout_ms: int) -> memoryview:
+    async def request(
+        self, message: Any, version: int, timeout_ms: int, before_sending: Callable[[], None] = unchecked
+    ) -> memoryview:
         network, loop = self._network, self._network.loop
+        before_sending()
         if self.is_closed:
             raise BrokerError(f"the connection to {self.address} is closed", retriable=True)
         if message.API_KEY == ApiKey.DELETE_RECORDS:

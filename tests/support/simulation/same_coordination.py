@@ -100,11 +100,15 @@ class AnsweringCoordinators:
 
     # The group
 
-    async def _ask_group(self, message: Any, name: str = "", **versions: int) -> Any:
+    async def _ask_group(
+        self, message: Any, name: str = "", *, min_version: int = 0, max_version: int | None = None
+    ) -> Any:
         """Sends a request until the coordinator is there."""
         while True:
             node_id = await find_coordinator(self._client, self._group_id, GROUP_COORDINATOR, _TIMEOUT_MS)
-            response = await self._client.request(node_id, message, _TIMEOUT_MS, lane=f"member-{name}", **versions)
+            response = await self._client.request(
+                node_id, message, _TIMEOUT_MS, lane=f"member-{name}", max_version=max_version
+            )
             if getattr(response, "error_code", 0) not in _COORDINATOR_TROUBLE:
                 return response
             await asyncio.sleep(0.05)

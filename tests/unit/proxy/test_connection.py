@@ -454,5 +454,7 @@ async def test_a_client_is_closed_when_every_address_has_refused_once(caplog: py
             await client.send(request(OPAQUE, 4, 1))
             assert await client.ended() == b""
     assert proxy.metrics.upstream_connect_failures == 2
+    (entry,) = proxy.server.errors.incidents
+    assert (entry.kind, entry.reason) == ("closed", caplog.records[0].message)
     assert "broker unreachable" in caplog.records[0].message
     assert len(caplog.records) == 1

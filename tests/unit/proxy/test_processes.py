@@ -20,6 +20,7 @@ from proxy.process import processes
 from proxy.process.processes import merge_metrics
 from proxy.process.remote_log import metadata_folder
 from proxy.wire.server import bind
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.broker.wire import connected
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.ports import free_ports
@@ -32,16 +33,19 @@ WORKERS = {"worker-1", "worker-2"}
 
 
 @asynccontextmanager
-async def tidegate(folder: Path, port: int, admin_port: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    config = folder / "tidegate.toml"
+async def tidegate(
+    folder: Path, port: int, admin_port: int, upstream: str = "127.0.0.1:1", base_port: int = 9100
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    config = folder / f"tidegate-{port}.toml"
     config.write_text(
         f"""
 workers = 2
 [upstream]
-bootstrap.servers = "127.0.0.1:1"
+bootstrap.servers = "{upstream}"
 [listener]
 host = "127.0.0.1"
 bootstrap.port = {port}
+base.port = {base_port}
 [admin]
 port = {admin_port}
 """
@@ -96,6 +100,27 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
         assert entries[0]["process"] in WORKERS
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
+
+
+async def test_two_proxies_share_no_port_of_a_broker(tmp_path: Path) -> None:
+    """Both proxies have workers, so all of them bind with SO_REUSEPORT."""
+    bootstrap, admin, second_bootstrap, second_admin, shared = free_ports(5)
+    async with ScriptedBroker(1) as broker, asyncio.timeout(TIMEOUT_S):
+        upstream = f"127.0.0.1:{broker.port}"
+        async with tidegate(tmp_path, bootstrap, admin, upstream, shared - 1) as first:
+            status = 0
+            while status != 200:
+                await asyncio.sleep(0.05)
+                status, _ = await get(admin, "/readyz")
+            async with tidegate(tmp_path, second_bootstrap, second_admin, upstream, shared - 1) as second:
+                text = ""
+                while {line.partition(": broker 1 has no listener: ")[0] for line in text.splitlines()} != WORKERS:
+                    await asyncio.sleep(0.05)
+                    _, text = await get(second_admin, "/readyz")
+                for process in (second, first):
+                    process.send_signal(signal.SIGTERM)
+                    assert await process.wait() == 0
+    assert f"127.0.0.1:{shared}: Address already in use" in text
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

@@ -17,6 +17,8 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata, TopicMetadata
 from tiers.errors import BrokerError, BrokerRefusedError
 
+ANOTHER_CLOCK_MS = 10**9
+"""The client has another clock than the topology, as after a suspend of the machine."""
 ADDRESSES = ListenerAddresses("0.0.0.0", "proxy.example", 9092, 9100)
 
 
@@ -71,7 +73,7 @@ class ScriptedClient:
             1,
             {node_id: Broker(node_id, *address) for node_id, address in self.addresses.items()},
             topics,
-            asked_at_ms,
+            asked_at_ms + ANOTHER_CLOCK_MS,
             {topic.topic_id: topic for topic in topics.values()},
         )
 

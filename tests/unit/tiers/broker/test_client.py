@@ -88,6 +88,24 @@ async def test_leader_is_found_by_topic_id() -> None:
     assert recreated.value.code == ErrorCode.UNKNOWN_TOPIC_ID
 
 
+async def test_a_request_is_checked_when_its_connection_is_usable() -> None:
+    """A lane that is used for the first time opens a connection, which takes any time."""
+    opened_before_check: list[int] = []
+    async with ScriptedBroker() as broker:
+        client = client_of(broker)
+        await client.metadata()
+
+        def refuse() -> None:
+            opened_before_check.append(len(broker.received(ApiVersionsRequest)))
+            raise BrokerError("the partition was given to another member")
+
+        with pytest.raises(BrokerError, match="another member"):
+            await client.request(1, MetadataRequest(topics=[]), lane="trims", before_sending=refuse)
+        await client.close()
+    assert opened_before_check == [2]
+    assert len(broker.received(MetadataRequest)) == 1
+
+
 async def test_a_topic_that_is_newer_than_the_metadata_is_found() -> None:
     partition, added = TopicIdPartition(TOPIC_ID, 0), TopicIdPartition(TOPIC_ID, 2)
     async with ScriptedBroker() as broker:
