@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 MakeProtocol = Callable[[Admission, Address | None], asyncio.BaseProtocol]
 """Makes the protocol of a client connection from its place and the client's address."""
 
+_ACCEPTS_AT_ONCE = 64
 _RETRY_S = 1.0
 """The pause after a failed accept, for example if the process has no file descriptor left."""
 
@@ -67,17 +68,21 @@ class ClientListener:
             task.cancel()
 
     def _accept(self) -> None:
-        """Accepts a connection. This is a callback, because a task that is cancelled during accept loses its socket."""
-        try:
-            peer, peername = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            logger.error("clients' connections cannot be accepted, trying again: %s", error.strerror or error)
-            self._loop.remove_reader(self._listener)
-            self._again = self._loop.call_later(_RETRY_S, self._loop.add_reader, self._listener, self._accept)
-            return
-        peer.setblocking(False)
+        """Accepts connections. This is a callback, because a task that is cancelled during accept loses its socket."""
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                peer, peername = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                logger.error("clients' connections cannot be accepted, trying again: %s", error.strerror or error)
+                self._loop.remove_reader(self._listener)
+                self._again = self._loop.call_later(_RETRY_S, self._loop.add_reader, self._listener, self._accept)
+                return
+            peer.setblocking(False)
+            self._begin(peer, peername)
+
+    def _begin(self, peer: socket.socket, peername: object) -> None:
         client = (peername[0], peername[1]) if isinstance(peername, tuple) else None
         if self._proxy_networks and not is_trusted(address_of(peername), self._proxy_networks):
             self._refuse(peer, client, "listener.proxy.protocol.trusted.networks", "the address is no load balancer of")
@@ -89,17 +94,20 @@ class ClientListener:
             return
         task = opening.task = self._context.spawn(self._open(peer, client, admission, opening))
         self._opening[task] = peer
-        task.add_done_callback(lambda task: self._on_end(task, admission))
+        task.add_done_callback(lambda task: self._on_end(task, client, admission, opening))
 
     def _refuse(self, peer: socket.socket, client: Address | None, reason: str, said: str) -> None:
         self._context.metrics.rejected[reason] += 1
         self._log(logging.WARNING, reason, f"connection refused: {said} {reason}", "refused", client)
         peer.close()
 
-    def _on_end(self, task: asyncio.Task[None], admission: Admission) -> None:
+    def _on_end(
+        self, task: asyncio.Task[None], client: Address | None, admission: Admission, opening: _Opening
+    ) -> None:
         if (peer := self._opening.pop(task)) is not None:
             peer.close()
             admission.give_back()
+            self._gave_way(opening, client)
 
     async def _open(self, peer: socket.socket, client: Address | None, admission: Admission, opening: _Opening) -> None:
         task = asyncio.current_task()
@@ -130,14 +138,18 @@ class ClientListener:
         except asyncio.CancelledError:
             if opening.limit is None:
                 raise
-            # The place was given up, and nothing else was cancelled.
-            self._failed(opening.limit.cause, logging.WARNING, f"closing the connection: {opening.limit.said}", client)
+            self._gave_way(opening, client)  # nothing else was cancelled
         finally:
             if not is_made:
                 admission.give_back()
                 with contextlib.suppress(OSError):  # the transport has closed it, unless it had not begun
                     peer.shutdown(socket.SHUT_RDWR)
                 peer.close()
+
+    def _gave_way(self, opening: _Opening, client: Address | None) -> None:
+        if opening.limit is not None:
+            said = f"closing the connection: {opening.limit.said}"
+            self._failed(opening.limit.cause, logging.WARNING, said, client)
 
     def _on_error(self, error: OSError, client: Address | None) -> None:
         if is_plain_text(error):

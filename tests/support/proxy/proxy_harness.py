@@ -39,6 +39,15 @@ class Proxy:
     port: int
     metrics: ProxyMetrics
 
+    async def closed_by(self, cause: str, connections: int = 1) -> Mapping[str, int]:
+        """Waits until so many connections have ended for this cause, and returns all causes.
+
+        A client may see the end earlier."""
+        async with asyncio.timeout(60):
+            while self.metrics.closed[cause] < connections:  # noqa: ASYNC110 - a counter has no event
+                await asyncio.sleep(0.001)
+        return dict(self.metrics.closed)
+
 
 @contextlib.asynccontextmanager
 async def proxy_before(

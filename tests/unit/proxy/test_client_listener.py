@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import ssl
 from pathlib import Path
 
@@ -124,3 +125,13 @@ async def test_a_request_above_the_limit_ends_a_tls_connection_too(authority: Au
         await wire.send(request(OPAQUE, 4, 1, bytes(1_000)))
         assert await wire.ended() == b""
         assert broker.connections_made == 0
+
+
+async def test_connections_that_give_way_before_their_first_step_are_counted() -> None:
+    limits = LimitsConfig(max_connections=1, connection_setup_timeout_ms=300_000)
+    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy:
+        # The loop does not turn meanwhile. Then it accepts all of them in one turn.
+        strangers = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(5)]
+        assert await proxy.closed_by("gave_way", 4) == {"gave_way": 4}
+        for stranger in strangers:
+            stranger.close()

@@ -20,7 +20,7 @@ async def test_many_bad_connections_write_few_lines(caplog: pytest.LogCaptureFix
             async with connected(proxy.port) as client:
                 await client.send_raw(frame(b"1234"))
                 assert await client.ended() == b""
-        assert proxy.metrics.closed == {"protocol_error": ATTEMPTS}
+        assert await proxy.closed_by("protocol_error", ATTEMPTS) == {"protocol_error": ATTEMPTS}
     assert len(caplog.records) == LINES
 
 
