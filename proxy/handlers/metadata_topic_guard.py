@@ -24,7 +24,8 @@ REFUSAL = "This topic is one of the remote log's own: it cannot be changed throu
 
 
 class MetadataTopicGuard:
-    """Implements `Handler` for DeleteTopics and CreatePartitions. `topic_name` returns a topic's latest known name."""
+    """Implements `Handler` for DeleteTopics and CreatePartitions. `topic_name` returns a topic's latest known name,
+    in any thread."""
 
     def __init__(self, own_topics: Collection[str], topic_name: Callable[[UUID], str | None]) -> None:
         self._own_topics = own_topics

@@ -93,6 +93,27 @@ async def test_a_large_request_is_decoded_beside_the_loop(
     assert decoded_in == [not is_large]
 
 
+async def test_the_question_for_many_topics_is_built_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    built_in: list[bool] = []
+    build = delete_topics._metadata_request
+
+    def noted(*arguments: Any) -> bytes:
+        built_in.append(threading.current_thread() is threading.main_thread())
+        return build(*arguments)
+
+    def never(_: bytes) -> bytes:
+        raise NotAnsweredError
+
+    monkeypatch.setattr(delete_topics, "_metadata_request", noted)
+    bench = Bench(asyncio.get_running_loop().create_task)
+    frame = request(ApiKey.DELETE_TOPICS, 1, 9, INT32.pack(LOOP_BYTES) + NAME * LOOP_BYTES + INT32.pack(1))
+    action, _ = deletion(bench).on_request(FakeExchange(bench.cluster, frame, answer=never))
+    assert isinstance(action, Prepare)
+    with contextlib.suppress(NotAnsweredError):
+        await action.forward()
+    assert built_in == [False]
+
+
 async def test_a_request_above_the_limit_of_decoded_requests_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     limit = LimitsConfig().max_held_request_bytes
     assert limit <= 1024 * 1024
