@@ -17,7 +17,7 @@ from uuid import UUID
 from protocol.apis.named_topics import NamedTopic, Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from proxy.handlers.addresses import check_version
-from proxy.handlers.off_loop import decide_when_decoded
+from proxy.handlers.off_loop import decide_when_decoded, off_loop
 from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState, Prepare, Request
 
 REFUSAL = "This topic is one of the remote log's own: it cannot be changed through the proxy."
@@ -56,9 +56,14 @@ class _State:
     version: int
     replaced: Mapping[str, Replaced]
 
-    def on_response(self, response: memoryview) -> Buffers:
+    async def on_response(self, response: memoryview) -> Buffers:
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return (with_refusals(response, self.api_key, self.version, self.replaced, code, REFUSAL),)
+        return (
+            await off_loop(
+                len(response),
+                lambda: with_refusals(response, self.api_key, self.version, self.replaced, code, REFUSAL),
+            ),
+        )
 
     def on_abandoned(self) -> None:
         return
