@@ -7,6 +7,7 @@ for a while is forgotten. The topics in `own_topics` are always known, because t
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from uuid import UUID
@@ -19,6 +20,8 @@ KEPT_FOR_MS = 600_000
 MAX_TOPICS = 5_000
 """The most topics that each refresh names. The directory forgets those that were not used for the longest time."""
 _LONG_AGO_MS = -1
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+"""The names that a topic can have. A broker closes the connection at a name that is far longer."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,15 @@ class TopicDirectory:
         known = self._use(name, now_ms)
         return known.topic_id if max_age_ms is None or now_ms - known.asked_at_ms <= max_age_ms else None
 
+    def known_id(self, name: str) -> UUID | None:
+        """Returns the id that was noted last. Changes nothing, so any thread may call it."""
+        known = self._known.get(name)
+        return None if known is None else known.topic_id
+
+    def known_name(self, topic_id: UUID) -> str | None:
+        """Returns the name that was noted last. Changes nothing, so any thread may call it."""
+        return self._names.get(topic_id)
+
     def topic_name(self, topic_id: UUID) -> str | None:
         name = self._names.get(topic_id)
         if name is not None:
@@ -84,6 +96,8 @@ class TopicDirectory:
         """Returns the topic's id as of at most `max_age_ms` ago. None: there is no such topic. Raises `BrokerError`.
 
         Callers that wait at the same time share a request."""
+        if not _NAME.fullmatch(name):
+            return None
         called_at_ms = self._clock_ms()
         self._wanted[name] = None
         try:
@@ -110,6 +124,8 @@ class TopicDirectory:
 
     def _use(self, name: str, now_ms: int) -> _Known:
         known = self._known.pop(name, None) or _Known(None, _LONG_AGO_MS, now_ms)
+        if not _NAME.fullmatch(name):
+            return known
         known.used_at_ms = now_ms
         self._known[name] = known
         if len(self._known) > MAX_TOPICS:

@@ -293,3 +293,11 @@ class Topology:
 
     def topic_name(self, topic_id: UUID) -> str | None:
         return self._topics.topic_name(topic_id)
+
+    def known_topic_id(self, name: str) -> UUID | None:
+        """Returns the topic's latest known id. Any thread may call it."""
+        return self._topics.known_id(name)
+
+    def known_topic_name(self, topic_id: UUID) -> str | None:
+        """Returns the topic's latest known name. Any thread may call it."""
+        return self._topics.known_name(topic_id)

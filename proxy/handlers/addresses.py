@@ -6,9 +6,13 @@ the addresses in, and keeps every other byte.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from functools import partial
+
 from protocol.addresses import AddressOf, rewrite_addresses
 from protocol.api_keys import DECODED_APIS, ApiKey
 from protocol.errors import ProtocolError
+from proxy.handlers.off_loop import LOOP_BYTES, off_loop
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 
 ADDRESS_APIS = (
@@ -36,8 +40,18 @@ class AddressRewriter:
         self._api_version = api_version
         self._address_of = address_of
 
-    def on_response(self, response: memoryview) -> Buffers:
+    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+        if self._api_key == ApiKey.FIND_COORDINATOR and len(response) > LOOP_BYTES:
+            return self._rewritten(response)
         return (rewrite_addresses(self._api_key, self._api_version, response, self._address_of),)
+
+    async def _rewritten(self, response: memoryview) -> Buffers:
+        """Rewrites an answer that has an address for each key that the client asked for, so it may have very many."""
+        rewrite = partial(rewrite_addresses, self._api_key, self._api_version, response)
+        named: set[int] = set()
+        await off_loop(len(response), lambda: rewrite(named.add))
+        known = {node_id: self._address_of(node_id) for node_id in named}
+        return (await off_loop(len(response), lambda: rewrite(known.get)),)
 
     def on_abandoned(self) -> None:
         pass

@@ -58,6 +58,9 @@ class ClusterTopology(Protocol):
 
     def topic_name(self, topic_id: UUID) -> str | None: ...
 
+    def known_topic_id(self, name: str) -> UUID | None:
+        """Returns the topic's latest known id. Any thread may call it."""
+
     async def resolve_topic_name(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> str | None:
         """Returns the topic's name in an answer of the cluster that is at most `max_age_ms` old.
 

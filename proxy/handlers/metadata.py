@@ -18,7 +18,7 @@ from protocol.errors import ErrorCode
 from protocol.header import parse_request_header
 from protocol.schema import compile_message
 from proxy.handlers.addresses import AddressRewriter, check_version
-from proxy.handlers.off_loop import decide_when_decoded
+from proxy.handlers.off_loop import decide_when_decoded, off_loop
 from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState, Prepare, Request
 
 _ALLOWS_CREATION_FROM = 4
@@ -70,9 +70,12 @@ class _Refusing:
     replaced: Mapping[str, Replaced]
     address_of: AddressOf
 
-    def on_response(self, response: memoryview) -> Buffers:
+    async def on_response(self, response: memoryview) -> Buffers:
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        refused = with_refusals(response, ApiKey.METADATA, self.version, self.replaced, code, "")
+        refused = await off_loop(
+            len(response),
+            lambda: with_refusals(response, ApiKey.METADATA, self.version, self.replaced, code, ""),
+        )
         return (rewrite_addresses(ApiKey.METADATA, self.version, refused, self.address_of),)
 
     def on_abandoned(self) -> None:

@@ -17,14 +17,15 @@ from uuid import UUID
 from protocol.apis.named_topics import NamedTopic, Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from proxy.handlers.addresses import check_version
-from proxy.handlers.off_loop import decide_when_decoded
+from proxy.handlers.off_loop import decide_when_decoded, off_loop
 from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState, Prepare, Request
 
 REFUSAL = "This topic is one of the remote log's own: it cannot be changed through the proxy."
 
 
 class MetadataTopicGuard:
-    """Implements `Handler` for DeleteTopics and CreatePartitions. `topic_name` returns a topic's latest known name."""
+    """Implements `Handler` for DeleteTopics and CreatePartitions. `topic_name` returns a topic's latest known name,
+    in any thread."""
 
     def __init__(self, own_topics: Collection[str], topic_name: Callable[[UUID], str | None]) -> None:
         self._own_topics = own_topics
@@ -55,9 +56,14 @@ class _State:
     version: int
     replaced: Mapping[str, Replaced]
 
-    def on_response(self, response: memoryview) -> Buffers:
+    async def on_response(self, response: memoryview) -> Buffers:
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return (with_refusals(response, self.api_key, self.version, self.replaced, code, REFUSAL),)
+        return (
+            await off_loop(
+                len(response),
+                lambda: with_refusals(response, self.api_key, self.version, self.replaced, code, REFUSAL),
+            ),
+        )
 
     def on_abandoned(self) -> None:
         return

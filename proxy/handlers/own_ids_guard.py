@@ -28,7 +28,7 @@ from protocol.apis.coordinated_ids import (
 )
 from protocol.errors import ErrorCode
 from proxy.handlers.addresses import check_version
-from proxy.handlers.off_loop import decide_when_decoded
+from proxy.handlers.off_loop import decide_when_decoded, off_loop
 from proxy.wire.exchange import (
     Answer,
     Buffers,
@@ -99,9 +99,11 @@ class _Refusing:
     version: int
     group_id: str
 
-    def on_response(self, response: memoryview) -> Buffers:
+    async def on_response(self, response: memoryview) -> Buffers:
         code = ErrorCode.GROUP_AUTHORIZATION_FAILED
-        return (with_refused_groups(response, self.version, [self.group_id], code),)
+        return (
+            await off_loop(len(response), lambda: with_refused_groups(response, self.version, [self.group_id], code)),
+        )
 
     def on_abandoned(self) -> None:
         return

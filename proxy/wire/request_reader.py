@@ -158,6 +158,7 @@ class RequestReader:
     def _check_unauthenticated(self, part: FramePart, api_key: int) -> None:
         """Lets only those requests pass that a broker answers before it has authenticated the client."""
         if api_key not in BEFORE_AUTHENTICATION:
+            self._begun = None  # it may be a token of a client that has not waited for the broker's answer
             raise UnauthenticatedRequestError(
                 f"a request with API key {api_key} before the client has authenticated: set security.protocol=SASL_SSL "
                 "(or SASL_PLAINTEXT) in the client"

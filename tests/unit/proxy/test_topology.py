@@ -277,6 +277,27 @@ async def test_the_number_of_known_topics_is_bounded() -> None:
     assert rig.topology.topic_name(UUID(int=1)) == "own"
 
 
+async def test_no_broker_is_asked_for_a_name_that_no_topic_can_have() -> None:
+    rig = Rig()
+    for name in ("", "a b", "a" * 250, "a" * 40_000):
+        assert rig.topology.topic_id(name) is None
+        assert await rig.topology.resolve_topic_id(name, 0, 1_000) is None
+    await rig.topology.refresh()
+    assert rig.client.asked == [["own"]]
+
+
+async def test_a_look_at_what_is_known_is_no_use_of_a_topic() -> None:
+    rig = Rig()
+    rig.client.topics = {"t": UUID(int=7)}
+    await rig.topology.resolve_topic_id("t", 0, 1_000)
+    rig.client.now_ms = KEPT_FOR_MS + 1
+    assert rig.topology.known_topic_id("t") == UUID(int=7)
+    assert rig.topology.known_topic_name(UUID(int=7)) == "t"
+    assert rig.topology.known_topic_id("u") is None
+    await rig.topology.refresh()
+    assert rig.client.asked == [["t"], ["own"]]
+
+
 async def test_callers_that_wait_for_topics_share_a_request() -> None:
     rig = Rig()
     rig.client.topics = {name: UUID(int=number) for number, name in enumerate("abcd", 1)}

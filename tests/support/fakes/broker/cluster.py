@@ -109,6 +109,9 @@ class FakeCluster:
             raise BrokerError("the broker is gone", retriable=True)
         return {name: self.topics[name] for name in names if name in self.topics}
 
+    def known_topic_id(self, name: str) -> UUID | None:
+        return self.topics.get(name)
+
     def topic_name(self, topic_id: UUID) -> str | None:
         return next((name for name, known in self.topics.items() if known == topic_id), None)
 

@@ -212,3 +212,16 @@ async def test_a_token_outside_of_an_authentication_changes_nothing() -> None:
         await upstream.send(response(9, b"a broker's address"))
         assert await client.receive() == response(9, b"rewritten")
         assert decoding.decoded == 1
+
+
+async def test_the_error_log_shows_no_token_behind_a_refused_handshake() -> None:
+    async with sasl_proxy() as (broker, proxy, _), connected(proxy.port) as client:
+        await client.send(handshake(0, "PLAIN"), b"\0bob\0secret-password")
+        upstream = await broker.accepted()
+        assert await upstream.receive() == handshake(0, "PLAIN")
+        await upstream.send(handshake_answer(ErrorCode.ILLEGAL_SASL_STATE))
+        assert await client.receive() == handshake_answer(ErrorCode.ILLEGAL_SASL_STATE)
+        assert await client.ended() == b""
+        (entry,) = proxy.server.errors.incidents
+        assert entry.kind == "undecodable"
+        assert entry.dump == ()

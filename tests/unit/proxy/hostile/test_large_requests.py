@@ -14,13 +14,21 @@ import pytest
 from protocol.api_keys import ApiKey
 from protocol.apis import named_topics
 from protocol.header import build_response_header
-from protocol.primitives import INT16, INT32, write_string
+from protocol.primitives import INT16, INT32, write_array_length, write_string
 from proxy.config import LimitsConfig
-from proxy.handlers import alter_configs, delete_topics, describe_configs, metadata_topic_guard
+from proxy.handlers import (
+    addresses,
+    alter_configs,
+    delete_topics,
+    describe_configs,
+    metadata,
+    metadata_topic_guard,
+    own_ids_guard,
+)
 from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.off_loop import LOOP_BYTES
-from proxy.wire.exchange import Handler, Prepare
+from proxy.wire.exchange import Handler, HandlerState, Prepare
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, request
@@ -91,6 +99,75 @@ async def test_a_large_request_is_decoded_beside_the_loop(
         with contextlib.suppress(NotAnsweredError):
             await action.forward()
     assert decoded_in == [not is_large]
+
+
+async def test_the_question_for_many_topics_is_built_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    built_in: list[bool] = []
+    build = delete_topics._metadata_request
+
+    def noted(*arguments: Any) -> bytes:
+        built_in.append(threading.current_thread() is threading.main_thread())
+        return build(*arguments)
+
+    def never(_: bytes) -> bytes:
+        raise NotAnsweredError
+
+    monkeypatch.setattr(delete_topics, "_metadata_request", noted)
+    bench = Bench(asyncio.get_running_loop().create_task)
+    frame = request(ApiKey.DELETE_TOPICS, 1, 9, INT32.pack(LOOP_BYTES) + NAME * LOOP_BYTES + INT32.pack(1))
+    action, _ = deletion(bench).on_request(FakeExchange(bench.cluster, frame, answer=never))
+    assert isinstance(action, Prepare)
+    with contextlib.suppress(NotAnsweredError):
+        await action.forward()
+    assert built_in == [False]
+
+
+KEY_ANSWER = b"\x02a" + INT32.pack(1) + b"\x02h" + INT32.pack(9) + INT16.pack(0) + b"\x01\x00"
+REFUSED = "tidegate/refused/0"
+LARGE_ANSWERS: dict[str, tuple[Any, str, int, int, bytes, bytes, bytes]] = {
+    "FindCoordinator": (addresses, "rewrite_addresses", ApiKey.FIND_COORDINATOR, 4, bytes(4), KEY_ANSWER, b"\x00"),
+    "CreatePartitions": (
+        metadata_topic_guard, "with_refusals", ApiKey.CREATE_PARTITIONS, 0, bytes(4),
+        NAME + INT16.pack(3) + INT16.pack(-1), b""
+    ),
+    "DeleteGroups": (own_ids_guard, "with_refused_groups", ApiKey.DELETE_GROUPS, 1, bytes(4), NAME + bytes(2), b""),
+    "Metadata": (
+        metadata, "with_refusals", ApiKey.METADATA, 0, bytes(4), INT16.pack(3) + NAME + bytes(4), b""
+    ),
+}  # fmt: skip
+"""By API: the module and the function that patches, the API key, the version, the bytes before the number of items, an
+item, and what follows the items."""
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+@pytest.mark.parametrize("api", LARGE_ANSWERS)
+async def test_a_large_answer_is_patched_beside_the_loop(
+    api: str, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, patcher, api_key, version, before, item, end = LARGE_ANSWERS[api]
+    patched_in: set[bool] = set()
+    patch = getattr(module, patcher)
+
+    def noted(*arguments: Any) -> Any:
+        patched_in.add(threading.current_thread() is threading.main_thread())
+        return patch(*arguments)
+
+    monkeypatch.setattr(module, patcher, noted)
+    replaced = {REFUSED: named_topics.Replaced(METADATA_TOPIC, None)}
+    states: Mapping[int, HandlerState] = {
+        ApiKey.FIND_COORDINATOR: addresses.AddressRewriter(api_key, version, lambda _: ("proxy", 1)),
+        ApiKey.CREATE_PARTITIONS: metadata_topic_guard._State(api_key, version, replaced),
+        ApiKey.DELETE_GROUPS: own_ids_guard._Refusing(version, "ours"),
+        ApiKey.METADATA: metadata._Refusing(version, replaced, lambda _: None),
+    }
+    count = LARGE_BYTES // len(item) if is_large else 3
+    compact = api_key == ApiKey.FIND_COORDINATOR
+    body = before + write_array_length(count, compact) + item * count + end
+    result = states[api_key].on_response(memoryview(build_response_header(api_key, version, 9) + body))
+    if asyncio.iscoroutine(result):
+        result = await result
+    assert isinstance(result, tuple)
+    assert patched_in == {not is_large}
 
 
 async def test_a_request_above_the_limit_of_decoded_requests_is_refused(caplog: pytest.LogCaptureFixture) -> None:
