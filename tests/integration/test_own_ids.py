@@ -89,8 +89,9 @@ def code_of(call: Callable[[], object]) -> int:
 
 
 def members_of(bootstrap: str, group_id: str) -> set[str]:
-    described = AdminClient({"bootstrap.servers": bootstrap}).describe_consumer_groups([group_id])
-    return {member.member_id for member in described[group_id].result(TIMEOUT_S).members}
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # it must outlive its request
+    described = admin.describe_consumer_groups([group_id])[group_id].result(TIMEOUT_S)
+    return {member.member_id for member in described.members}
 
 
 def refusals(bootstrap: str, group_id: str, topic: str) -> None:
