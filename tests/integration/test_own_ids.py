@@ -147,7 +147,8 @@ def librdkafka_is_refused(bootstrap: str, group_id: str, topic: str) -> None:
     assert code_of(lambda: admin.delete_consumer_groups([group_id])[group_id].result(TIMEOUT_S)) == refused
     offsets = ConsumerGroupTopicPartitions(group_id, [TopicPartition(topic, 0, 0)])
     (altered,) = admin.alter_consumer_group_offsets([offsets]).values()
-    assert code_of(lambda: altered.result(TIMEOUT_S)) == refused or altered.result(TIMEOUT_S).topic_partitions[0].error
+    (partition,) = altered.result(TIMEOUT_S).topic_partitions
+    assert partition.error.code() == refused
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group_id})
     consumer.subscribe([topic])
     try:
