@@ -181,9 +181,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _begin(self, part: FramePart) -> None:
         slot = self._client.queue.awaiting.popleft()
         self._slot = slot
-        self._begun = part.data[LENGTH_BYTES:]
         if not slot.is_raw_token:
+            # A response that answers another request may have records. So an error shows its head alone.
+            self._begun = part.data[LENGTH_BYTES : LENGTH_BYTES + RESPONSE_HEAD_BYTES]
             _check_head(slot, part)
+        self._begun = part.data[LENGTH_BYTES:]
         if slot.answer is not None:
             return
         if slot.hold_bytes is None or part.size <= slot.hold_bytes:

@@ -31,6 +31,7 @@ MIN_VERSION = 4
 MAX_VERSION = 18
 
 CONSUMER_REPLICA_ID = -1
+_FUTURE_REPLICA_ID = -3
 NO_LEADER_EPOCH = -1
 NO_SESSION_ID = 0
 INITIAL_SESSION_EPOCH = 0
@@ -116,7 +117,7 @@ class FetchRequest(NamedTuple):
 
         The remote tier never answers such a request.
         """
-        return self.replica_id >= 0 or self.replica_id == -3
+        return is_replica(self.replica_id)
 
     @property
     def is_full(self) -> bool:
@@ -160,6 +161,11 @@ class FetchRequest(NamedTuple):
         if self.version >= FLEXIBLE_FROM:
             INT32.pack_into(patched, _LAST_FETCHED_EPOCH_AT, NO_LEADER_EPOCH)
         return patched
+
+
+def is_replica(replica_id: int) -> bool:
+    """Whether the id is that of a broker or of a future replica, and not that of a consumer."""
+    return replica_id >= 0 or replica_id == _FUTURE_REPLICA_ID
 
 
 def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> FetchRequest:

@@ -19,6 +19,7 @@ from protocol.apis.fetch.encoding import encode_response
 from protocol.apis.fetch.request import (
     FINAL_SESSION_EPOCH,
     FetchRequest,
+    is_replica,
     parse_fetch_request,
     patch_fetch_request,
 )
@@ -51,7 +52,6 @@ _REPLICA_STATE_FROM = 15
 _REPLICA_STATE_BYTES = 13
 _REPLICA_STATE_HEAD = bytes((1, _REPLICA_STATE_BYTES))
 """The tag and size of the ReplicaState field. It is the last field of the frame, and only followers send it."""
-_CONSUMERS = (-1, -2)
 
 
 class FetchHandler:
@@ -72,9 +72,7 @@ class FetchHandler:
         frame = request.frame
         check_version(ApiKey.FETCH, request.api_version)
         body_position = parse_request_header(frame).body_position
-        if _may_be_from_follower(frame, body_position, version) and (
-            parse_fetch_request(frame, body_position, version).is_from_follower
-        ):
+        if _is_from_follower(frame, body_position, version):
             return Forward(frame), None
         exchange.tier = "local"
         connection = self._connections.find(exchange.connection_id)
@@ -230,13 +228,14 @@ def _parsed(version: int, response: memoryview) -> FetchResponse:
     return parse_fetch_response(response, response_body_position(ApiKey.FETCH, version, response), version)
 
 
-def _may_be_from_follower(frame: bytes, body_position: int, version: int) -> bool:
-    """Whether a follower may have sent the request. False is always right; True may be wrong. The check is cheap.
+def _is_from_follower(frame: bytes, body_position: int, version: int) -> bool:
+    """Whether the request is for a replica. Parses a request only if its end looks like that of a follower's.
 
-    Raises `TruncatedError`."""
+    Raises `ProtocolError`."""
     if version < _REPLICA_STATE_FROM:
-        return read_int32(frame, body_position)[0] not in _CONSUMERS
-    return frame[-len(_REPLICA_STATE_HEAD) - _REPLICA_STATE_BYTES : -_REPLICA_STATE_BYTES] == _REPLICA_STATE_HEAD
+        return is_replica(read_int32(frame, body_position)[0])
+    end = frame[-len(_REPLICA_STATE_HEAD) - _REPLICA_STATE_BYTES : -_REPLICA_STATE_BYTES]
+    return end == _REPLICA_STATE_HEAD and parse_fetch_request(frame, body_position, version).is_from_follower
 
 
 class _PassingFetch:

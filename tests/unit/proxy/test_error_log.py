@@ -122,3 +122,15 @@ async def test_an_undecodable_response_is_noted_with_the_api_of_its_request() ->
         (entry,) = proxy.server.errors.incidents
     assert (entry.kind, entry.sender, entry.api, entry.api_version) == ("undecodable", "broker", "METADATA", 9)
     assert entry.position is not None
+
+
+async def test_a_response_that_answers_another_request_shows_its_head_alone() -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+        await client.send(request(ApiKey.LIST_OFFSETS, 5, 2))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.send(response(1, b"a record of a Fetch that was answered twice"))
+        assert await client.ended() == b""
+        (entry,) = proxy.server.errors.incidents
+        assert entry.api == "LIST_OFFSETS"
+        assert bytes_in("\n".join(entry.dump)) == bytes((0, 0, 0, 1))

@@ -12,6 +12,7 @@ import pytest
 from protocol.errors import ErrorCode, ProtocolError, TruncatedError
 from protocol.header import parse_request_header
 from proxy.handlers.base import FetchSettings
+from proxy.handlers.fetch import handler
 from proxy.wire.exchange import Forward
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
@@ -332,6 +333,23 @@ async def test_followers_get_what_the_broker_says(bench: Bench, version: int) ->
     action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
     assert isinstance(action, Forward)
     assert (action.frame, action.hold_bytes, action.patcher, state) == (frame, 0, None, None)
+
+
+@pytest.mark.parametrize("version", [4, 14])
+@pytest.mark.parametrize("replica_id", [7, -3])
+async def test_the_request_of_a_follower_is_not_decoded(
+    bench: Bench, version: int, replica_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client chooses the replica id, and the request may have very many topics."""
+
+    def never(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(handler, "parse_fetch_request", never)
+    frame = fetch_frame(version, [ask(version, 0)], replica_id=replica_id)
+    action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+    assert isinstance(action, Forward)
+    assert (action.frame, state) == (frame, None)
 
 
 async def test_metadata_that_is_not_open_costs_no_connection(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
