@@ -214,7 +214,7 @@ class LimitsConfig(Section):
         description=(
             "The number of connections from one IP address whose clients are unknown: the broker has not authenticated "
             "them, or, without an `[upstream.sasl]`, their first request is not complete. At this limit, and at those "
-            "above, the oldest such connection gives way to a new one. 0 means no limit."
+            "above, one such connection gives way to a new one. 0 means no limit."
         ),
     )
     connection_setup_timeout_ms: DurationMs = Field(

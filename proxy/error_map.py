@@ -8,7 +8,7 @@ nor a code that ends an application's poll loop.
 from __future__ import annotations
 
 from protocol.errors import ErrorCode
-from tiers.errors import RemoteLogError, RemoteReadTimeoutError
+from tiers.errors import RemoteLogError, RemoteReadTimeoutError, RetriableRemoteStorageError
 
 UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE
 
@@ -16,11 +16,11 @@ UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE
 def fetch_error(error: RemoteLogError) -> ErrorCode:
     """Returns the error code for a partition whose remote read failed.
 
-    If the read was healthy but too slow, the code is NONE: the client gets an empty partition and polls again. The
+    If the store is slow or does not answer, the code is NONE: the client gets an empty partition and asks again. After
+    an error, kafkajs sends no heartbeats, and gives up soon. An outage would then cost every group a rebalance. The
     function never returns OFFSET_OUT_OF_RANGE: the proxy only relays that error, after it has asked the leader."""
-    if isinstance(error, RemoteReadTimeoutError) and error.cause is None:
-        return ErrorCode.NONE
-    return UNAVAILABLE
+    cause = error.cause if isinstance(error, RemoteReadTimeoutError) else error
+    return ErrorCode.NONE if cause is None or isinstance(cause, RetriableRemoteStorageError) else UNAVAILABLE
 
 
 def list_offsets_error(error: RemoteLogError) -> ErrorCode:

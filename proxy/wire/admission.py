@@ -4,6 +4,9 @@ A connection counts from its accept. It is *unproven* until the broker has authe
 do not ask for SASL, until its first complete request has arrived. An unproven connection ends after a time, and gives
 way to a newer connection when a limit is reached. So silent connections never keep clients out. Unproven connections
 have a limit per address of their own, which clients behind one load balancer do not reach.
+
+A connection that gives way is chosen at random. If it were the oldest one, and more clients came at once than the limit
+lets in, then each would lose its place before it has authenticated, and none would ever get in.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from enum import StrEnum
 from ipaddress import IPv6Address, IPv6Network
+from random import Random
 
 
 class Limit(StrEnum):
@@ -89,11 +93,46 @@ class Admission:
         self.give_way(limit)
 
 
+class _Unproven:
+    """A set of which one member can be chosen at random, in constant time."""
+
+    def __init__(self) -> None:
+        self._members: list[Admission] = []
+        self._places: dict[Admission, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def add(self, admission: Admission) -> None:
+        self._places[admission] = len(self._members)
+        self._members.append(admission)
+
+    def discard(self, admission: Admission) -> None:
+        place = self._places.pop(admission, None)
+        if place is None:
+            return
+        last = self._members.pop()
+        if last is not admission:
+            self._members[place] = last
+            self._places[last] = place
+
+    def one(self, random: Random) -> Admission:
+        return random.choice(self._members)
+
+
+_NONE = _Unproven()
+
+
 class Admissions:
     """Counts the open connections. A limit of 0 means no limit."""
 
     def __init__(
-        self, max_connections: int, max_per_address: int, max_unproven_per_address: int, setup_timeout_ms: int
+        self,
+        max_connections: int,
+        max_per_address: int,
+        max_unproven_per_address: int,
+        setup_timeout_ms: int,
+        random: Random | None = None,
     ) -> None:
         self.setup_timeout_ms = setup_timeout_ms
         self._max = max_connections
@@ -101,14 +140,14 @@ class Admissions:
         self._max_unproven_per_address = max_unproven_per_address
         self._total = 0
         self._by_address: Counter[str] = Counter()
-        # Ordered by age.
-        self._unproven: dict[Admission, None] = {}
-        self._unproven_by_address: defaultdict[str, dict[Admission, None]] = defaultdict(dict)
+        self._random = random or Random()
+        self._unproven = _Unproven()
+        self._unproven_by_address: defaultdict[str, _Unproven] = defaultdict(_Unproven)
 
     def admit(self, address: str, give_way: GiveWay) -> Admission | Limit:
         """Admits a connection and returns its place, or returns the limit that is reached.
 
-        At a limit, the oldest unproven connection that counts for it gives way."""
+        At a limit, one of the unproven connections that count for it gives way."""
         address = counted_as(address)
         limit = self.make_room(address)
         if limit is not None:
@@ -119,30 +158,30 @@ class Admissions:
 
     def make_room(self, address: str) -> Limit | None:
         """Returns the limit that does not let another connection of this address in."""
-        of_address = self._unproven_by_address.get(address, {})
+        of_address = self._unproven_by_address.get(address, _NONE)
         if self._max_unproven_per_address and len(of_address) >= self._max_unproven_per_address:
-            _oldest(of_address).end(Limit.UNPROVEN_PER_ADDRESS)
+            of_address.one(self._random).end(Limit.UNPROVEN_PER_ADDRESS)
         if self._max_per_address and self._by_address[address] >= self._max_per_address:
             if not of_address:
                 return Limit.PER_ADDRESS
-            _oldest(of_address).end(Limit.PER_ADDRESS)
+            of_address.one(self._random).end(Limit.PER_ADDRESS)
         if self._max and self._total >= self._max:
             if not self._unproven:
                 return Limit.CONNECTIONS
-            _oldest(self._unproven).end(Limit.CONNECTIONS)
+            self._unproven.one(self._random).end(Limit.CONNECTIONS)
         return None
 
     def add(self, admission: Admission) -> None:
         self._total += 1
         self._by_address[admission.address] += 1
-        self._unproven[admission] = None
-        self._unproven_by_address[admission.address][admission] = None
+        self._unproven.add(admission)
+        self._unproven_by_address[admission.address].add(admission)
 
     def prove(self, admission: Admission) -> None:
-        self._unproven.pop(admission, None)
+        self._unproven.discard(admission)
         of_address = self._unproven_by_address.get(admission.address)
         if of_address is not None:
-            of_address.pop(admission, None)
+            of_address.discard(admission)
             if not of_address:
                 del self._unproven_by_address[admission.address]
 
@@ -152,10 +191,6 @@ class Admissions:
         self._by_address[admission.address] -= 1
         if not self._by_address[admission.address]:
             del self._by_address[admission.address]
-
-
-def _oldest(unproven: dict[Admission, None]) -> Admission:
-    return next(iter(unproven))
 
 
 def counted_as(address: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
 
@@ -15,7 +16,7 @@ class Places:
     """Admissions, and the places that gave way, in order."""
 
     def __init__(self, total: int = 0, per_address: int = 0, unproven_per_address: int = 0) -> None:
-        self.admissions = Admissions(total, per_address, unproven_per_address, NEVER_MS)
+        self.admissions = Admissions(total, per_address, unproven_per_address, NEVER_MS, Random(1))
         self.gave_way: list[tuple[str, Limit]] = []
 
     def ask(self, name: str, address: str = "a") -> Admission | Limit:
@@ -51,12 +52,24 @@ async def test_a_place_is_released_once() -> None:
     assert places.ask("4") == Limit.CONNECTIONS
 
 
-async def test_the_oldest_unproven_connection_gives_way() -> None:
+async def test_an_unproven_connection_gives_way_and_no_other() -> None:
     places = Places(total=3)
     places.take("1", is_proven=True)
     for name in ("2", "3", "4", "5"):
         places.take(name)
-    assert places.gave_way == [("2", Limit.CONNECTIONS), ("3", Limit.CONNECTIONS)]
+    assert [limit for _, limit in places.gave_way] == [Limit.CONNECTIONS] * 2
+    assert {name for name, _ in places.gave_way} < {"2", "3", "4", "5"}
+
+
+async def test_some_clients_of_a_burst_get_in() -> None:
+    """Each client needs its place until 15 more have come, and the limit of unproven connections is 10."""
+    places = Places(unproven_per_address=10)
+    admitted = [places.take(str(number)) for number in range(15)]
+    for number in range(15, 300):
+        admitted.append(places.take(str(number)))
+        if str(number - 15) not in dict(places.gave_way):
+            admitted[number - 15].prove()
+    assert len(places.gave_way) < 300 - 10
 
 
 async def test_an_address_gives_way_to_itself() -> None:

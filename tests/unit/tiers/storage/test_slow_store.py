@@ -73,11 +73,12 @@ async def test_ten_uploads_share_eight_megabytes_a_second(s3: VersityGateway, tm
 
 async def test_an_upload_that_moves_no_byte_ends(s3: VersityGateway, tmp_path: Path) -> None:
     metadata, data = segment(tmp_path, 2 * PART_BYTES)
+    async with opened(s3, {"timeout.ms": "300000"}) as patient:
+        await patient.put_object("manifest.json", b"{}")
     async with (
         ThrottlingRelay(s3.port, RATE) as relay,
         opened(s3, {"timeout.ms": "200", "endpoint.url": relay.url}) as manager,
     ):
-        await manager.put_object("manifest.json", b"{}")
         relay.passes.clear()
         with pytest.raises(RetriableRemoteStorageError, match="no answer in time"):
             await asyncio.wait_for(manager.copy_log_segment_data(metadata, data), 60)

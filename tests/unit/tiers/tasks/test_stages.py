@@ -161,8 +161,7 @@ async def test_copies_that_hang_hold_up_no_trim_and_no_expiry(running: Running, 
         await until(lambda: all(each.log_start_offset >= 90 for each in running.logs.of.values()))
         await until(lambda: remote_start(running) is None)
         store.hanging.clear()
-        await until(lambda: running.remote_end(PARTITION) == 179)
-    assert log.log_start_offset >= 90
+        await until(lambda: log.log_start_offset >= 150)  # records that were copied
 
 
 async def test_a_manifest_that_hangs_holds_up_no_expiry(running: Running, store: Store) -> None:
