@@ -167,18 +167,27 @@ class HdfsCluster:
                         f"the second DataNode did not start: {self._output(name).read_text()[-500:]}"
                     )
                 time.sleep(0.1)
+            removed = self._removed_data_nodes()
             yield
         finally:
             process.kill()
             process.wait()
-        # A NameNode that believes in a dead DataNode gives it blocks, and each write of such a block fails.
-        while self._live_data_nodes() > 1:
+        # A NameNode that believes in a dead DataNode gives it blocks, and each write of such a block fails. The number
+        # of live DataNodes drops a moment before the NameNode stops that.
+        while self._removed_data_nodes() == removed:
             time.sleep(0.1)
 
     def _live_data_nodes(self) -> int:
-        query = f"{self.web_url}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
+        return self._name_node_metric("FSNamesystemState", "NumLiveDataNodes")
+
+    def _removed_data_nodes(self) -> int:
+        """Returns how many DataNodes the NameNode has removed so far because they sent no heartbeats."""
+        return self._name_node_metric("FSNamesystem", "ExpiredHeartbeats")
+
+    def _name_node_metric(self, bean: str, name: str) -> int:
+        query = f"{self.web_url}/jmx?qry=Hadoop:service=NameNode,name={bean}"
         with urllib.request.urlopen(query, timeout=5) as answer:
-            return int(json.load(answer)["beans"][0]["NumLiveDataNodes"])
+            return int(json.load(answer)["beans"][0][name])
 
     def _is_ready(self) -> bool:
         query = f"http://127.0.0.1:{self._http_port}/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
