@@ -23,7 +23,7 @@ from proxy.cli import run
 from proxy.process import remote_log
 from tests.support.rigs.waiting import until
 from tests.support.servers.tidegate import TidegateProcess, process_state
-from tiers.broker.client import BrokerClient
+from tiers.broker.connection import BrokerConnection
 from tiers.tasks.copy import segment_copy
 
 _ALARM_MS = 2000
@@ -71,14 +71,15 @@ def _stop_after(name: str) -> None:
 
 
 def _stop_before_delete_records() -> None:
-    request, stop = BrokerClient.request, _Stop()
+    connection: Any = BrokerConnection
+    send, stop = connection._send, _Stop()
 
-    async def stop_first(self: BrokerClient, node_id: int | None, message: Any, *args: Any, **more: Any) -> Any:
+    async def stop_first(self: BrokerConnection, message: Any, *args: Any) -> Any:
         if isinstance(message, DeleteRecordsRequest):
             stop()
-        return await request(self, node_id, message, *args, **more)
+        return await send(self, message, *args)
 
-    BrokerClient.request = stop_first  # type: ignore[method-assign]  # the process stops here, as it might anywhere
+    connection._send = stop_first
 
 
 def _alarm_early() -> None:
