@@ -114,6 +114,13 @@ class ClientListener:
         assert task is not None
         self._opening[task] = None
         is_made = False
+        protocol: asyncio.BaseProtocol | None = None
+
+        def make_protocol() -> asyncio.BaseProtocol:
+            nonlocal protocol
+            protocol = self._make_protocol(admission, client)
+            return protocol
+
         try:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._proxy_networks and (source := await read_proxy_header(peer)) is not None:
@@ -123,7 +130,7 @@ class ClientListener:
                     self._refuse(peer, client, limit, "the limit is reached:")
                     return
             await self._loop.connect_accepted_socket(
-                lambda: self._make_protocol(admission, client),
+                make_protocol,
                 peer,
                 ssl=None if self._tls is None else self._tls.current(),
                 # The place of the connection has the deadline.
@@ -142,6 +149,8 @@ class ClientListener:
         finally:
             if not is_made:
                 admission.give_back()
+                if protocol is not None:  # uvloop closes a transport that is being opened, and tells nobody
+                    protocol.connection_lost(None)
                 with contextlib.suppress(OSError):  # the transport has closed it, unless it had not begun
                     peer.shutdown(socket.SHUT_RDWR)
                 peer.close()

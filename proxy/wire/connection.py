@@ -94,7 +94,10 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
-        transport = self._transport = cast(asyncio.Transport, transport)
+        transport = cast(asyncio.Transport, transport)
+        if transport.is_closing():
+            return  # the listener has ended it, while it was being opened
+        self._transport = transport
         self._outlet.attach(transport)
         self._gate.attach(transport)
         self.last_active_s = self._loop.time()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config import LimitsConfig
+from proxy.wire.connection import ClientConnection
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, connected, request
 from tests.support.proxy.proxy_harness import Proxy, proxy_before
@@ -136,3 +137,18 @@ async def test_connections_that_give_way_before_their_first_step_are_counted() -
         assert await proxy.closed_by("gave_way", 4) == {"gave_way": 4}
         for stranger in strangers:
             stranger.close()
+
+
+async def test_a_stop_while_a_connection_is_opened_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener cancels its steps in progress. The event loop then closes the transport and tells nobody."""
+    made = ClientConnection.connection_made
+    async with FakeBroker() as broker, proxy_before(broker) as proxy:
+
+        def made_and_stopped(connection: ClientConnection, transport: asyncio.BaseTransport) -> None:
+            made(connection, transport)
+            proxy.server.stop_listening()
+
+        monkeypatch.setattr(ClientConnection, "connection_made", made_and_stopped)
+        async with connected(proxy.port) as client:
+            assert await client.ended() == b""
+        assert proxy.server.open_connections == 0
