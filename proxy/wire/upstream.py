@@ -112,6 +112,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._client.on_upstream_gone()
         return False
 
+    def forget(self) -> None:
+        """Forgets a connection whose opening failed. uvloop closes its transport without calling `connection_lost`."""
+        self._context.upstreams.discard(self)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._context.upstreams.discard(self)
         self._outlet.on_lost()
@@ -260,19 +264,24 @@ async def connect_upstream(context: ConnectionContext, endpoint: Endpoint, clien
         left_s = deadline_s - loop.time()
         if left_s <= 0:
             break
+        upstream = UpstreamConnection(context, client)
+        is_open = False
         try:
             async with asyncio.timeout(min(limits.connect_timeout_ms / 1000, left_s)):
-                _, upstream = await loop.create_connection(
-                    lambda: UpstreamConnection(context, client),
+                await loop.create_connection(
+                    lambda: upstream,  # noqa: B023  # called before the next address is tried
                     host,
                     port,
                     ssl=None if context.upstream_tls is None else context.upstream_tls.current(),
                 )
+            is_open = True
+            return upstream
         except (OSError, UnicodeError) as error:
             context.metrics.upstream_connect_failures += 1
             trouble = f"{host}:{port}: {explain(error)}"
-        else:
-            return upstream
+        finally:
+            if not is_open:
+                upstream.forget()
     raise UpstreamUnavailableError(trouble)
 
 

@@ -10,6 +10,7 @@ from protocol.errors import TruncatedError
 from proxy.config import LimitsConfig
 from proxy.wire.exchange import CutThrough, Exchange, Forward, HandlerState, Prepare
 from proxy.wire.server import BrokerEndpoint
+from proxy.wire.upstream import UpstreamConnection
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
 from tests.support.proxy import proxy_harness
@@ -458,3 +459,21 @@ async def test_a_client_is_closed_when_every_address_has_refused_once(caplog: py
     assert (entry.kind, entry.reason) == ("closed", caplog.records[0].message)
     assert "broker unreachable" in caplog.records[0].message
     assert len(caplog.records) == 1
+
+
+async def test_a_client_that_leaves_during_the_connect_leaves_no_connection_to_the_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client's end cancels the opening. uvloop then closes the transport without a call of `connection_lost`."""
+    made = UpstreamConnection.connection_made
+    async with FakeBroker() as broker, proxy_before(broker) as proxy:
+
+        def made_and_aborted(upstream: UpstreamConnection, transport: asyncio.BaseTransport) -> None:
+            made(upstream, transport)
+            (connection,) = proxy.server.connections
+            connection.abort("client")
+
+        monkeypatch.setattr(UpstreamConnection, "connection_made", made_and_aborted)
+        async with connected(proxy.port) as client:
+            await client.send(request(OPAQUE, 4, 1))
+            await (await broker.accepted()).ended()
