@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import logging
+import os
 import re
 import signal
 import sys
@@ -34,9 +35,11 @@ from tests.support.servers.tidegate import TidegateProcess
 from tests.support.servers.versitygw import VersityGateway
 from tiers.broker.client import BrokerClient
 
-# No test asserts timing, so hypothesis has no deadline and no health check for slow machines.
-settings.register_profile("tidegate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tidegate")
+# No test asserts timing, so hypothesis has no deadline and no health check for slow machines. Two runs of a commit try
+# the same examples. `make soak` tries others.
+settings.register_profile("same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("random", settings.get_profile("same"), derandomize=False)
+settings.load_profile(os.environ.get("TIDEGATE_HYPOTHESIS", "same"))
 
 Server = TypeVar("Server", bound=OwnServer)
 BROKER_HOST = "localhost"

@@ -141,17 +141,19 @@ class PartitionTasks:
         settings, timeout_ms = services.settings, services.settings.request_timeout_ms
         services.require_ownership(partition)
         await services.metadata.ensure_fresh(partition, settings.remote_log.visible_after_ms // 2, timeout_ms)
-        remote_bounds = services.metadata.earliest_offset(partition), services.metadata.remote_end_offset(partition)
         bounds = await services.source.bounds(partition, timeout_ms)
-        await self.watch.look(self.policy, bounds, remote_bounds, self.copy)
+        await self.watch.look(self.policy, bounds, self.copy)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await self.manifest.check(bounds, log_start.offset)
         if await self._clamp.run(bounds, log_start.offset, self.end_work):
             self.copy.start_over()
         checked_epoch = bounds.leader_epoch
+        # A copy beside the round may move the remote end beyond the bounds of an earlier answer.
+        remote_bounds = services.metadata.earliest_offset(partition), services.metadata.remote_end_offset(partition)
         bounds = await services.source.bounds(partition, timeout_ms)
         if bounds.leader_epoch != checked_epoch:
             return None
+        self.watch.check_bounds(bounds, *remote_bounds)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await self.manifest.keep_last_copies(bounds.log_start_offset, self.copy.holds)
         return Surveyed(bounds, log_start)

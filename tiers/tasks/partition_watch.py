@@ -33,18 +33,8 @@ class PartitionWatch:
         self._alarms: set[str] = set()
         self._is_stalled = False
 
-    async def look(
-        self,
-        policy: TopicPolicy,
-        bounds: LocalLogBounds,
-        remote_bounds: tuple[int | None, int | None],
-        copy: RLMCopyTask,
-    ) -> None:
-        """Looks at the leader's bounds, once a round.
-
-        `remote_bounds` are the first and the last remote offset as of before the leader answered: a copy beside the
-        round may move the remote end beyond the bounds of an earlier answer."""
-        self._check_bounds(bounds, *remote_bounds)
+    async def look(self, policy: TopicPolicy, bounds: LocalLogBounds, copy: RLMCopyTask) -> None:
+        """Looks at the leader's bounds, once a round."""
         self._watch(policy, bounds, copy.behind_ms)
         copy.observe(policy, bounds)
         await self._uncopied.run(policy, bounds, copy.lag_bytes)
@@ -71,7 +61,11 @@ class PartitionWatch:
             logger.info("copying goes on", extra={"partition": str(partition)})
         self._is_stalled = is_stalled
 
-    def _check_bounds(self, bounds: LocalLogBounds, remote_start: int | None, remote_end: int | None) -> None:
+    def check_bounds(self, bounds: LocalLogBounds, remote_start: int | None, remote_end: int | None) -> None:
+        """Raises an alarm when a bound between the tiers does not hold.
+
+        `bounds` are those of a leader that has the history of the copied records. An out-of-date leader may end
+        anywhere. The remote offsets were read before the leader answered."""
         partition = self._partition
         for bound in violated_bounds(bounds, remote_start, remote_end):
             self._services.metrics.bounds_violations.labels(partition.topic, bound).inc()

@@ -30,8 +30,8 @@ from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS
 from tests.support.written_log import WrittenLog
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, Retention, TotalRetention
-from tiers.errors import LogDivergedError, RemoteLogError
-from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.errors import LogDivergedError, MetadataLostError, RemoteLogError
+from tiers.metadata.partition_manifest import decode_partition_manifest, witness_of
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -89,7 +89,7 @@ class Tier(RuleBasedStateMachine):
         self.is_diverged = False
         """The leader's log ends otherwise than what was copied, and no round has seen it yet."""
         self.cut_at = 0
-        """Where the last unclean election cut the log."""
+        """The lowest offset at which an unclean election cut the log since the last round that saw one."""
         self.may_have_orphans = False
         """A frozen owner may write an object whose segment its successor has deleted: that is only reported."""
 
@@ -179,7 +179,7 @@ class Tier(RuleBasedStateMachine):
         cut = ends[(len(ends) - 1) * percent // 100]
         self.removed = [(first, min(end, cut)) for first, end in self.removed if first < cut]
         self.model.cut(cut)
-        self.cut_at = cut
+        self.cut_at = min(cut, self.cut_at) if self.is_diverged else cut
         self.model.leader_epoch += 1
         self.log.elect_unclean(self.model.end_offset)
         self.appended(*(self.model.append(10, self.clock.wall_ms) for _ in range(batches)))
@@ -431,6 +431,17 @@ class Tier(RuleBasedStateMachine):
         if not self.frozen:
             self.policies, self.totals = [self.topics.policy], [self.recorded]
 
+    async def copy_all(self) -> None:
+        while await self.owner.manager.round():
+            pass
+
+    async def accept(self) -> None:
+        """Accepts as an operator does. The broker has removed records of which an unfinished copy is the only one."""
+        assert self.removed
+        manifest = await self.owner.store.get_object(partition_manifest_key("cluster", PARTITION))
+        await self.owner.metadata.accept(PARTITION, witness_of(manifest))
+        self.may_have_orphans = True
+
     async def recover(self) -> None:
         """With no more trouble all is copied, and nothing is left over."""
         self.change_settings(FIRST_POLICY)
@@ -439,8 +450,11 @@ class Tier(RuleBasedStateMachine):
         for name in NAMES:
             await self.restarted(name)
         for _ in range(3):
-            while await self.owner.manager.round():
-                pass
+            try:
+                await self.copy_all()
+            except MetadataLostError:
+                await self.accept()
+                await self.copy_all()
             self.clock.advance(POLICY.segment_ms)
         self.is_diverged = False
         await self.check()

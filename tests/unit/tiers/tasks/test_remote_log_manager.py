@@ -36,6 +36,16 @@ async def test_every_owned_partition_is_copied_and_trimmed(running: Running) -> 
     assert running.bench.metric("bounds_violations_total", topic="orders", bound="Ly>Ry") == 0
 
 
+async def test_a_leader_that_ends_too_early_violates_no_bound(running: Running) -> None:
+    """An unclean election or an out-of-date leader explains it. The check of the history finds that out."""
+    async with running.run():
+        await until(lambda: running.remote_end(PARTITION) == 89)
+        await until(lambda: running.logs.of[PARTITION].log_start_offset == 60)
+        running.logs.of[PARTITION].elect_unclean(80)
+        await until(lambda: running.remote_end(PARTITION) == 79)
+    assert running.bench.metric("bounds_violations_total", topic="orders", bound="Ly>Ry") == 0
+
+
 async def test_retention_that_was_raised_during_a_copy_counts_after_it(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
