@@ -153,8 +153,8 @@ class PartitionTasks:
         bounds = await services.source.bounds(partition, timeout_ms)
         if bounds.leader_epoch != checked_epoch:
             return None
-        self.watch.check_bounds(bounds, *remote_bounds)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start.offset)
         await self.manifest.keep_last_copies(bounds.log_start_offset, self.copy.holds)
         return Surveyed(bounds, log_start)
 

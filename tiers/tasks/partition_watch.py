@@ -19,6 +19,7 @@ from tiers.tasks.task_services import TaskServices
 _ALARMS = {
     "copy-lag": "copying is behind by more than half of the retention: records may expire before they are copied",
     "stuck-lso": "the last stable offset stands still: a transaction hangs, and no record after it is copied",
+    "uncopied-beginning": "the beginning of the local log was never copied, and later records were: nothing is trimmed",
 }
 logger = logging.getLogger(__name__)
 
@@ -61,18 +62,30 @@ class PartitionWatch:
             logger.info("copying goes on", extra={"partition": str(partition)})
         self._is_stalled = is_stalled
 
-    def check_bounds(self, bounds: LocalLogBounds, remote_start: int | None, remote_end: int | None) -> None:
-        """Raises an alarm when a bound between the tiers does not hold.
+    def check_bounds(
+        self,
+        policy: TopicPolicy,
+        bounds: LocalLogBounds,
+        remote_bounds: tuple[int | None, int | None],
+        log_start: int | None,
+    ) -> None:
+        """Raises an alarm when a bound between the tiers does not hold, or when the local log begins uncopied.
 
         `bounds` are those of a leader that has the history of the copied records. An out-of-date leader may end
-        anywhere. The remote offsets were read before the leader answered."""
-        partition = self._partition
+        anywhere. `remote_bounds` are the first and the last remote offset, as of before the leader answered.
+        `log_start` is the recorded one that the leader confirms."""
+        partition, (remote_start, remote_end) = self._partition, remote_bounds
+        # A broker that lost its log start has records again that were removed before the owner could copy them.
+        is_among_copied = remote_end is not None and (log_start or 0) <= bounds.log_start_offset <= remote_end
+        first = self._services.metadata.remote_log_segment_metadata(partition, bounds.log_start_offset)
+        is_uncopied = is_among_copied and first is None
+        self._raise(policy, "uncopied-beginning", is_raised=is_uncopied)
         for bound in violated_bounds(bounds, remote_start, remote_end):
             self._services.metrics.bounds_violations.labels(partition.topic, bound).inc()
             logger.error("a bound between the tiers does not hold", extra={"partition": str(partition), "bound": bound})
 
     def _watch(self, policy: TopicPolicy, bounds: LocalLogBounds, behind_ms: int) -> None:
-        """Raises the alarms once per episode: copying falls behind, or a transaction hangs."""
+        """Watches whether copying falls behind, or a transaction hangs."""
         services, now_ms = self._services, self._services.clock_ms()
         if self._lso != bounds.last_stable_offset or bounds.last_stable_offset == bounds.high_watermark:
             self._lso, self._lso_since_ms = bounds.last_stable_offset, now_ms
@@ -84,10 +97,16 @@ class PartitionWatch:
             "stuck-lso": now_ms - self._lso_since_ms >= services.settings.stuck_lso_alarm_ms,
         }
         for reason, is_raised in raised.items():
-            if is_raised and reason not in self._alarms:
-                services.metrics.alarms.labels(policy.topic, reason).inc()
-                logger.error(_ALARMS[reason], extra={"partition": str(self._partition)})
-        self._alarms = {reason for reason, is_raised in raised.items() if is_raised}
+            self._raise(policy, reason, is_raised=is_raised)
+
+    def _raise(self, policy: TopicPolicy, reason: str, *, is_raised: bool) -> None:
+        """Raises or ends an alarm. It is raised once per episode."""
+        if not is_raised:
+            self._alarms.discard(reason)
+        elif reason not in self._alarms:
+            self._alarms.add(reason)
+            self._services.metrics.alarms.labels(policy.topic, reason).inc()
+            logger.error(_ALARMS[reason], extra={"partition": str(self._partition)})
 
     def measure(self) -> None:
         metadata, metrics, partition = self._services.metadata, self._services.metrics, self._partition

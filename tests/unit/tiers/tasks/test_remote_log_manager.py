@@ -46,6 +46,20 @@ async def test_a_leader_that_ends_too_early_violates_no_bound(running: Running) 
     assert running.bench.metric("bounds_violations_total", topic="orders", bound="Ly>Ry") == 0
 
 
+async def test_a_beginning_that_was_never_copied_holds_trimming(running: Running) -> None:
+    """A broker lost its log start, and has records again that it had removed before they were copied."""
+    log, alarm = running.logs.of[PARTITION], {"topic": "orders", "reason": "uncopied-beginning"}
+    log.log_start_offset = 20
+    async with running.run():
+        await until(lambda: log.log_start_offset == 50)
+        assert running.bench.metric("remote_log_alarms_total", **alarm) == 0
+        log.log_start_offset = 0
+        await until(lambda: running.bench.metric("remote_log_alarms_total", **alarm) == 1)
+        assert log.log_start_offset == 0
+        log.log_start_offset = 20
+        await until(lambda: log.log_start_offset == 50)
+
+
 async def test_retention_that_was_raised_during_a_copy_counts_after_it(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
