@@ -44,6 +44,9 @@ class Answered:
     is_remote: bool
     high_watermark: int
     log_start: int
+    is_out_of_date: bool
+    """The client asked a broker that was cut off, whose log ends before the offset. Kafka itself refuses the offset
+    then, unless the client names a leader epoch that the broker does not know."""
 
 
 class SimExchange:
@@ -196,6 +199,8 @@ class SimClient:
         broker = self.network.cluster.brokers[node]
         if not broker.is_up:
             return None
+        local = partition.replicas[node]
+        is_out_of_date = broker.is_cut_off and offset > local.end
         frame = fetch_frame(
             _VERSION,
             [Ask(partition.topic.topic_id, partition.index, offset, max_bytes, leader_epoch=self._epoch(broker))],
@@ -208,7 +213,6 @@ class SimClient:
         response = parse_fetch_response(payload, response_body_position(ApiKey.FETCH, _VERSION, payload), _VERSION)
         (one,) = response.partitions
         diverging = response.diverging_epoch(one)
-        local = self.partition.replicas[broker.node_id]
         return Answered(
             one.error_code,
             response.records(one),
@@ -217,6 +221,7 @@ class SimClient:
             bool(len(response.records(one))) and offset < local.start,
             one.high_watermark,
             one.log_start_offset,
+            is_out_of_date,
         )
 
     def _epoch(self, broker: SimBroker) -> int:

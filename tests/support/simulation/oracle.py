@@ -314,7 +314,7 @@ class Oracle:
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             log_start = expected.log_start(now_ms)
             is_below = offset < log_start
-            is_above = offset > asked.high_watermark or not is_same
+            is_above = offset > asked.high_watermark or not is_same or answer.is_out_of_date
             is_unaware = has_forgotten and bool(self.truth.lost_records)
             if not (is_below or is_above or is_unaware) and not self._is_other_history(expected, offset):
                 self.fail(

@@ -30,6 +30,8 @@ class TrueSegment:
     finished_at_s: float | None = None
     is_deleted: bool = False
     """Whether a DELETE record was ever committed, also if the topic lost it."""
+    is_in_quarantine: bool = False
+    """Whether a clamp cut records of it off. Only an operator's command deletes them."""
     started_at_s: float = 0.0
     gone_at_s: float | None = None
     """When DELETE_SEGMENT_FINISHED was committed."""
@@ -102,6 +104,9 @@ class MetadataTruth:
             self.gaps += 1
         elif isinstance(record, RemoteLogClampUpdate):
             self.clamps += 1
+            place = record.topic_id_partition.topic_id, record.topic_id_partition.partition
+            for one in self.finished(place):
+                one.is_in_quarantine |= one.metadata.end_offset > record.valid_end_offset
 
     def finished(self, place: Place) -> list[TrueSegment]:
         """Returns the segments of a partition that are readable by the metadata, in the order of their offsets."""
