@@ -289,9 +289,9 @@ class LimitsConfig(Section):
         validation_alias="connect.deadline.ms",
         gt=0,
         description=(
-            "The deadline of all attempts to connect to a broker, while the client waits. Each address is tried once. "
-            "If all of them fail, the proxy closes the client's connection at once, so that the client looks for "
-            "another broker."
+            "The deadline of all attempts to connect to a broker, while the client waits. Each address is tried once, "
+            "and one whose last attempt failed is tried after the others. If all of them fail, the proxy closes the "
+            "client's connection at once, so that the client looks for another broker."
         ),
     )
     idle_timeout_ms: DurationMs = Field(

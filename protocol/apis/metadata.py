@@ -33,6 +33,7 @@ FIRST_VERSION, LAST_VERSION = 10, 13
 _ROWS_PER_SLICE = 2_000
 _PARTITION = struct.Struct(">hiii")
 _OPERATIONS_BYTES = 4
+_NO_OPERATIONS = -(1 << 31)
 _CLUSTER_OPERATIONS_UNTIL = 10
 _ERROR_SINCE = 13
 
@@ -143,13 +144,17 @@ class PartitionColumns(Mapping[int, PartitionMetadata]):
 
 
 class TopicEntry(NamedTuple):
-    """One topic. `name` is None if the request named an id that the broker does not know. Likewise `topic_id` is 0."""
+    """One topic. `name` is None if the request named an id that the broker does not know. Likewise `topic_id` is 0.
+
+    `operations` has a bit for each of Kafka's operations that the proxy may do. None: the broker does not say, because
+    the request did not ask or because the topic has an error."""
 
     error: int
     name: str | None
     topic_id: UUID
     is_internal: bool
     partitions: PartitionColumns
+    operations: int | None
 
 
 class MetadataReader:
@@ -195,9 +200,10 @@ class MetadataReader:
                     self.position = self._checked(pos)
                     yield None
                     slice_end = pos + slice_bytes
-            pos = self._checked(skip_tagged_section(body, pos + _OPERATIONS_BYTES))
-            self.position = pos
-            yield TopicEntry(error, name, topic_id, is_internal, partitions)
+            operations, pos = read_int32(body, pos)
+            self.position = pos = self._checked(skip_tagged_section(body, pos))
+            known = None if operations == _NO_OPERATIONS else operations
+            yield TopicEntry(error, name, topic_id, is_internal, partitions, known)
             if pos >= slice_end:
                 yield None
                 slice_end = pos + slice_bytes

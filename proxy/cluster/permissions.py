@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from kafka.protocol.admin import CreateTopicsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-from protocol.errors import ErrorCode
+from protocol.apis.metadata import FIRST_VERSION, LAST_VERSION, MetadataReader
+from protocol.errors import ErrorCode, ProtocolError
 from proxy.config import TidegateConfig
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import SLICE_BYTES
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import BrokerError
 from tiers.metadata.topic.settings import metadata_group_id
@@ -31,11 +33,17 @@ _READ, _WRITE, _DELETE, _DESCRIBE_CONFIGS = 3, 4, 6, 10
 _NAMES: Final = {_READ: "READ", _WRITE: "WRITE", _DELETE: "DELETE", _DESCRIBE_CONFIGS: "DESCRIBE_CONFIGS"}
 _OF_OWN_TOPICS: Final = (_READ, _WRITE, _DESCRIBE_CONFIGS)
 _OF_TIERED_TOPICS: Final = (_READ, _DELETE, _DESCRIBE_CONFIGS)
-_MIN_METADATA_VERSION = 8
 _GROUP, _TRANSACTION = 0, 1
 _HEARD_WITHIN_MS = 5_000
 """How long a broker may not know a topic that was just created."""
 _ASK_AGAIN_MS = 100
+
+
+class _Topic(NamedTuple):
+    """What a broker says of a topic. `granted` is None if it does not report rights."""
+
+    error: int
+    granted: int | None
 
 
 def principal_of(config: TidegateConfig) -> str:
@@ -69,30 +77,54 @@ async def missing_permissions(
 
     Without the essential rights the remote tier cannot run. Without the others, some topics cannot be tiered, or failed
     deletions cannot be published. Raises `BrokerError`."""
-    message = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
-    response: Any = await client.request(None, message, timeout_ms, min_version=_MIN_METADATA_VERSION)
-    rights = {topic.name: topic.authorized_operations for topic in response.topics}
-    essential = await _may_keep_metadata(client, config.remote_log, rights, timeout_ms)
-    rules = config.topics
-    others = await _may_keep(client, FAILED_DELETIONS_TOPIC, rights, timeout_ms)
-    others += [
-        line
-        for topic, granted in sorted(rights.items())
-        if not topic.startswith("__") and any(rule.matches(topic) for rule in rules)
-        for line in _lacking(topic, granted, _OF_TIERED_TOPICS)
-    ]
+    own, rules = {config.remote_log.metadata_topic, FAILED_DELETIONS_TOPIC}, config.topics
+
+    def is_tiered(topic: str) -> bool:
+        return not topic.startswith("__") and any(rule.matches(topic) for rule in rules)
+
+    said = await _ask(client, None, timeout_ms, lambda topic: topic in own or is_tiered(topic))
+    essential = await _may_keep_metadata(client, config.remote_log, said, timeout_ms)
+    others = await _may_keep(client, FAILED_DELETIONS_TOPIC, said, timeout_ms)
+    tiered = sorted(said.keys() - own)
+    others += [line for topic in tiered for line in _lacking(topic, said[topic].granted, _OF_TIERED_TOPICS)]
     return essential, others
 
 
+async def _ask(
+    client: BrokerClient, topic: str | None, timeout_ms: int, counts: Callable[[str], bool] = lambda _: True
+) -> Mapping[str, _Topic]:
+    """Returns what a broker says of `topic`, or of those of all topics that `counts`. It reads the answer in slices.
+
+    Raises `BrokerError`."""
+    message = MetadataRequest(
+        topics=None if topic is None else [MetadataRequest.MetadataRequestTopic(topic_id=UUID(int=0), name=topic)],
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=True,
+    )
+    body, version = await client.request_raw(
+        None, message, timeout_ms, min_version=FIRST_VERSION, max_version=LAST_VERSION
+    )
+    said: dict[str, _Topic] = {}
+    try:
+        for entry in MetadataReader(body, version).read(SLICE_BYTES):
+            if entry is None:
+                await asyncio.sleep(0)
+            elif entry.name is not None and counts(entry.name):
+                said[entry.name] = _Topic(entry.error, entry.operations)
+    except ProtocolError as error:
+        raise BrokerError(f"a response to Metadata v{version} cannot be read: {error}") from error
+    return said
+
+
 async def _may_keep_metadata(
-    client: BrokerClient, remote_log: RemoteLogConfig, rights: Mapping[str, Collection[int] | None], timeout_ms: int
+    client: BrokerClient, remote_log: RemoteLogConfig, said: Mapping[str, _Topic], timeout_ms: int
 ) -> list[str]:
     if not remote_log.is_topic_based:
         return []
     name = remote_log.metadata_topic
     key = metadata_group_id(name)
     return [
-        *await _may_keep(client, name, rights, timeout_ms),
+        *await _may_keep(client, name, said, timeout_ms),
         *await _may_coordinate(client, key, _GROUP, f"READ on group {key}", timeout_ms),
         *await _may_coordinate(
             client, key, _TRANSACTION, f"WRITE on transactional ids that begin with {key}", timeout_ms
@@ -100,17 +132,14 @@ async def _may_keep_metadata(
     ]
 
 
-def _lacking(topic: str, granted: Collection[int] | None, needed: tuple[int, ...]) -> Iterator[str]:
-    """`granted` is None if the broker does not report rights."""
+def _lacking(topic: str, granted: int | None, needed: tuple[int, ...]) -> Iterator[str]:
     if granted is not None:
-        yield from (f"{_NAMES[each]} on topic {topic}" for each in needed if each not in granted)
+        yield from (f"{_NAMES[each]} on topic {topic}" for each in needed if not granted & 1 << each)
 
 
-async def _may_keep(
-    client: BrokerClient, topic: str, rights: Mapping[str, Collection[int] | None], timeout_ms: int
-) -> list[str]:
-    if topic in rights:
-        return list(_lacking(topic, rights[topic], _OF_OWN_TOPICS))
+async def _may_keep(client: BrokerClient, topic: str, said: Mapping[str, _Topic], timeout_ms: int) -> list[str]:
+    if topic in said:
+        return list(_lacking(topic, said[topic].granted, _OF_OWN_TOPICS))
     return await _may_create(client, topic, timeout_ms)
 
 
@@ -132,18 +161,14 @@ async def _may_use(client: BrokerClient, topic: str, timeout_ms: int) -> list[st
     """Checks a topic that exists, but that the broker did not list.
 
     Either the proxy may not describe the topic, or another proxy created it a moment ago."""
-    asked = MetadataRequest.MetadataRequestTopic(topic_id=UUID(int=0), name=topic)
     clock_s = asyncio.get_running_loop().time
     deadline_s = clock_s() + _HEARD_WITHIN_MS / 1000
     while True:
-        message = MetadataRequest(
-            topics=[asked], allow_auto_topic_creation=False, include_topic_authorized_operations=True
-        )
-        response: Any = await client.request(None, message, timeout_ms, min_version=_MIN_METADATA_VERSION)
-        (answer,) = response.topics
-        if answer.error_code == ErrorCode.NONE:
-            return list(_lacking(topic, answer.authorized_operations, _OF_OWN_TOPICS))
-        if answer.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED or clock_s() >= deadline_s:
+        answer = (await _ask(client, topic, timeout_ms)).get(topic)
+        if answer is not None and answer.error == ErrorCode.NONE:
+            return list(_lacking(topic, answer.granted, _OF_OWN_TOPICS))
+        is_refused = answer is not None and answer.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        if is_refused or clock_s() >= deadline_s:
             return [f"DESCRIBE on topic {topic}"]
         await asyncio.sleep(_ASK_AGAIN_MS / 1000)
 

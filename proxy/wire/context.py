@@ -90,6 +90,8 @@ class ConnectionContext:
     """How long a closing connection may take to send its last bytes."""
     errors: ErrorLog = field(default_factory=ErrorLog)
     buffers: BufferPool = field(default_factory=BufferPool)
+    unreachable: set[Address] = field(default_factory=set)
+    """The addresses of brokers whose last attempt to connect failed."""
     upstreams: ConnectionRegistry[Abortable] = field(default_factory=ConnectionRegistry)
     """The connections to brokers. One outlives its client while it has requests left to send."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+from array import array
 from collections.abc import Callable, Coroutine, Sequence
 
 from protocol.api_keys import ApiKey
@@ -19,7 +20,6 @@ from protocol.primitives import Buffer, read_string_bounds
 from proxy.wire.context import ConnectionContext
 from proxy.wire.error_log import FaultyFrame
 from proxy.wire.exchange import Answer, Forward, Handler, HeldRequest, PrefixHandler, Prepare, Request
-from proxy.wire.flow_control import owned_parts
 from proxy.wire.response_queue import ResponseQueue, Slot, SlotOwner
 from proxy.wire.sasl_exchange import AUTHENTICATION_APIS, BEFORE_AUTHENTICATION, SaslExchange
 from proxy.wire.upstream import UpstreamConnection
@@ -33,6 +33,44 @@ MAX_PREFIX_BYTES = 128 * 1024
 
 class UnauthenticatedRequestError(ProtocolError):
     """A request before the broker has authenticated the client. A broker closes such a connection too."""
+
+
+class Stash:
+    """Requests that wait: a copy of their bytes, and where each ends. An object for each would be ten times as large.
+
+    `parts` are consecutive, and begin with the start of a request. Only the last request may be incomplete."""
+
+    __slots__ = ("_data", "_ends", "_next", "_remaining", "_start")
+
+    def __init__(self, parts: Sequence[FramePart]) -> None:
+        self._data = memoryview(b"".join(part.data for part in parts))
+        self._ends = array("I")
+        self._next = 0
+        self._start = 0
+        self._remaining = parts[-1].remaining
+        end = 0
+        for part in parts:
+            end += len(part.data)
+            if not part.remaining:
+                self._ends.append(end)
+        if self._remaining:
+            self._ends.append(end)
+
+    def __len__(self) -> int:
+        return len(self._ends) - self._next
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._data) - self._start
+
+    def pop(self) -> FramePart:
+        """Removes and returns the first request, as one part."""
+        end = self._ends[self._next]
+        data = self._data[self._start : end]
+        self._start = end
+        self._next += 1
+        remaining = 0 if self else self._remaining
+        return FramePart(data, True, remaining, len(data) - LENGTH_BYTES + remaining)
 
 
 class RequestReader:
@@ -64,7 +102,7 @@ class RequestReader:
         self._loop = asyncio.get_running_loop()
         self._tracker = FrameTracker(REQUEST_HEAD_BYTES, context.limits.max_request_bytes)
         self._to_broker: list[Buffer] = []
-        self._stash: list[FramePart] = []
+        self._stash: Stash | None = None
         self._partial: bytearray | None = None
         """A request that is held until it is complete, or a prefix that is held until it is long enough."""
         self._slot: Slot | None = None
@@ -84,7 +122,7 @@ class RequestReader:
 
     @property
     def has_stash(self) -> bool:
-        return bool(self._stash)
+        return self._stash is not None
 
     def read(self, data: memoryview) -> None:
         """Processes the bytes of one read. Raises `ProtocolError`, and the exceptions of handlers."""
@@ -92,12 +130,22 @@ class RequestReader:
         parts = self._tracker.feed(data)
         if not self.has_request:
             self.has_request = any(not part.remaining for part in parts)
-        self._process(parts, aliases_pool=True)
+        for index, part in enumerate(parts):
+            if part.is_start and self._must_wait():
+                self._stash = Stash(parts[index:])
+                break
+            self._process(part)
+        self._commit(aliases_pool=True)
 
     def read_stashed(self) -> None:
         """Processes stashed requests, up to the first that must wait."""
-        stash, self._stash = self._stash, []
-        self._process(stash, aliases_pool=False)
+        stash = self._stash
+        while stash is not None and not self._must_wait():
+            part = stash.pop()
+            if not stash:
+                stash = self._stash = None
+            self._process(part)
+        self._commit(aliases_pool=False)
 
     def abandon(self) -> None:
         """Abandons the request that the client has sent in part, because the client is gone."""
@@ -105,20 +153,15 @@ class RequestReader:
             self._slot.abandon()
             self._slot = None
 
-    def _process(self, parts: Sequence[FramePart], *, aliases_pool: bool) -> None:
-        for index, part in enumerate(parts):
-            if part.is_start:
-                if self._must_wait():
-                    self._stash = owned_parts(parts[index:], copy=aliases_pool)
-                    break
-                self._begin(part)
-            elif self._partial is not None:
-                self._partial += part.data
-                self._examine(self._partial, part.remaining)
-            else:
-                self._to_broker.append(part.data)
-            self.is_mid_frame = part.remaining > 0
-        self._commit(aliases_pool=aliases_pool)
+    def _process(self, part: FramePart) -> None:
+        if part.is_start:
+            self._begin(part)
+        elif self._partial is not None:
+            self._partial += part.data
+            self._examine(self._partial, part.remaining)
+        else:
+            self._to_broker.append(part.data)
+        self.is_mid_frame = part.remaining > 0
 
     def _begin(self, part: FramePart) -> None:
         context = self._context

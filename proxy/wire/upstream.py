@@ -24,6 +24,8 @@ from tiers.broker.tls import explain
 
 logger = logging.getLogger(__name__)
 
+MAX_UNREACHABLE = 1_000
+"""Addresses to remember. A forgotten address costs one attempt."""
 UNKNOWN_BROKER_LOOKS = 20
 UNKNOWN_BROKER_PAUSE_S = 0.05
 """The cluster names a broker to a client a moment before the proxy has asked for its address."""
@@ -254,13 +256,17 @@ def _check_head(slot: Slot, part: FramePart) -> None:
 async def connect_upstream(context: ConnectionContext, endpoint: Endpoint, client: ClientSide) -> UpstreamConnection:
     """Tries each of the endpoint's addresses once, until `connect_deadline_ms` has passed.
 
+    The addresses whose last attempt failed come last. So a broker whose machine is gone, which lets every attempt wait
+    for `connect_timeout_ms`, delays no client that another broker can serve.
+
     If every address fails, the client's connection must close at once: the client then looks for another broker, as it
     does when the broker itself refuses. Raises `UpstreamUnavailableError`."""
     loop = asyncio.get_running_loop()
     limits = context.limits
     deadline_s = loop.time() + limits.connect_deadline_ms / 1000
     trouble = "no address is known"
-    for host, port in await _known_addresses(endpoint):
+    unreachable = context.unreachable
+    for host, port in sorted(await _known_addresses(endpoint), key=unreachable.__contains__):
         left_s = deadline_s - loop.time()
         if left_s <= 0:
             break
@@ -275,8 +281,12 @@ async def connect_upstream(context: ConnectionContext, endpoint: Endpoint, clien
                     ssl=None if context.upstream_tls is None else context.upstream_tls.current(),
                 )
             is_open = True
+            unreachable.discard((host, port))
             return upstream
         except (OSError, UnicodeError) as error:
+            if len(unreachable) >= MAX_UNREACHABLE:
+                unreachable.clear()
+            unreachable.add((host, port))
             context.metrics.upstream_connect_failures += 1
             trouble = f"{host}:{port}: {explain(error)}"
         finally:

@@ -309,7 +309,7 @@ def buffered_bytes(connection: ClientConnection) -> int:
     answers = [slot.answer for slot in connection.queue.slots if slot.answer is not None]
     found = sum(len(buffer) for answer in answers for buffer in answer)
     found += sum(map(len, connection._outlet._unsent)) + sum(map(len, connection._to_client))
-    found += sum(len(part.data) for part in reader._stash) + len(reader._partial or b"")
+    found += (0 if reader._stash is None else reader._stash.size_bytes) + len(reader._partial or b"")
     found += sum(map(len, reader._to_broker))
     if connection._transport is not None:
         found += connection._transport.get_write_buffer_size()

@@ -41,6 +41,7 @@ def topic(rnd: random.Random, number: int) -> Any:
         topic_id=UUID(int=rnd.getrandbits(128)),
         is_internal=rnd.random() < 0.5,
         partitions=[partition(rnd, index) for index in indexes],
+        authorized_operations=rnd.choice([None, set(), {3, 4, 8}, {30}]),
     )
 
 
@@ -76,6 +77,8 @@ def test_the_reader_says_what_the_schema_says(version: int) -> None:
             (t.error_code, t.name, t.topic_id, t.is_internal) for t in message.topics
         ]
         for said, entry in zip(message.topics, topics, strict=True):
+            operations = said.authorized_operations
+            assert entry.operations == (None if operations is None else sum(1 << each for each in operations))
             columns = entry.partitions
             assert len(columns) == len(said.partitions)
             assert list(columns.values()) == [
