@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import logging
 import os
 import re
 import signal
-import sys
 import tempfile
 import uuid
 from collections import defaultdict
@@ -19,6 +17,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import hanging_tests
 from tests.support.clients.kafka_tools import KafkaTools
 from tests.support.rigs.security_rig import assert_nothing_secret_was_said, proxy_before, sasl, section
 from tests.support.rigs.two_tiers_rig import PATTERN, TwoTiers, two_tiers
@@ -45,8 +44,6 @@ Server = TypeVar("Server", bound=OwnServer)
 BROKER_HOST = "localhost"
 """The host that all brokers advertise. The proxies advertise 127.0.0.1, so no client of a proxy may see this name."""
 
-AGAIN_S = 20
-"""The time between two attempts to end a test that hangs."""
 
 _deaths = pytest.StashKey[list[str]]()
 
@@ -76,6 +73,7 @@ class GroupTimes:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_deaths] = []
     config.pluginmanager.register(GroupTimes())
+    config.pluginmanager.register(hanging_tests)
     if hasattr(config, "workerinput"):
         faulthandler.enable(_last_words(config.workerinput).open("w"))
 
@@ -99,35 +97,6 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
     if report.failed:
         report.sections += said_since(call.start)
     return report
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
-    """Replaces how pytest-timeout ends a test that hangs. uvloop ignores what a signal handler raises.
-
-    A hanging test in an event loop fails because its tasks are cancelled. It fails at the place where it hangs, and the
-    stacks of the other tasks are in its output. The signal comes again, since a task may hang in its clean-up too.
-    """
-
-    def end(_number: int, _frame: object) -> None:
-        message = f"The test ran for longer than {settings.timeout:.0f} s."
-        if (loop := asyncio._get_running_loop()) is None:
-            pytest.fail(message)
-        print(message)
-        for task in asyncio.all_tasks(loop):
-            task.print_stack(file=sys.stdout)
-            loop.call_soon_threadsafe(task.cancel, message)
-
-    signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, settings.timeout, AGAIN_S)
-    return True
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_timeout_cancel_timer(item: pytest.Item) -> bool:
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    return True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
