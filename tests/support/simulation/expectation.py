@@ -68,7 +68,11 @@ class ExpectedPartition:
             self.cut_ranges.append((ends_at, self.end, self.deleted_to))
             self.histories += 1
             self.last_cut_s = at_s
-            if not self.deletions_open:  # what was deleted in one history deletes nothing in another
+            # What was deleted in one history deletes nothing in another. But a leader confirms a log start that the
+            # uncommitted end of its old epoch reaches (docs/design.md, safety rule 5).
+            is_old_end = bool(common) and leader_end >= self.deleted_to
+            is_old_end &= all(one.leader_epoch <= common[-1].leader_epoch for one in leader_batches)
+            if not self.deletions_open and not is_old_end:
                 self.deleted_to = min(self.deleted_to, ends_at)
         self.batches = below if leader_end >= leader_start else []
         self.end = max([leader_start, *(one.next_offset for one in self.batches)])
