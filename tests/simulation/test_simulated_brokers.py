@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from pathlib import Path
 
 import lmdb
@@ -10,9 +12,12 @@ import pytest
 from protocol.records.record_batch import iterate_batches
 from protocol.records.record_reader import read_records
 from tests.support.fakes.record_batches import build_batch, record
+from tests.support.simulation.cluster import SimCluster, SimPartition
 from tests.support.simulation.compaction import compact
+from tests.support.simulation.loop import VirtualLoop
 from tests.support.simulation.process import forget_last_commit
-from tests.support.simulation.replica_log import ABORT, COMMIT, ReplicaLog, marker, placed
+from tests.support.simulation.replica_log import ABORT, COMMIT, Batch, ReplicaLog, marker, placed
+from tests.support.simulation.transactions import TransactionCoordinator
 
 NOW_MS, RETENTION_MS = 1_700_000_000_000, 1_000
 
@@ -106,3 +111,44 @@ def test_a_power_failure_may_take_the_last_commit(tmp_path: Path) -> None:
     forget_last_commit(path)
     with lmdb.open(str(path), subdir=False) as environment, environment.begin() as txn:
         assert txn.get(b"key") == b"2"
+
+
+def test_a_torn_state_has_no_commit_to_forget(tmp_path: Path) -> None:
+    path = tmp_path / "state.mdb"
+    for content in (b"", bytes(5_000)):
+        path.write_bytes(content)
+        forget_last_commit(path)
+        assert path.read_bytes() == content
+
+
+async def transaction_over_a_stop(loop: VirtualLoop, cluster: SimCluster, ends: str) -> ReplicaLog:
+    """Stops the leader right after it wrote the marker of a transaction, and returns the log of the next leader."""
+    coordinator = TransactionCoordinator(loop, cluster.rng, cluster)
+    (partition,) = cluster.create_topic("orders", 1, {}).partitions
+    stopped = partition.leader
+
+    def stop_after_marker(partition: SimPartition, batch: Batch) -> None:
+        if batch.ends and cluster.brokers[stopped].is_up:
+            cluster.stop(stopped)
+
+    cluster.on_append = stop_after_marker
+    producer_id = coordinator.begin(partition)
+    data = build_batch(0, [record(0, NOW_MS, b"a")], producer_id=producer_id, transactional=True)
+    cluster.append(cluster.brokers[stopped], partition, data)
+    await asyncio.sleep(0.1)
+    assert partition.log.last_stable_offset == 0
+    coordinator.finish(producer_id, is_commit=ends == COMMIT)
+    await asyncio.sleep(5)
+    assert partition.leader != stopped
+    return partition.log
+
+
+@pytest.mark.parametrize("ends", [COMMIT, ABORT])
+def test_a_marker_that_a_leader_lost_is_written_again(ends: str) -> None:
+    loop = VirtualLoop()
+    log = loop.run_virtual(
+        transaction_over_a_stop(loop, SimCluster(loop, random.Random(1), lambda: NOW_MS + loop.now_ms), ends)
+    )
+    loop.close()
+    assert [one.ends for one in log.batches] == ["", ends]
+    assert log.last_stable_offset == log.high_watermark == log.end

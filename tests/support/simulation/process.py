@@ -47,7 +47,11 @@ Settings = Mapping[str, Any]
 
 
 def forget_last_commit(path: Path) -> None:
-    """Overwrites the newer one of LMDB's two meta pages, as if it had not reached the disk."""
+    """Overwrites the newer one of LMDB's two meta pages, as if it had not reached the disk.
+
+    A file that is torn before the end of these pages has no commit to forget, and stays as it is."""
+    if path.stat().st_size < 2 * _PAGE_BYTES:
+        return
     with path.open("r+b") as file:
         pages = [file.read(_PAGE_BYTES) for _ in range(2)]
         newer = max((0, 1), key=lambda number: _TRANSACTION.unpack_from(pages[number], _TRANSACTION_AT)[0])

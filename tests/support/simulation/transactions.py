@@ -160,25 +160,48 @@ class TransactionCoordinator:
 
     def _begin_to_end(self, one: _Transactional, how: str) -> None:
         one.state, one.ended_as = "PrepareCommit" if how == COMMIT else "PrepareAbort", how
-        self._loop.later(self._rng.uniform(0.001, 0.02), self._write_markers, one, list(one.partitions), one.epoch)
+        self._loop.later(self._rng.uniform(0.001, 0.02), self._write_markers, one, one.epoch)
 
-    def _write_markers(self, one: _Transactional, left: list[SimPartition], epoch: int) -> None:
-        waiting = []
-        for partition in left:
-            if partition.leader < 0 or not self._cluster.brokers[partition.leader].is_up:
-                waiting.append(partition)
-                continue
-            broker, log = self._cluster.brokers[partition.leader], partition.log
-            if broker.is_cut_off:
-                waiting.append(partition)
-                continue
-            at_ms = self._cluster.wall_ms()
-            batch = marker(log.end, partition.leader_epoch, one.producer_id, epoch, one.ended_as, at_ms)
-            self._cluster.append_batch(broker, partition, batch)
-        if waiting:
-            self._loop.later(0.1, self._write_markers, one, waiting, epoch)
-        else:
+    def _write_markers(self, one: _Transactional, epoch: int) -> None:
+        left = list(one.partitions)
+
+        def written(partition: SimPartition) -> None:
+            left.remove(partition)
+            if not left:
+                one.state = "Complete"
+
+        if not left:
             one.state = "Complete"
+        for partition in list(left):
+            self._write_marker(one, epoch, partition, written)
+
+    def _write_marker(
+        self, one: _Transactional, epoch: int, partition: SimPartition, written: Callable[[SimPartition], None]
+    ) -> None:
+        """Writes one marker as with acks=all, and writes it again when the leader changed before all replicas had it.
+
+        The coordinator of a real cluster repeats WriteTxnMarkers until a leader answers without an error. So no marker
+        is lost with a leader that stops, and a log may have a marker twice."""
+        broker = self._cluster.brokers.get(partition.leader)
+        is_able = broker is not None and broker.is_up and not broker.is_cut_off
+        if broker is None or not is_able or len(partition.isr) < partition.topic.min_isr:
+            self._loop.later(0.1, self._write_marker, one, epoch, partition, written)
+            return
+        leader_epoch, at_ms = partition.leader_epoch, self._cluster.wall_ms()
+        batch = marker(partition.log.end, leader_epoch, one.producer_id, epoch, one.ended_as, at_ms)
+        self._cluster.append_batch(broker, partition, batch)
+
+        def look() -> None:
+            if partition.leader_epoch != leader_epoch:
+                self._loop.later(0.1, self._write_marker, one, epoch, partition, written)
+            elif partition.log.high_watermark >= batch.next_offset:
+                written(partition)
+            else:
+                return
+            partition.watchers.remove(look)
+
+        partition.watchers.append(look)
+        look()
 
     def expire(self) -> None:
         for one in self._ids.values():
