@@ -255,9 +255,12 @@ def _judge_missing(
     gone_from = max(plan.log_start_offset, min(each.start_offset for each in gone))
     if gone_from < first:
         plan.gaps = [gap for gap in plan.gaps if gap.next_offset > first] + [LogGap(gone_from, first)]
+        outcome = f"the offsets from {gone_from} on are a gap"
+    else:
+        outcome = "they lie below the log start"
     plan.notes.append(
         f"{len(gone)} segments below {first} are gone: they expired after the manifest was written, or were lost; "
-        f"the offsets from {gone_from} on are a gap"
+        f"{outcome}"
     )
     return max(each.end_offset if each.clamped_to is None else each.clamped_to for each in gone)
 

@@ -102,24 +102,36 @@ class _Objects:
 async def _check_rebuild(sim: Simulation) -> None:
     """If all metadata was lost now, `rebuild` would restore every segment with records that only the store has.
 
-    Or it refuses the partition: the manifest is older than the newest segments, so an operator has to decide."""
+    Or it refuses the partition: the manifest is older than the newest segments, so an operator has to decide. Or it
+    leaves a segment out, and tells that it lies below the log start: a user deleted the records while they were
+    copied. They stay deleted, as they are before the metadata is lost. The restored log start hides nothing else."""
     storage: Any = _Objects(sim)
     scan = BucketScan(CLUSTER_ID)
     await scan.list(storage)
     await scan.read(storage, lambda read: read(), 1)
     plans = {(one.topic_id_partition.topic_id, one.topic_id_partition.partition): one for one in judge_scan(scan).plans}
-    for partition in sim.oracle.expected:
+    for partition, expected in sim.oracle.expected.items():
         place = partition.topic.topic_id, partition.index
         if _is_stopped(sim, partition) or place not in plans:
             continue
         plan = plans[place]
         if plan.refused:
             continue
+        log_start = plan.log_start_offset
+        hidden = [one for one in expected.lacking(0, log_start, sim.wall_ms()) if one.next_offset <= log_start]
+        if hidden:
+            sim.oracle.fail(
+                f"`rebuild` restores the log start {log_start} of {partition}, above offset {hidden[0].base_offset},"
+                " whose records must be kept"
+            )
         restored = {one.segment_id.id for one in plan.segments}
         for one in sim.oracle.truth.finished(place):
-            if one.metadata.segment_id.id not in restored and one.metadata.start_offset < partition.log.start:
-                offsets = f"{one.metadata.start_offset} to {one.metadata.end_offset}"
-                sim.oracle.fail(f"`rebuild` does not restore {offsets} of {partition}, which only the store has")
+            first, last = one.metadata.start_offset, one.metadata.end_offset
+            is_deleted = last < min(log_start, expected.deleted_to)
+            if one.metadata.segment_id.id not in restored and first < partition.log.start and not is_deleted:
+                sim.oracle.fail(
+                    f"`rebuild` does not restore {first} to {last} of {partition}, which only the store has"
+                )
 
 
 def _is_stopped(sim: Simulation, partition: SimPartition) -> bool:

@@ -199,6 +199,17 @@ def test_segments_missing_at_the_front_are_a_gap_and_no_log_start(store: Store, 
     plan = store.plan()
     assert (live(plan), plan.log_start_offset, plan.gaps) == ([(10, 19)], 3, [LogGap(3, 10)])
     assert "1 segments below 10 are gone" in plan.notes[0]
+    assert "the offsets from 3 on are a gap" in plan.notes[0]
+
+
+def test_segments_missing_below_the_log_start_are_no_gap(store: Store) -> None:
+    gone, kept = store.holds(0, 9), store.holds(10, 19)
+    store.manifest(gone, kept, log_start=12)
+    store.loses(gone)
+    plan = store.plan()
+    assert (live(plan), plan.log_start_offset, plan.gaps) == ([(10, 19)], 12, [])
+    assert "lie below the log start" in plan.notes[0]
+    assert "gap" not in plan.notes[0]
 
 
 def test_a_recorded_gap_is_recorded_again(store: Store) -> None:
@@ -236,6 +247,16 @@ def test_a_leftover_below_the_log_start_is_not_read_again(store: Store) -> None:
     store.holds(0, 9)
     store.manifest(store.holds(10, 19), log_start=10)
     assert live(store.plan()) == [(10, 19)]
+
+
+def test_a_copy_that_ended_after_its_records_were_deleted_is_left_out(store: Store) -> None:
+    """A user deleted the records of a copy in progress, the manifest was written, and then the copy ended."""
+    before = store.holds(0, 9)
+    store.manifest(before, log_start=17)
+    store.holds(10, 15)
+    plan = store.plan()
+    assert live(plan) == [(0, 9)]
+    assert "(10 to 15): it lies below the log start" in plan.dropped[0]
 
 
 def test_a_log_start_that_a_later_segment_denies_is_left_out(store: Store) -> None:
