@@ -26,7 +26,7 @@ from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler, LogStartRecorder
-from proxy.wire.exchange import Prepare
+from proxy.wire.exchange import Forward, Prepare
 from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.configured_topics import configured_topics
@@ -120,7 +120,8 @@ class Bench:
 
         action, state = self.handler.on_request(FakeExchange(self.cluster, frame, answer=asked_first))
         assert isinstance(action, Prepare)
-        forwarded = await action.forward()
+        forwarded = await action.decide()
+        assert isinstance(forwarded, Forward)
         body_position = parse_request_header(forwarded.frame).body_position
         (sent,) = parse_delete_records_request(forwarded.frame, body_position, version).partitions
         assert (sent.topic, sent.partition) == (topic, partition)

@@ -97,7 +97,7 @@ async def test_a_large_request_is_decoded_beside_the_loop(
     action, _ = handlers[api_key].on_request(FakeExchange(bench.cluster, frame, answer=never))
     if isinstance(action, Prepare):
         with contextlib.suppress(NotAnsweredError):
-            await action.forward()
+            await action.decide()
     assert decoded_in == [not is_large]
 
 
@@ -118,7 +118,7 @@ async def test_the_question_for_many_topics_is_built_beside_the_loop(monkeypatch
     action, _ = deletion(bench).on_request(FakeExchange(bench.cluster, frame, answer=never))
     assert isinstance(action, Prepare)
     with contextlib.suppress(NotAnsweredError):
-        await action.forward()
+        await action.decide()
     assert built_in == [False]
 
 
