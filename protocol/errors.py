@@ -78,7 +78,7 @@ class TlsHandshakeError(FrameSizeError):
 
 
 class LimitExceededError(ProtocolError):
-    """An array or a tagged section announces more entries than Kafka accepts."""
+    """A message has more entries than Kafka or the proxy accepts."""
 
 
 class CorruptBatchError(ProtocolError):

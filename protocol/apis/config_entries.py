@@ -25,6 +25,7 @@ from protocol.primitives import (
     write_array_length,
     write_string,
 )
+from protocol.request_items import MAX_CHANGED_ITEMS, check_first_array, check_items
 from protocol.schema import MessagePlan, Span, compile_message
 from protocol.splice import Splice
 
@@ -69,6 +70,7 @@ class ConfigRequest(NamedTuple):
 def parse_config_request(frame: Buffer) -> ConfigRequest:
     """Parses a request of CreateTopics, AlterConfigs or IncrementalAlterConfigs. Raises `ProtocolError`."""
     header = parse_request_header(frame)
+    check_first_array(frame, MAX_CHANGED_ITEMS)
     api_key, version, pos = header.api_key, header.api_version, header.body_position
     plan = compile_message(api_key, version, "Request")
     plan.skip(frame, pos)
@@ -76,10 +78,13 @@ def parse_config_request(frame: Buffer) -> ConfigRequest:
     path, names = (
         ("Topics", ("Name", "Configs")) if creates else ("Resources", ("ResourceType", "ResourceName", "Configs"))
     )
-    resources = []
+    resources: list[ConfigResource] = []
+    items = 0
     for spans in plan.selector((path,), names)(frame, pos).structs:
         kind = TOPIC_RESOURCE if creates else read_int8(frame, spans[0].start)[0]
         name, _ = read_string(frame, spans[-2].start, plan.is_flexible)
+        items += 1 + read_array_length(frame, spans[-1].start, plan.is_flexible)[0]
+        check_items(items, MAX_CHANGED_ITEMS)
         changes = _read_changes(frame, spans[-1].start, api_key, plan.is_flexible)
         resources.append(ConfigResource(kind, name or "", changes, spans[-1]))
     ((flag_at,),) = plan.selector((), ("validateOnly" if creates else "ValidateOnly",))(frame, pos).structs
@@ -291,14 +296,18 @@ class DescribedResource(NamedTuple):
 def parse_describe_configs_request(frame: Buffer) -> tuple[list[DescribedResource], bool]:
     """Returns the requested resources and whether the client wants synonyms. Raises `ProtocolError`."""
     header = parse_request_header(frame)
+    check_first_array(frame, MAX_CHANGED_ITEMS)
     pos = header.body_position
     plan: MessagePlan = compile_message(header.api_key, header.api_version, "Request")
     plan.skip(frame, pos)
     compact = plan.is_flexible
     names = ("ResourceType", "ResourceName", "ConfigurationKeys")
-    resources = []
+    resources: list[DescribedResource] = []
+    items = 0
     for kind_at, name_at, keys_at in plan.selector(("Resources",), names)(frame, pos).structs:
         count, at = read_array_length(frame, keys_at.start, compact)
+        items += 1 + count
+        check_items(items, MAX_CHANGED_ITEMS)
         keys = []
         for _ in range(count):
             key, at = read_string(frame, at, compact)

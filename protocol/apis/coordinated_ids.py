@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from protocol.api_keys import ApiKey, is_flexible
-from protocol.errors import ProtocolError
+from protocol.errors import LimitExceededError, ProtocolError
 from protocol.header import build_response_header, parse_request_header, response_body_position
 from protocol.message_schema import FieldSchema
 from protocol.primitives import (
@@ -25,9 +25,11 @@ from protocol.primitives import (
     write_bytes_length,
     write_string,
 )
+from protocol.request_items import MAX_CHANGED_ITEMS, check_first_array
 from protocol.schema import Span, compile_message
 from protocol.splice import Splice, splice
 
+MAX_REFUSED_BYTES = 64 * 1024
 _COMMITS_BY_TOPIC_ID_FROM = 10
 _PRODUCER_BYTES = 10
 """The producer id and the producer epoch, which lie between two ids."""
@@ -82,7 +84,10 @@ def peek_ids(prefix: Buffer) -> CoordinatedIds:
 def refusal(frame: Buffer, code: int) -> bytes:
     """Returns the response that refuses a request of `TRANSACTION_APIS` or `GROUP_APIS` with an error code.
 
-    A response that answers each partition refuses every partition of the request. Raises `ProtocolError`."""
+    A response that answers each partition refuses every partition of the request. Raises `ProtocolError`, also for a
+    request above `MAX_REFUSED_BYTES`: its connection closes instead."""
+    if len(frame) > MAX_REFUSED_BYTES:
+        raise LimitExceededError(f"a request of {len(frame)} bytes with an id of the remote log's own")
     header = parse_request_header(frame)
     api_key, version = header.api_key, header.api_version
     plan = compile_message(api_key, version, "Response")
@@ -171,6 +176,7 @@ def deleted_groups(frame: Buffer) -> list[str]:
 
 def _named_groups(frame: Buffer) -> list[tuple[str, Span]]:
     header = parse_request_header(frame)
+    check_first_array(frame, MAX_CHANGED_ITEMS)
     plan = compile_message(ApiKey.DELETE_GROUPS, header.api_version, "Request")
     plan.skip(frame, header.body_position)
     ((names_at,),) = plan.selector((), ("GroupsNames",))(frame, header.body_position).structs

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import NamedTuple
 
-from protocol.apis.partition_walk import check_end, walk_partitions
+from protocol.apis.partition_walk import check_end, walk_partitions, walk_request
 from protocol.errors import ProtocolError
 from protocol.primitives import Buffer, read_int32
 
@@ -68,7 +68,7 @@ def parse_delete_records_request(payload: Buffer, body_position: int, version: i
     """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
-    walked, pos = walk_partitions(payload, body_position, _ASKED, compact)
+    walked, pos = walk_request(payload, body_position, _ASKED, compact)
     timeout_ms, pos = read_int32(payload, pos)
     check_end(payload, pos, compact)
     return DeleteRecordsRequest(

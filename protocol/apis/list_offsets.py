@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import NamedTuple
 
-from protocol.apis.partition_walk import check_end, walk_partitions
+from protocol.apis.partition_walk import check_end, walk_partitions, walk_request
 from protocol.errors import ProtocolError
 from protocol.primitives import INT64, Buffer, read_int8, read_int32
 
@@ -124,13 +124,13 @@ def parse_list_offsets_request(payload: Buffer, body_position: int, version: int
     if version >= _ISOLATION_LEVEL_FROM:
         isolation_level, pos = read_int8(payload, pos)
     if version >= _LEADER_EPOCH_FROM:
-        walked, pos = walk_partitions(payload, pos, _ASKED_V4, compact)
+        walked, pos = walk_request(payload, pos, _ASKED_V4, compact)
         partitions = [
             ListOffsetsPartition(topic, partition, leader_epoch, timestamp, position + _TIMESTAMP_AT_V4)
             for topic, position, (partition, leader_epoch, timestamp) in walked
         ]
     else:
-        walked, pos = walk_partitions(payload, pos, _ASKED_V1, compact)
+        walked, pos = walk_request(payload, pos, _ASKED_V1, compact)
         partitions = [
             ListOffsetsPartition(topic, partition, UNKNOWN_LEADER_EPOCH, timestamp, position + _TIMESTAMP_AT_V1)
             for topic, position, (partition, timestamp) in walked

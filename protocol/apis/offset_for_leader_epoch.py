@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from struct import Struct
 from typing import NamedTuple
 
-from protocol.apis.partition_walk import check_end, walk_partitions
+from protocol.apis.partition_walk import check_end, walk_partitions, walk_request
 from protocol.errors import ProtocolError
 from protocol.primitives import Buffer, read_int32
 
@@ -79,7 +79,7 @@ def parse_offset_for_leader_epoch_request(
     replica_id, pos = DEBUGGING_CONSUMER_REPLICA_ID, body_position
     if version >= _REPLICA_ID_FROM:
         replica_id, pos = read_int32(payload, pos)
-    walked, pos = walk_partitions(payload, pos, _ASKED, compact)
+    walked, pos = walk_request(payload, pos, _ASKED, compact)
     check_end(payload, pos, compact)
     return OffsetForLeaderEpochRequest(
         version, replica_id, [EpochPartition(topic, *fields) for topic, _, fields in walked]

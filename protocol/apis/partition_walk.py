@@ -6,12 +6,14 @@ Since a partition's fields have a fixed size, an answer can be patched in place 
 from __future__ import annotations
 
 import struct
+import sys
 from struct import Struct
 from typing import NamedTuple
 
 from protocol.apis.topic_reference import read_topic_name
 from protocol.errors import ProtocolError, TruncatedError
 from protocol.primitives import Buffer, read_array_length, skip_tagged_section
+from protocol.request_items import MAX_READ_ITEMS, check_items
 
 
 class WalkedPartition(NamedTuple):
@@ -21,7 +23,14 @@ class WalkedPartition(NamedTuple):
     fields: tuple[int, ...]
 
 
-def walk_partitions(buf: Buffer, pos: int, layout: Struct, compact: bool) -> tuple[list[WalkedPartition], int]:
+def walk_request(buf: Buffer, pos: int, layout: Struct, compact: bool) -> tuple[list[WalkedPartition], int]:
+    """Does as `walk_partitions` in a request. Raises `LimitExceededError` above `MAX_READ_ITEMS`."""
+    return walk_partitions(buf, pos, layout, compact, MAX_READ_ITEMS)
+
+
+def walk_partitions(
+    buf: Buffer, pos: int, layout: Struct, compact: bool, max_items: int = sys.maxsize
+) -> tuple[list[WalkedPartition], int]:
     """Returns every partition in the array of topics at `pos`, in wire order, and the end of the array."""
     partitions: list[WalkedPartition] = []
     size = layout.size
@@ -30,6 +39,7 @@ def walk_partitions(buf: Buffer, pos: int, layout: Struct, compact: bool) -> tup
         for _ in range(topic_count):
             topic, pos = read_topic_name(buf, pos, compact)
             partition_count, pos = read_array_length(buf, pos, compact)
+            check_items(topic_count + len(partitions) + partition_count, max_items)
             for _ in range(partition_count):
                 partitions.append(WalkedPartition(topic, pos, layout.unpack_from(buf, pos)))
                 pos += size

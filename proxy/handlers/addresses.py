@@ -23,6 +23,10 @@ ADDRESS_APIS = (
 )
 
 
+_BROKERS_COME_FIRST = (ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER)
+"""The responses that begin with the brokers of the cluster. The proxy reads no further, so the size does not count."""
+
+
 def check_version(api_key: int, api_version: int) -> None:
     """Raises `ProtocolError` for a version that was not advertised. That ends the connection, as on a broker."""
     versions = DECODED_APIS.get(api_key)
@@ -41,15 +45,17 @@ class AddressRewriter:
         self._address_of = address_of
 
     def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        if self._api_key == ApiKey.FIND_COORDINATOR and len(response) > LOOP_BYTES:
+        if len(response) > LOOP_BYTES and self._api_key not in _BROKERS_COME_FIRST:
             return self._rewritten(response)
         return (rewrite_addresses(self._api_key, self._api_version, response, self._address_of),)
 
     async def _rewritten(self, response: memoryview) -> Buffers:
-        """Rewrites an answer that has an address for each key that the client asked for, so it may have very many."""
+        """Rewrites a response whose addresses stand between or behind items that the client chose."""
         rewrite = partial(rewrite_addresses, self._api_key, self._api_version, response)
         named: set[int] = set()
         await off_loop(len(response), lambda: rewrite(named.add))
+        if not named:
+            return (response,)
         known = {node_id: self._address_of(node_id) for node_id in named}
         return (await off_loop(len(response), lambda: rewrite(known.get)),)
 

@@ -36,11 +36,12 @@ from protocol.apis.config_entries import (
     setting,
 )
 from protocol.errors import ErrorCode
+from protocol.primitives import Buffer
 from protocol.splice import Splice, splice
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import Spawn
 from proxy.handlers.describe_configs import tier_entries
-from proxy.handlers.off_loop import off_loop
+from proxy.handlers.off_loop import in_slices, off_loop, slices_of
 from proxy.handlers.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.topic_settings import TIER_DEFAULTS, InvalidTierConfigError, TierValue, tier_values
@@ -86,8 +87,9 @@ class _State:
 
     async def prepare(self) -> Forward:
         frame = self._exchange.request.frame
-        request = self._request = await off_loop(len(frame), lambda: parse_config_request(frame))
-        denied = await self._denied(frame) if any(_is_looked_up(request, each) for each in request.resources) else {}
+        self._request, looks_up = await off_loop(len(frame), lambda: _parsed_request(frame))
+        request = self._request
+        denied = await self._denied(frame) if looks_up else {}
         plans = self._plans = await self._configs.plan(request, denied)
         return Forward(await off_loop(len(frame), lambda: _forwarded(frame, request, plans)), hold_bytes=None)
 
@@ -96,29 +98,21 @@ class _State:
         request = self._request
         checked = await off_loop(len(frame), lambda: _only_checked(frame, request))
         asked = self._exchange.try_forward(checked)
-        names = {resource.name for resource in request.resources if resource.resource_type == TOPIC_RESOURCE}
-        if asked is None:  # the connection to the broker is gone
-            return dict.fromkeys(names, _NOT_CHECKED)
-        answers = await self._parsed(await asked)
-        codes = {
-            answer.name: Refusal(answer.error_code, answer.error_message, is_final=True)
-            for answer in answers.answers
-            if answer.resource_type == TOPIC_RESOURCE
-        }
-        found = {name: codes.get(name, _NOT_CHECKED) for name in names}
-        return {name: refusal for name, refusal in found.items() if refusal.code != ErrorCode.NONE}
-
-    async def _parsed(self, payload: memoryview) -> ConfigResponse:
-        api_key, version = self._request.api_key, self._request.version
-        return await off_loop(len(payload), lambda: parse_config_response(api_key, version, payload))
+        payload = None if asked is None else await asked
+        size_bytes = max(len(frame), len(payload or b""))
+        return await off_loop(size_bytes, lambda: _denials(request, payload))
 
     def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
         creates = self._request.api_key == ApiKey.CREATE_TOPICS
         return self._complete(response) if self._plans or creates else (response,)
 
     async def _complete(self, payload: memoryview) -> Buffers:
-        response = await self._parsed(payload)
+        response = await off_loop(len(payload), lambda: _parsed_response(self._request, payload))
         refused = await self._record_all(response.answers)
+        return (await off_loop(len(payload), lambda: self._patched(response, payload, refused)),)
+
+    def _patched(self, response: ConfigResponse, payload: memoryview, refused: Mapping[str, Refusal]) -> Buffer:
+        """Returns the response with the proxy's refusals and the tier settings. Any thread may call it."""
         splices: list[Splice] = []
         for answer in response.answers:
             if answer.resource_type != TOPIC_RESOURCE:
@@ -134,7 +128,7 @@ class _State:
             if refusal is not None:
                 splices.append(replace_error(response, answer, refusal.code, refusal.message))
             splices += self._shown(response, payload, answer, plan)
-        return (splice(payload, splices) if splices else payload,)
+        return splice(payload, splices) if splices else payload
 
     def _shown(
         self, response: ConfigResponse, payload: memoryview, answer: ConfigAnswer, change: Change | None
@@ -146,23 +140,28 @@ class _State:
 
     async def _record_all(self, answers: Sequence[ConfigAnswer]) -> Mapping[str, Refusal]:
         """Records the changes that the broker accepted. Returns the refusals of the changes that were not recorded."""
-        refused: dict[str, Refusal] = {}
+        accepted: list[tuple[Change, ConfigAnswer]] = []
+        async for part in slices_of(answers):
+            for answer in part:
+                plan = self._plans.get(answer.name) if answer.resource_type == TOPIC_RESOURCE else None
+                if isinstance(plan, Change) and plan.changes and not answer.error_code:
+                    accepted.append((plan, answer))
+        if self._request.validate_only or not accepted:
+            return {}
+        refused: dict[str, Refusal] = {change.topic: _NOT_RECORDED for change, _ in accepted}
 
-        async def record(change: Change, answer: ConfigAnswer) -> None:
+        async def record(one: tuple[Change, ConfigAnswer]) -> None:
+            change, answer = one
             refusal = await self._record(change, answer)
             if refusal is None:
                 refused.pop(change.topic, None)
             else:
                 refused[change.topic] = refusal
 
-        tasks = []
-        for answer in answers:
-            plan = self._plans.get(answer.name) if answer.resource_type == TOPIC_RESOURCE else None
-            if isinstance(plan, Change) and plan.changes and not answer.error_code and not self._request.validate_only:
-                refused[plan.topic] = _NOT_RECORDED
-                tasks.append(self._spawn(record(plan, answer)))
-        if tasks:
-            await asyncio.wait(tasks)
+        async def record_all() -> None:
+            await in_slices(accepted, record)
+
+        await asyncio.wait((self._spawn(record_all()),))
         return refused
 
     async def _record(self, change: Change, answer: ConfigAnswer) -> Refusal | None:
@@ -190,6 +189,30 @@ class _State:
 
     def on_abandoned(self) -> None:
         return
+
+
+def _parsed_request(frame: bytes) -> tuple[ConfigRequest, bool]:
+    """Returns the request, and whether the proxy asks brokers about a change. Raises `ProtocolError`."""
+    request = parse_config_request(frame)
+    return request, any(_is_looked_up(request, each) for each in request.resources)
+
+
+def _parsed_response(request: ConfigRequest, payload: memoryview) -> ConfigResponse:
+    return parse_config_response(request.api_key, request.version, payload)
+
+
+def _denials(request: ConfigRequest, payload: memoryview | None) -> Mapping[str, Refusal]:
+    """Returns the topics that the broker refuses in its answer. `payload` is None if the connection to it is gone."""
+    names = {resource.name for resource in request.resources if resource.resource_type == TOPIC_RESOURCE}
+    if payload is None:
+        return dict.fromkeys(names, _NOT_CHECKED)
+    codes = {
+        answer.name: Refusal(answer.error_code, answer.error_message, is_final=True)
+        for answer in _parsed_response(request, payload).answers
+        if answer.resource_type == TOPIC_RESOURCE
+    }
+    found = {name: codes.get(name, _NOT_CHECKED) for name in names}
+    return {name: refusal for name, refusal in found.items() if refusal.code != ErrorCode.NONE}
 
 
 def _is_looked_up(request: ConfigRequest, resource: ConfigResource) -> bool:

@@ -30,9 +30,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from protocol.api_keys import ApiKey
@@ -51,10 +51,11 @@ from protocol.apis.delete_records import (
 from protocol.apis.named_topics import Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
+from protocol.primitives import Buffer
 from proxy.error_map import delete_records_error
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import ClusterTopology, HandlerTools
-from proxy.handlers.off_loop import in_slices, off_loop
+from proxy.handlers.off_loop import in_slices, off_loop, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import ConfirmedLogStart
@@ -119,40 +120,44 @@ class DeleteRecordsHandler:
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(ApiKey.DELETE_RECORDS, request.api_version)
-        state = _State(self, request.api_version, exchange.node_id)
+        state = _State(self, request.api_version, exchange.node_id, len(request.frame))
         return Prepare(lambda: self._prepare(state, exchange)), state
 
-    def _read(self, frame: bytes, version: int) -> tuple[DeleteRecordsRequest, bytes, Mapping[str, Replaced]]:
-        """Returns the request, and its frame with replacement names for our own topics. Raises `ProtocolError`."""
+    def _read(self, frame: bytes, version: int) -> _Read:
+        """Decodes the request. Any thread may call it. Raises `ProtocolError`."""
         body_position = parse_request_header(frame).body_position
-        parsed = parse_delete_records_request(frame, body_position, version)
+        request = parse_delete_records_request(frame, body_position, version)
         kept, replaced = without_topics(
             frame, ApiKey.DELETE_RECORDS, version, lambda topic: topic.name in self._own_topics
         )
-        return parsed, kept, replaced
+        # A replaced name has another length, so the frame is parsed again for the new positions.
+        sent = parse_delete_records_request(kept, body_position, version).partitions if replaced else request.partitions
+        asked = [one for one in sent if one.topic not in replaced]
+        return _Read(request, replaced, kept, asked, with_refused_partitions(kept, sent))
 
     async def _prepare(self, state: _State, exchange: Exchange) -> Forward:
-        whole, version = exchange.request.frame, state.version
-        state.request, frame, state.replaced = await off_loop(len(whole), lambda: self._read(whole, version))
-        body_position = parse_request_header(whole).body_position
-        # A replaced name has another length, so the frame is parsed again for the new positions.
-        request = await off_loop(len(frame), lambda: parse_delete_records_request(frame, body_position, version))
-        timeout_ms = min(max(request.timeout_ms, _MIN_TIMEOUT_MS), _CHECK_TIMEOUT_MS)
-        asked = [one for one in request.partitions if one.topic not in state.replaced]
-        denied = await self._denied(exchange, with_refused_partitions(frame, request.partitions))
-        state.refused = {
-            (one.topic, one.partition): code
-            for one in asked
-            if (code := denied.get((one.topic, one.partition), ErrorCode.REQUEST_TIMED_OUT)) is not None
-        }
-        checked = [one for one in asked if (one.topic, one.partition) not in state.refused]
+        whole = exchange.request.frame
+        read = await off_loop(len(whole), lambda: self._read(whole, state.version))
+        state.request, state.replaced = read.request, read.replaced
+        timeout_ms = min(max(read.request.timeout_ms, _MIN_TIMEOUT_MS), _CHECK_TIMEOUT_MS)
+        denied = await self._denied(exchange, read.refused_frame)
+        checked: list[DeleteRecordsPartition] = []
+        async for part in slices_of(read.asked):
+            for one in part:
+                code = denied.get((one.topic, one.partition), ErrorCode.REQUEST_TIMED_OUT)
+                if code is None:
+                    checked.append(one)
+                else:
+                    state.refused[one.topic, one.partition] = code
         topics = _CurrentTopics(self._tools.topology, {one.topic for one in checked}, state.node_id)
         found = await in_slices(checked, lambda one: self._refusal(one, topics, timeout_ms))
         for one, code in zip(checked, found, strict=True):
             if code is not None:
                 state.refused[one.topic, one.partition] = code
-        refused = [one for one in asked if (one.topic, one.partition) in state.refused]
-        return Forward(with_refused_partitions(frame, refused) if refused else frame, hold_bytes=None)
+        if not state.refused:
+            return Forward(read.frame, hold_bytes=None)
+        frame = await off_loop(len(whole), lambda: _without(read.frame, read.asked, state.refused))
+        return Forward(frame, hold_bytes=None)
 
     async def _denied(self, exchange: Exchange, frame: bytes) -> Mapping[tuple[str, int], int | None]:
         """Returns the broker's error for each partition whose records the client may not delete now.
@@ -211,52 +216,36 @@ class DeleteRecordsHandler:
             raise RemoteLogMetadataNotReadyError(f"the metadata does not know {partition} yet")
 
     async def complete(self, state: _State, payload: memoryview) -> Buffers:
-        request, replaced = state.request, state.replaced
-        response = await off_loop(len(payload), lambda: _parsed_response(payload, request.version))
-        asked = {(one.topic, one.partition): one for one in request.partitions}
+        request = state.request
+        size_bytes = max(len(payload), state.size_bytes)
+        deleted = await off_loop(size_bytes, lambda: _deleted(state, payload))
         timeout_ms = min(max(request.timeout_ms, _MIN_TIMEOUT_MS), _MAX_TIMEOUT_MS)
-        answers: dict[int, DeleteRecordsAnswer] = {}
-        topics = _CurrentTopics(self._tools.topology, {one.topic for one in request.partitions}, state.node_id)
+        topics = _CurrentTopics(self._tools.topology, {one.asked.topic for one in deleted.partitions}, state.node_id)
+        stopping = _failed(RemoteLogMetadataNotReadyError("the proxy is stopping"))
+        answers = {one.place: stopping for one in deleted.partitions}
 
-        async def answer(index: int, one: DeleteRecordsResponsePartition) -> None:
-            found = await self._answer(asked.get((one.topic, one.partition)), one, topics, timeout_ms)
-            if found is not None:
-                answers[index] = found
+        async def answer(one: _DeletedPartition) -> None:
+            found = await self._answer(one.asked, one.broker, topics, timeout_ms)
+            if found is None:
+                del answers[one.place]
+            else:
+                answers[one.place] = found
 
-        tasks = {
-            index: self._tools.spawn(answer(index, one))
-            for index, one in enumerate(response.partitions)
-            if not one.error_code and (one.topic, one.partition) not in state.refused
-        }
-        if tasks:
-            await asyncio.wait(tasks.values())
-        for index, task in tasks.items():
-            if task.cancelled():
-                answers[index] = _failed(RemoteLogMetadataNotReadyError("the proxy is stopping"))
-        for index, one in enumerate(response.partitions):
-            code = state.refused.get((one.topic, one.partition))
-            if code is not None and one.error_code in _OUR_REFUSAL:
-                answers[index] = DeleteRecordsAnswer(error_code=code)
-            if one.topic in replaced:
-                answers[index] = DeleteRecordsAnswer(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        if not answers:
-            return (payload,)
-        patched = patch_delete_records_response(response, answers)
-        if not replaced:
-            return (patched,)
-        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return (with_refusals(memoryview(patched), ApiKey.DELETE_RECORDS, request.version, replaced, code, ""),)
+        async def answer_all() -> None:
+            await in_slices(deleted.partitions, answer)
+
+        if answers:
+            await asyncio.wait((self._tools.spawn(answer_all()),))
+        return (await off_loop(size_bytes, lambda: _patched(state, deleted.response, answers)),)
 
     async def _answer(
         self,
-        asked: DeleteRecordsPartition | None,
+        asked: DeleteRecordsPartition,
         broker: DeleteRecordsResponsePartition,
         topics: _CurrentTopics,
         timeout_ms: int,
     ) -> DeleteRecordsAnswer | None:
         """Returns the answer for one partition. None: the proxy relays the broker's answer."""
-        if asked is None or broker.error_code:
-            return None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self._delete(asked, broker, topics, timeout_ms)
@@ -325,6 +314,70 @@ def _parsed_response(payload: memoryview, version: int) -> DeleteRecordsResponse
     return parse_delete_records_response(payload, body_position, version)
 
 
+def _without(frame: bytes, asked: Sequence[DeleteRecordsPartition], refused: Collection[tuple[str, int]]) -> bytes:
+    """Returns the request that deletes nothing of the partitions in `refused`."""
+    return with_refused_partitions(frame, [one for one in asked if (one.topic, one.partition) in refused])
+
+
+class _Read(NamedTuple):
+    """A decoded request."""
+
+    request: DeleteRecordsRequest
+    replaced: Mapping[str, Replaced]
+    frame: bytes
+    """The request with replacement names for our own topics."""
+    asked: Sequence[DeleteRecordsPartition]
+    """The partitions of other topics, with their positions in `frame`."""
+    refused_frame: bytes
+    """The request that asks for offsets which every broker rejects."""
+
+
+class _DeletedPartition(NamedTuple):
+    place: int
+    """The index of `broker` in the response."""
+    asked: DeleteRecordsPartition
+    broker: DeleteRecordsResponsePartition
+
+
+class _Deleted(NamedTuple):
+    """A decoded response, and the partitions whose records the broker has deleted."""
+
+    response: DeleteRecordsResponse
+    partitions: Sequence[_DeletedPartition]
+
+
+def _deleted(state: _State, payload: memoryview) -> _Deleted:
+    """Any thread may call it. Raises `ProtocolError`."""
+    response = _parsed_response(payload, state.version)
+    asked = {(one.topic, one.partition): one for one in state.request.partitions}
+    partitions = [
+        _DeletedPartition(place, asked[one.topic, one.partition], one)
+        for place, one in enumerate(response.partitions)
+        if not one.error_code
+        and (one.topic, one.partition) in asked
+        and (one.topic, one.partition) not in state.refused
+    ]
+    return _Deleted(response, partitions)
+
+
+def _patched(state: _State, response: DeleteRecordsResponse, found: Mapping[int, DeleteRecordsAnswer]) -> Buffer:
+    """Returns the response with the answers that were found, and with the refusals. Any thread may call it."""
+    answers = dict(found)
+    for index, one in enumerate(response.partitions):
+        code = state.refused.get((one.topic, one.partition))
+        if code is not None and one.error_code in _OUR_REFUSAL:
+            answers[index] = DeleteRecordsAnswer(error_code=code)
+        if one.topic in state.replaced:
+            answers[index] = DeleteRecordsAnswer(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    if not answers:
+        return response.payload
+    patched = patch_delete_records_response(response, answers)
+    if not state.replaced:
+        return patched
+    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return with_refusals(memoryview(patched), ApiKey.DELETE_RECORDS, state.version, state.replaced, code, "")
+
+
 def _failed(error: RemoteLogError) -> DeleteRecordsAnswer:
     return DeleteRecordsAnswer(error_code=delete_records_error(error))
 
@@ -334,6 +387,8 @@ class _State:
     handler: DeleteRecordsHandler
     version: int
     node_id: int | None
+    size_bytes: int
+    """The size of the request."""
     request: DeleteRecordsRequest = field(init=False)
     replaced: Mapping[str, Replaced] = field(default_factory=dict)
     refused: dict[tuple[str, int], int] = field(default_factory=dict)

@@ -33,7 +33,7 @@ from protocol.header import build_request_header, response_body_position
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import ClusterTopology, Spawn
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
-from proxy.handlers.off_loop import off_loop
+from proxy.handlers.off_loop import off_loop, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import RemoteLogError
@@ -128,7 +128,8 @@ class DeleteTopicsHandler:
             except Exception:  # a defect may fail this record, but must not end the server's task group
                 logger.exception(_NOT_RECORDED, extra=fields)
 
-        await bounded_gather(list(deleted), record, _AT_ONCE)
+        async for part in slices_of(list(deleted)):
+            await bounded_gather(part, record, _AT_ONCE)
 
 
 class _State:

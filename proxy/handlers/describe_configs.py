@@ -29,6 +29,7 @@ from protocol.apis.config_entries import (
     write_synonym,
 )
 from protocol.errors import ErrorCode
+from protocol.primitives import Buffer
 from protocol.splice import Splice, splice
 from proxy.handlers.addresses import check_version
 from proxy.handlers.off_loop import off_loop
@@ -73,29 +74,40 @@ class _State:
     async def _complete(self, payload: memoryview) -> Buffers:
         if not self.asked:
             return (payload,)
-        response = await off_loop(
-            len(payload), lambda: parse_config_response(ApiKey.DESCRIBE_CONFIGS, self.version, payload)
-        )
-        wanted = {
-            one.name: TIER_DEFAULTS.keys() & set(one.keys) if one.keys else TIER_DEFAULTS.keys() for one in self.asked
-        }
+        response, answers = await off_loop(len(payload), lambda: self._shown(payload))
+        values = await self.configs.values([answer.name for answer in answers], self.node_id) if answers else {}
+        return (await off_loop(len(payload), lambda: self._patched(response, payload, answers, values)),)
+
+    def _shown(self, payload: memoryview) -> tuple[ConfigResponse, Sequence[ConfigAnswer]]:
+        """Returns the response, and the answers in which tier settings are shown. Raises `ProtocolError`."""
+        response = parse_config_response(ApiKey.DESCRIBE_CONFIGS, self.version, payload)
+        asked = {one.name for one in self.asked if not one.keys or TIER_DEFAULTS.keys() & set(one.keys)}
         answers = [
             answer
             for answer in response.answers
-            if answer.resource_type == TOPIC_RESOURCE
-            and answer.error_code == ErrorCode.NONE
-            and wanted.get(answer.name)
+            if answer.resource_type == TOPIC_RESOURCE and answer.error_code == ErrorCode.NONE and answer.name in asked
         ]
+        return response, answers
+
+    def _patched(
+        self,
+        response: ConfigResponse,
+        payload: memoryview,
+        answers: Sequence[ConfigAnswer],
+        values: Mapping[str, Mapping[str, TierValue]],
+    ) -> Buffer:
+        """Returns the response with the tier settings. Any thread may call it."""
         asked = {one.name: one.keys for one in self.asked}
-        values = await self.configs.values([answer.name for answer in answers], self.node_id) if answers else {}
         splices: list[Splice] = []
         for answer in answers:
             if answer.name in values:
-                keys = wanted[answer.name] - _hidden(asked[answer.name], values[answer.name])
+                keys = asked[answer.name]
+                wanted = TIER_DEFAULTS.keys() & set(keys) if keys else TIER_DEFAULTS.keys()
+                shown = wanted - _hidden(keys, values[answer.name])
                 splices += tier_entries(
-                    response, payload, answer, values[answer.name], keys, with_synonyms=self.with_synonyms
+                    response, payload, answer, values[answer.name], shown, with_synonyms=self.with_synonyms
                 )
-        return (splice(payload, splices) if splices else payload,)
+        return splice(payload, splices) if splices else payload
 
     def on_abandoned(self) -> None:
         return

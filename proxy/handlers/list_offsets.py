@@ -43,7 +43,7 @@ from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import UNAVAILABLE, list_offsets_error
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
-from proxy.handlers.off_loop import decide_when_decoded, in_slices, off_loop
+from proxy.handlers.off_loop import decide_when_decoded, in_slices, off_loop, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_bounds import next_local_offset
@@ -90,7 +90,10 @@ class ListOffsetsHandler:
         if request.has_max_timestamp:
             return []
         asked = [each for each in request.partitions if each.timestamp == NEXT_LOCAL_TIMESTAMP]
-        return [each for each in asked if self._is_unknown(each.topic) or self._may_be_tiered(each.topic)]
+        replaced = {
+            topic for topic in {each.topic for each in asked} if self._is_unknown(topic) or self._may_be_tiered(topic)
+        }
+        return [each for each in asked if each.topic in replaced]
 
     def _is_unknown(self, topic: str) -> bool:
         return self._tools.topology.topic_id(topic) is None
@@ -105,7 +108,9 @@ class ListOffsetsHandler:
         response = await off_loop(
             len(payload), lambda: parse_list_offsets_response(payload, body_position, request.version)
         )
-        asked = {(one.topic, one.partition): one for one in request.partitions}
+        asked = await off_loop(
+            len(exchange.request.frame), lambda: {(one.topic, one.partition): one for one in request.partitions}
+        )
         settings = self._tools.settings
         timeout_ms = settings.remote_log.list_offsets_timeout_ms
         if request.timeout_ms > 0:
@@ -124,7 +129,9 @@ class ListOffsetsHandler:
             ),
         )
         answers = {index: answer for index, answer in enumerate(found) if answer is not None}
-        return (patch_list_offsets_response(response, answers),) if answers else (payload,)
+        if not answers:
+            return (payload,)
+        return (await off_loop(len(payload), lambda: patch_list_offsets_response(response, answers)),)
 
     async def _current_ids(
         self, answers: Sequence[ListOffsetsResponsePartition], node_id: int | None, deadline_ms: int
@@ -135,7 +142,9 @@ class ListOffsetsHandler:
         yet. The broker is also asked for the names that the proxy has not met yet."""
         tools = self._tools
         answered = {answer.topic for answer in answers if not answer.error_code}
-        names = {name for name in answered if self._is_unknown(name) or self._may_be_tiered(name)}
+        names: set[str] = set()
+        async for part in slices_of(list(answered)):
+            names.update(name for name in part if self._is_unknown(name) or self._may_be_tiered(name))
         timeout_ms = max(1, min(tools.settings.metadata_timeout_ms, deadline_ms - tools.clock_ms()))
         try:
             topic_ids = await tools.topology.current_topic_ids(names, node_id, timeout_ms)

@@ -19,7 +19,7 @@ from protocol.header import parse_request_header
 from protocol.schema import compile_message
 from proxy.handlers.addresses import AddressRewriter, check_version
 from proxy.handlers.off_loop import decide_when_decoded, off_loop
-from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState, Prepare, Request
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare, Request
 
 _ALLOWS_CREATION_FROM = 4
 """The first version with AllowAutoTopicCreation."""
@@ -33,7 +33,7 @@ class MetadataHandler:
         self._own_topics = frozenset(own_topics)
         self._own_names = [name.encode() for name in own_topics]
 
-    def on_request(self, exchange: Exchange) -> tuple[Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(ApiKey.METADATA, request.api_version)
         if not any(name in request.frame for name in self._own_names):

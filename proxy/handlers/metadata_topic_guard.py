@@ -18,7 +18,7 @@ from protocol.apis.named_topics import NamedTopic, Replaced, with_refusals, with
 from protocol.errors import ErrorCode
 from proxy.handlers.addresses import check_version
 from proxy.handlers.off_loop import decide_when_decoded, off_loop
-from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState, Prepare, Request
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare, Request
 
 REFUSAL = "This topic is one of the remote log's own: it cannot be changed through the proxy."
 
@@ -37,7 +37,7 @@ class MetadataTopicGuard:
             name = self._topic_name(topic.topic_id)
         return name in self._own_topics
 
-    def on_request(self, exchange: Exchange) -> tuple[Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(request.api_key, request.api_version)
         return decide_when_decoded(len(request.frame), lambda: self.guarded(request), lambda decision: decision)

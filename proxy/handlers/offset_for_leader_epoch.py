@@ -11,7 +11,7 @@ gap ends where the gap ends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 
 from protocol.api_keys import ApiKey
@@ -60,16 +60,16 @@ class OffsetForLeaderEpochHandler:
         response = await off_loop(
             len(payload), lambda: parse_offset_for_leader_epoch_response(payload, body_position, request.version)
         )
-        # If a request names a partition twice, the broker answers twice, and the proxy cannot match the answers.
-        named = Counter((one.topic, one.partition) for one in request.partitions)
-        asked = {(one.topic, one.partition): one for one in request.partitions if named[one.topic, one.partition] == 1}
+        asked = await off_loop(len(exchange.request.frame), lambda: _asked_once(request))
         deadline_ms = exchange.request.received_at_ms + _TIMEOUT_MS
         found = await in_slices(
             response.partitions,
             lambda one: self._answer(asked.get((one.topic, one.partition)), one, deadline_ms, exchange.connection_id),
         )
         answers = {index: answer for index, answer in enumerate(found) if answer is not None}
-        return (patch_offset_for_leader_epoch_response(response, answers),) if answers else (payload,)
+        if not answers:
+            return (payload,)
+        return (await off_loop(len(payload), lambda: patch_offset_for_leader_epoch_response(response, answers)),)
 
     async def _answer(
         self, asked: EpochPartition | None, broker: EpochEndOffsetPartition, deadline_ms: int, connection_id: int
@@ -102,6 +102,12 @@ class OffsetForLeaderEpochHandler:
         # The epoch is older than all epochs that the broker still knows, and newer than all remote epochs. No record is
         # lost between them, so no record has this epoch.
         return EpochAnswer(0, last_remote_epoch, broker.end_offset)
+
+
+def _asked_once(request: OffsetForLeaderEpochRequest) -> Mapping[tuple[str, int], EpochPartition]:
+    """If a request names a partition twice, the broker answers twice, and the proxy cannot match the answers."""
+    named = Counter((one.topic, one.partition) for one in request.partitions)
+    return {(one.topic, one.partition): one for one in request.partitions if named[one.topic, one.partition] == 1}
 
 
 @dataclass(frozen=True, slots=True)

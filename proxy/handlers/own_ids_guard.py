@@ -69,11 +69,11 @@ class OwnIdsGuard:
             return CutThrough(), None
         return HeldRequest(self)
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         frame = exchange.request.frame
         code = self._own.refusal_of(peek_ids(frame))
         assert code is not None
-        return Answer((refusal(frame, code),)), None
+        return decide_when_decoded(len(frame), lambda: refusal(frame, code), lambda payload: (Answer((payload,)), None))
 
 
 class OwnGroupGuard:
@@ -82,7 +82,7 @@ class OwnGroupGuard:
     def __init__(self, own: OwnIds) -> None:
         self._own = own
 
-    def on_request(self, exchange: Exchange) -> tuple[Forward | Prepare, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(request.api_key, request.api_version)
         return decide_when_decoded(len(request.frame), lambda: self._guarded(request), lambda decision: decision)

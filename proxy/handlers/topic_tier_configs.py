@@ -29,7 +29,7 @@ from protocol.errors import ErrorCode
 from proxy.cluster.broker_configs import BrokerValue
 from proxy.handlers.base import ClusterTopology, FetchSettings
 from proxy.handlers.metadata_topic_guard import REFUSAL
-from proxy.handlers.off_loop import in_slices
+from proxy.handlers.off_loop import in_slices, slices_of
 from tiers.config.topic_policy import TopicConfig
 from tiers.config.topic_settings import (
     BROKER_DEFAULTS,
@@ -149,12 +149,13 @@ class TopicTierConfigs:
         except RemoteLogError:
             return {}
         found: dict[str, Mapping[str, TierValue]] = {}
-        for topic, topic_id in topic_ids.items():
-            try:
-                await self._ensure_fresh(topic_id, self._settings.metadata_max_age_ms, timeout_ms)
-                found[topic] = tier_values(self.rule(topic), self._own(topic_id))
-            except RemoteLogError:
-                continue
+        async for part in slices_of(list(topic_ids.items())):
+            for topic, topic_id in part:
+                try:
+                    await self._ensure_fresh(topic_id, self._settings.metadata_max_age_ms, timeout_ms)
+                    found[topic] = tier_values(self.rule(topic), self._own(topic_id))
+                except RemoteLogError:
+                    continue
         return found
 
     async def plan(self, request: ConfigRequest, denied: Mapping[str, Refusal]) -> dict[str, Plan]:
@@ -163,15 +164,16 @@ class TopicTierConfigs:
         `denied` are the topics that the broker does not let the client change. Nothing is looked up for them."""
         plans: dict[str, Plan] = {}
         resources: list[ConfigResource] = []
-        for resource in request.resources:
-            if resource.resource_type != TOPIC_RESOURCE:
-                continue
-            if resource.name in self._own_topics:
-                plans[resource.name] = Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED, REFUSAL, is_final=True)
-            elif resource.name in denied:
-                plans[resource.name] = denied[resource.name]
-            else:
-                resources.append(resource)
+        async for part in slices_of(request.resources):
+            for resource in part:
+                if resource.resource_type != TOPIC_RESOURCE:
+                    continue
+                if resource.name in self._own_topics:
+                    plans[resource.name] = Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED, REFUSAL, is_final=True)
+                elif resource.name in denied:
+                    plans[resource.name] = denied[resource.name]
+                else:
+                    resources.append(resource)
         topic_ids: Mapping[str, UUID] = {}
         if request.api_key != ApiKey.CREATE_TOPICS and resources:
             try:
@@ -235,19 +237,20 @@ class TopicTierConfigs:
         except RemoteLogError as error:
             return {each.resource.name: _unknown(error) for each in pending}
         plans: dict[str, Plan] = {}
-        for each in pending:
-            topic = each.resource.name
-            if each.topic_id is not None and topic not in known:
-                plans[topic] = _unknown(BrokerError(f"no broker tells of {topic}", retriable=True))
-                continue
-            values = known.get(topic) or {key: BrokerValue(value, value) for key, value in defaults.items()}
-            check = each.check_over(values, creates=request.api_key == ApiKey.CREATE_TOPICS)
-            try:
-                check(each.own)
-            except InvalidTierConfigError as error:
-                plans[topic] = Refusal(error.code, str(error))
-            else:
-                plans[topic] = Change(topic, each.topic_id, each.changes, check, former.get(topic, ()))
+        async for part in slices_of(pending):
+            for each in part:
+                topic = each.resource.name
+                if each.topic_id is not None and topic not in known:
+                    plans[topic] = _unknown(BrokerError(f"no broker tells of {topic}", retriable=True))
+                    continue
+                values = known.get(topic) or {key: BrokerValue(value, value) for key, value in defaults.items()}
+                check = each.check_over(values, creates=request.api_key == ApiKey.CREATE_TOPICS)
+                try:
+                    check(each.own)
+                except InvalidTierConfigError as error:
+                    plans[topic] = Refusal(error.code, str(error))
+                else:
+                    plans[topic] = Change(topic, each.topic_id, each.changes, check, former.get(topic, ()))
         return plans
 
     async def record(self, change: Change, topic_id: UUID | None = None) -> None:

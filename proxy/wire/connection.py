@@ -223,9 +223,10 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     async def _send_prepared(self, slot: Slot, prepare: Prepare) -> None:
         try:
-            action = await prepare.forward()
+            action = await prepare.decide()
         except asyncio.CancelledError:
-            self.fail("client", RuntimeError("a request's preparation was cancelled"))
+            if slot.answer is None:  # otherwise the drain has answered
+                self.fail("client", RuntimeError("a request's preparation was cancelled"))
             raise
         except Exception as error:
             self.fail("client", error)

@@ -87,11 +87,11 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """The handler must first find out what to send to the broker. For rare requests: later requests wait meanwhile.
+    """The handler must first find out what to do with the request. For rare requests: later requests wait meanwhile.
 
-    The connection holds the response. It cancels the coroutine if the client disconnects."""
+    The connection cancels the coroutine if the client disconnects."""
 
-    forward: Callable[[], Coroutine[None, None, Forward]]
+    decide: Callable[[], Coroutine[None, None, Answer | Forward]]
 
 
 @dataclass(frozen=True, slots=True)

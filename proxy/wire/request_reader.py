@@ -244,7 +244,6 @@ class RequestReader:
             self._queue.push_answered(slot)
             return
         if isinstance(action, Prepare):
-            slot.hold_bytes = None
             self._queue.push_preparing(slot)
             self.is_preparing = True
             self._prepare(slot, action)
@@ -259,9 +258,14 @@ class RequestReader:
             slot.upstream_correlation_id = parse_request_head(action.frame).correlation_id
         self._to_broker += (frame_length(action.frame), action.frame)
 
-    def send_prepared(self, slot: Slot, action: Forward) -> None:
-        """Sends the frame that a `Prepare` has determined."""
+    def send_prepared(self, slot: Slot, action: Answer | Forward) -> None:
+        """Does what a `Prepare` has determined. A frame leaves at once, an answer when the caller commits it."""
         self.is_preparing = False
+        if isinstance(action, Answer):
+            slot.answer = action.payload
+            return
+        slot.hold_bytes = action.hold_bytes
+        slot.patcher = action.patcher
         self._queue.awaiting.append(slot)
         self._send(slot, action)
         self._commit(aliases_pool=False)

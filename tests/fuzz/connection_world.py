@@ -83,7 +83,7 @@ class ScriptedApi:
 
         async def forward() -> Forward:
             await asyncio.sleep(self.delay_s)
-            return Forward(exchange.request.frame)
+            return Forward(exchange.request.frame, hold_bytes=None)
 
         return Prepare(forward), state
 

@@ -11,8 +11,8 @@ See docs/design.md, "Fetch".
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.encoding import encode_response
@@ -30,14 +30,15 @@ from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import read_int32
 from proxy.handlers.addresses import check_version
-from proxy.handlers.base import HandlerTools
+from proxy.handlers.base import HandlerTools, client_id_of
 from proxy.handlers.fetch.completion import FetchCompleter
 from proxy.handlers.fetch.delayed import DelayedRemoteFetchPurgatory, RemotePartitionRead
-from proxy.handlers.fetch.held import FetchConnectionState, FetchConnectionStates, HeldFetch
+from proxy.handlers.fetch.held import FetchConnectionState, FetchConnectionStates, HeldFetch, PartitionKey
 from proxy.handlers.fetch.local import LocalAnswers, StreamedPartitions
 from proxy.handlers.fetch.merge import split_max_bytes
 from proxy.handlers.fetch.verdict import FetchJudge
-from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.off_loop import LOOP_BYTES, Decision, decided_later, off_loop, slices_of
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from proxy.wire.hold_budget import Grant, HoldBudget
 from tiers.model.ids import TopicIdPartition
 
@@ -66,24 +67,50 @@ class FetchHandler:
         self.purgatory = DelayedRemoteFetchPurgatory()
         self._completer = FetchCompleter(tools, self._judge, self._local, self._connections, self.purgatory)
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
-        version = request.api_version
-        frame = request.frame
-        check_version(ApiKey.FETCH, request.api_version)
+        frame, version = request.frame, request.api_version
+        check_version(ApiKey.FETCH, version)
         body_position = parse_request_header(frame).body_position
-        if _is_from_follower(frame, body_position, version):
+        if version < _REPLICA_STATE_FROM and is_replica(read_int32(frame, body_position)[0]):
             return Forward(frame), None
-        exchange.tier = "local"
+        connection = self._connections.find(exchange.connection_id)
+        if connection is None and not _may_be_from_follower(frame, version):
+            return self._pass(exchange, body_position)
+
+        def decode() -> FetchRequest:
+            return parse_fetch_request(frame, body_position, version)
+
+        if len(frame) <= LOOP_BYTES:
+            parsed, foreseen = decode(), _Foreseen()
+            self._foresee(connection, parsed, range(len(parsed.partitions)), foreseen)
+            return self._decide(exchange, parsed, foreseen)
+
+        async def decide() -> Decision:
+            parsed, foreseen = await off_loop(len(frame), decode), _Foreseen()
+            async for indexes in slices_of(range(len(parsed.partitions))):
+                self._foresee(connection, parsed, indexes, foreseen)
+            return self._decide(exchange, parsed, foreseen)
+
+        return decided_later(decide)
+
+    def _decide(self, exchange: Exchange, parsed: FetchRequest, foreseen: _Foreseen) -> Decision:
+        if parsed.is_from_follower:
+            return Forward(exchange.request.frame), None
         connection = self._connections.find(exchange.connection_id)
         if connection is not None:
-            remembered = self._on_remembered(exchange, connection, body_position)
+            remembered = self._on_remembered(exchange, connection, parsed, foreseen)
             if remembered is not None:
                 return remembered
+        return self._pass(exchange, parsed.body_position)
+
+    def _pass(self, exchange: Exchange, body_position: int) -> Decision:
+        """Forwards a request that needs nothing special."""
+        exchange.tier = "local"
         state = _PassingFetch(self, exchange, body_position)
         patches = StreamedPartitions(self._tools, self._local, state.connection)
-        patcher = StreamingFetchPatcher(version, patches, hide_node_endpoints=True)
-        return Forward(request.frame, hold_bytes=self._tools.settings.hold_bytes, patcher=patcher), state
+        patcher = StreamingFetchPatcher(exchange.request.api_version, patches, hide_node_endpoints=True)
+        return Forward(exchange.request.frame, hold_bytes=self._tools.settings.hold_bytes, patcher=patcher), state
 
     @property
     def in_neither_tier_count(self) -> int:
@@ -99,11 +126,11 @@ class FetchHandler:
         return self._connections.get(connection_id)
 
     def _on_remembered(
-        self, exchange: Exchange, connection: FetchConnectionState, body_position: int
-    ) -> tuple[Answer | Forward, HandlerState | None] | None:
+        self, exchange: Exchange, connection: FetchConnectionState, parsed: FetchRequest, foreseen: _Foreseen
+    ) -> Decision | None:
         """Handles a request on a connection that touched the remote tier. None: the request needs nothing special."""
         request = exchange.request
-        parsed = parse_fetch_request(request.frame, body_position, request.api_version)
+        exchange.tier = "local"
         if connection.drops_session:
             connection.drops_session = False
             if not parsed.is_full:
@@ -112,23 +139,28 @@ class FetchHandler:
                     parsed.version, request.correlation_id, (), error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND
                 )
                 return Answer(payload), None
-        predicted = self._predict(connection, parsed)
-        if not predicted and not any((p.topic, p.partition) in connection.just_seen for p in parsed.partitions):
+        if not foreseen.remote and not foreseen.is_just_seen:
             if connection.orphaned_session_id and parsed.is_full and parsed.session_id == 0:
                 frame = bytearray(request.frame)
-                patch_fetch_request(frame, body_position, parsed.version, session_id=connection.orphaned_session_id)
+                patch_fetch_request(
+                    frame, parsed.body_position, parsed.version, session_id=connection.orphaned_session_id
+                )
                 request.frame = bytes(frame)
                 connection.orphaned_session_id = 0
             return None
         connection.just_seen.clear()
-        return self._hold(exchange, connection, parsed, predicted)
+        return self._hold(exchange, connection, parsed, foreseen.remote.values())
 
-    def _predict(self, connection: FetchConnectionState, parsed: FetchRequest) -> list[int]:
-        """Returns the indexes of the partitions that the broker will probably answer OFFSET_OUT_OF_RANGE."""
-        if not connection.authorized_topics:
-            return []
-        predicted = []
-        for index, asked in enumerate(parsed.partitions):
+    def _foresee(
+        self, connection: FetchConnectionState | None, parsed: FetchRequest, indexes: Sequence[int], found: _Foreseen
+    ) -> None:
+        """Adds to `found` what is known about some of the partitions."""
+        if connection is None or not (connection.authorized_topics or connection.just_seen):
+            return
+        for index in indexes:
+            asked = parsed.partitions[index]
+            key = (asked.topic, asked.partition)
+            found.is_just_seen = found.is_just_seen or key in connection.just_seen
             if asked.topic not in connection.authorized_topics:
                 continue
             partition = self._local.known_partition(asked.topic, asked.partition)
@@ -136,11 +168,10 @@ class FetchHandler:
                 continue
             log_start = self._tools.bounds.expected_log_start(partition)
             if log_start is not None and asked.fetch_offset < log_start:
-                predicted.append(index)
-        return predicted
+                found.remote[key] = index
 
     def _hold(
-        self, exchange: Exchange, connection: FetchConnectionState, parsed: FetchRequest, predicted: list[int]
+        self, exchange: Exchange, connection: FetchConnectionState, parsed: FetchRequest, predicted: Iterable[int]
     ) -> tuple[Forward, HandlerState]:
         tools = self._tools
         request = exchange.request
@@ -205,10 +236,13 @@ class FetchHandler:
         walked = _parsed(version, response)
         if not out_of_range(walked):
             return self._local.relay(walked)
-        parsed = parse_fetch_request(exchange.request.frame, body_position, version)
-        grant = self._reserve(exchange, parsed)
-        held = self._held(exchange, parsed, grant, is_sessionless=False)
-        return self._completer.complete(held, walked)
+        return self._complete(exchange, body_position, walked)
+
+    async def _complete(self, exchange: Exchange, body_position: int, walked: FetchResponse) -> Buffers:
+        frame = exchange.request.frame
+        parsed = await off_loop(len(frame), lambda: parse_fetch_request(frame, body_position, walked.version))
+        held = self._held(exchange, parsed, self._reserve(exchange, parsed), is_sessionless=False)
+        return await self._completer.complete(held, walked)
 
     def _held(self, exchange: Exchange, parsed: FetchRequest, grant: Grant, *, is_sessionless: bool) -> HeldFetch:
         received_at_ms = exchange.request.received_at_ms
@@ -218,6 +252,7 @@ class FetchHandler:
             parsed,
             received_at_ms + max(parsed.max_wait_ms, read_ms),
             received_at_ms + max(parsed.max_wait_ms, min(read_ms, _ANSWER_CAP_MS)),
+            client_id_of(exchange.request),
             grant,
             {},
             is_sessionless,
@@ -228,14 +263,21 @@ def _parsed(version: int, response: memoryview) -> FetchResponse:
     return parse_fetch_response(response, response_body_position(ApiKey.FETCH, version, response), version)
 
 
-def _is_from_follower(frame: bytes, body_position: int, version: int) -> bool:
-    """Whether the request is for a replica. Parses a request only if its end looks like that of a follower's.
-
-    Raises `ProtocolError`."""
-    if version < _REPLICA_STATE_FROM:
-        return is_replica(read_int32(frame, body_position)[0])
+def _may_be_from_follower(frame: bytes, version: int) -> bool:
+    """Whether the end of the request looks like that of a follower's."""
     end = frame[-len(_REPLICA_STATE_HEAD) - _REPLICA_STATE_BYTES : -_REPLICA_STATE_BYTES]
-    return end == _REPLICA_STATE_HEAD and parse_fetch_request(frame, body_position, version).is_from_follower
+    return version >= _REPLICA_STATE_FROM and end == _REPLICA_STATE_HEAD
+
+
+@dataclass(slots=True)
+class _Foreseen:
+    """What the proxy knows about a request's partitions before the broker answers."""
+
+    remote: dict[PartitionKey, int] = field(default_factory=dict)
+    """The indexes of the partitions that the broker will probably answer OFFSET_OUT_OF_RANGE. If the request names a
+    partition twice, the last entry counts, as for the broker."""
+    is_just_seen: bool = False
+    """Whether a streamed response could not serve one of the partitions just now."""
 
 
 class _PassingFetch:
@@ -268,7 +310,14 @@ class _HeldState:
     held: HeldFetch
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self.completer.complete(self.held, _parsed(self.held.request.version, response))
+        # The response has no more partitions than the request. Most of its bytes may be records, which are not decoded.
+        version, size_bytes = self.held.request.version, len(self.held.request.payload)
+        if size_bytes <= LOOP_BYTES:
+            return self.completer.complete(self.held, _parsed(version, response))
+        return self._complete_large(size_bytes, lambda: _parsed(version, response))
+
+    async def _complete_large(self, size_bytes: int, decode: Callable[[], FetchResponse]) -> Buffers:
+        return await self.completer.complete(self.held, await off_loop(size_bytes, decode))
 
     def on_abandoned(self) -> None:
         for read in self.held.reads.values():

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from protocol.apis.fetch.request import FetchRequest
 from protocol.apis.fetch.response import FetchResponse, out_of_range
 from protocol.apis.topic_reference import TopicReference
-from proxy.handlers.base import client_id_of
 from proxy.handlers.fetch.delayed import RemotePartitionRead
 from proxy.handlers.fetch.merge import Budget
 from proxy.wire.exchange import Exchange
@@ -40,6 +39,8 @@ class HeldFetch:
     """When the client gets an answer, whatever the remote tier has delivered until then.
 
     It may send other requests on the same connection, such as heartbeats, which wait behind this answer."""
+    client_id: str
+    """The client id of the request, which quotas use."""
     grant: Grant
     reads: dict[PartitionKey, RemotePartitionRead]
     is_sessionless: bool
@@ -61,7 +62,7 @@ class HeldFetch:
             self.request.isolation_level,
             self.deadline_ms,
             self.exchange.connection_id,
-            client_id_of(self.exchange.request),
+            self.client_id,
             log_start_offset,
         )
 

@@ -17,7 +17,7 @@ from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.fetch.handler import FetchHandler
-from proxy.wire.exchange import Answer, Forward
+from proxy.wire.exchange import Answer, Forward, Prepare
 from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame, reference
@@ -55,6 +55,8 @@ class Bench:
         exchange = self.last = FakeExchange(self.cluster, frame, connection_id)
         exchange.may_forward = may_forward
         action, state = self.handler.on_request(exchange)
+        if isinstance(action, Prepare):
+            action = await action.decide()
         version = exchange.request.api_version
         if isinstance(action, Answer):
             return parse(version, action.payload)

@@ -140,7 +140,7 @@ class PreparingHandler:
         async def forward() -> Forward:
             self.asked.set()
             await self.gate.wait()
-            return Forward(self.frame)
+            return Forward(self.frame, hold_bytes=None)
 
         state = ScriptedState(lambda response: (bytes(response),))
         self.states.append(state)

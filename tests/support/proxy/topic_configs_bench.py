@@ -89,7 +89,7 @@ class Bench:
         exchange = FakeExchange(self.cluster, frame, answer=self.answer_first or ask_first)
         action, state = handler.on_request(exchange)
         if isinstance(action, Prepare):
-            action = await action.forward()
+            action = await action.decide()
         assert isinstance(action, Forward)
         seen = decoded(bytes(action.frame))
         payload = build_response_header(api_key, version, 9) + answer(seen).encode(version=version)

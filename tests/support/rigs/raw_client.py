@@ -13,7 +13,7 @@ from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import INT32
 from proxy.handlers.fetch.handler import FetchHandler
-from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState
+from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState, Prepare
 from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame
 
 TIMEOUT_S = 300.0
@@ -66,7 +66,7 @@ class Forwarded:
         self._on_request = handler.on_request
         handler.on_request = self._record  # type: ignore[method-assign]  # replaced by a recorder for one test
 
-    def _record(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def _record(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         sent = exchange.request.frame
         action, state = self._on_request(exchange)
         if isinstance(action, Forward) and bytes(action.frame) == bytes(sent):

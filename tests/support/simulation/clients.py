@@ -17,7 +17,7 @@ from protocol.apis.fetch.request import parse_fetch_request
 from protocol.apis.fetch.response import parse_fetch_response
 from protocol.header import build_response_header, parse_request_header, response_body_position
 from protocol.primitives import Buffer
-from proxy.wire.exchange import Answer, Forward, Prepare, Request
+from proxy.wire.exchange import Answer, Prepare, Request
 from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame
 from tests.support.simulation.cluster import SimBroker, SimPartition
 from tests.support.simulation.fetches import AskedFetch, AskedPartition, fetch
@@ -262,8 +262,9 @@ class SimClient:
             action, state = handler.on_request(exchange)
             if isinstance(action, Answer):
                 return b"".join(bytes(one) for one in action.payload)
-            forward = await action.forward() if isinstance(action, Prepare) else action
-            assert isinstance(forward, Forward)
+            forward = await action.decide() if isinstance(action, Prepare) else action
+            if isinstance(forward, Answer):
+                return b"".join(bytes(one) for one in forward.payload)
             response = await exchange.forward(bytes(forward.frame))
             assert state is not None
             answer = state.on_response(response)

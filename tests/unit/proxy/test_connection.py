@@ -220,7 +220,7 @@ async def test_a_prepared_request_may_ask_the_broker_first() -> None:
             async def forward() -> Forward:
                 asked = exchange.try_forward(request(OTHER, 4, 99))
                 assert asked is not None
-                return Forward(request(HANDLED, 4, 2, bytes(await asked)))
+                return Forward(request(HANDLED, 4, 2, bytes(await asked)), hold_bytes=None)
 
             return Prepare(forward), ScriptedState(lambda held: (bytes(held),))
 

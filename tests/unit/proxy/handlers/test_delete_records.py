@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protocol.api_keys import ApiKey
-from protocol.apis.delete_records import HIGH_WATERMARK, parse_delete_records_request, parse_delete_records_response
+from protocol.apis.delete_records import (
+    HIGH_WATERMARK,
+    DeleteRecordsAnswer,
+    DeleteRecordsResponse,
+    parse_delete_records_request,
+    parse_delete_records_response,
+    patch_delete_records_response,
+)
 from protocol.errors import ErrorCode
 from protocol.header import (
     build_request_header,
@@ -24,15 +33,18 @@ from protocol.primitives import INT16, INT32, INT64, write_array_length, write_s
 from proxy.cluster.configured_topics import ConfiguredTopics, NothingConfigured
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
+from proxy.handlers import delete_records
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler, LogStartRecorder
-from proxy.wire.exchange import Prepare
+from proxy.handlers.off_loop import SLICE_ITEMS
+from proxy.wire.exchange import Forward, Prepare
 from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.configured_topics import configured_topics
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.proxy.turn_counter import counted_turns
 from tiers.config.topic_policy import TopicConfig
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.log_history import LogStartConfirmation
@@ -120,7 +132,8 @@ class Bench:
 
         action, state = self.handler.on_request(FakeExchange(self.cluster, frame, answer=asked_first))
         assert isinstance(action, Prepare)
-        forwarded = await action.forward()
+        forwarded = await action.decide()
+        assert isinstance(forwarded, Forward)
         body_position = parse_request_header(forwarded.frame).body_position
         (sent,) = parse_delete_records_request(forwarded.frame, body_position, version).partitions
         assert (sent.topic, sent.partition) == (topic, partition)
@@ -333,3 +346,51 @@ async def test_a_client_that_goes_away_leaves_the_tiers_together(bench: Bench) -
         bench.recorder.gate.set()
         await bench.recorder.done.wait()
     assert bench.tier.rlmm.log_start_offset(P0) == 12
+
+
+async def test_many_partitions_are_deleted_in_slices_of_one_task(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One task, which goes on if the client disconnects."""
+    spawned: list[object] = []
+    patched_in: list[bool] = []
+
+    def noted(response: DeleteRecordsResponse, answers: Mapping[int, DeleteRecordsAnswer]) -> bytearray:
+        patched_in.append(threading.current_thread() is threading.main_thread())
+        return patch_delete_records_response(response, answers)
+
+    def spawn(coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        spawned.append(coroutine)
+        return asyncio.get_running_loop().create_task(coroutine)
+
+    monkeypatch.setattr(delete_records, "patch_delete_records_response", noted)
+    bench.handler._tools = replace(bench.handler._tools, spawn=spawn)
+    count = 3 * SLICE_ITEMS
+    name = INT32.pack(1) + write_string("plain", compact=False) + INT32.pack(count)
+    asked = b"".join(INT32.pack(partition) + INT64.pack(5) for partition in range(count))
+    frame = build_request_header(ApiKey.DELETE_RECORDS, 0, 9, "test") + name + asked + INT32.pack(1000)
+
+    def answered(code: int) -> bytes:
+        head = build_response_header(ApiKey.DELETE_RECORDS, 0, 9) + INT32.pack(0) + name
+        return head + b"".join(INT32.pack(n) + INT64.pack(5) + INT16.pack(code) for n in range(count))
+
+    exchange = FakeExchange(bench.cluster, frame, answer=lambda _: answered(ErrorCode.OFFSET_OUT_OF_RANGE))
+    action, state = bench.handler.on_request(exchange)
+    assert isinstance(action, Prepare)
+    await action.decide()
+    assert state is not None
+    async with counted_turns() as turns:
+
+        async def counted(*arguments: Any) -> Any:
+            turns.note()
+            return DeleteRecordsAnswer(error_code=ErrorCode.REQUEST_TIMED_OUT)
+
+        monkeypatch.setattr(bench.handler, "_answer", counted)
+        answer = state.on_response(memoryview(answered(ErrorCode.NONE)))
+        assert asyncio.iscoroutine(answer)
+        payload = b"".join(await answer)
+    body_position = response_body_position(ApiKey.DELETE_RECORDS, 0, payload)
+    found = parse_delete_records_response(payload, body_position, 0).partitions
+    assert {one.error_code for one in found} == {ErrorCode.REQUEST_TIMED_OUT}
+    assert patched_in == [False]
+    assert len(spawned) == 1
+    assert sum(turns.notes.values()) == count
+    assert max(turns.notes.values()) <= SLICE_ITEMS

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from struct import Struct
@@ -13,15 +14,23 @@ from uuid import UUID
 import pytest
 
 from protocol.api_keys import ApiKey
-from protocol.apis.list_offsets import ListOffsetsResponsePartition, parse_list_offsets_response
+from protocol.apis.list_offsets import (
+    ListOffsetsAnswer,
+    ListOffsetsResponse,
+    ListOffsetsResponsePartition,
+    parse_list_offsets_response,
+    patch_list_offsets_response,
+)
 from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.header import build_request_header, build_response_header, response_body_position
 from protocol.primitives import INT8, INT32, write_array_length, write_string
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
+from proxy.handlers import list_offsets
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.list_offsets import ListOffsetsHandler
-from proxy.wire.exchange import Forward
+from proxy.handlers.off_loop import LOOP_BYTES
+from proxy.wire.exchange import Forward, Prepare
 from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.configured_topics import TIERABLE, FakeConfigs, configured_topics
@@ -434,3 +443,33 @@ async def test_records_that_cannot_be_read_cost_one_partition_not_the_connection
     monkeypatch.setattr("tiers.reader.remote_log_offset_reader.first_record_at_or_after", unreadable)
     answer = await bench.ask(7, 210, offset=5, timestamp=260)
     assert (answer.error_code, answer.offset) == (UNAVAILABLE, -1)
+
+
+async def test_many_answers_are_patched_beside_the_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    patched_in: list[bool] = []
+
+    def noted(response: ListOffsetsResponse, answers: Mapping[int, ListOffsetsAnswer]) -> bytearray:
+        patched_in.append(threading.current_thread() is threading.main_thread())
+        return patch_list_offsets_response(response, answers)
+
+    monkeypatch.setattr(list_offsets, "patch_list_offsets_response", noted)
+    count = LOOP_BYTES // 8
+    name = INT32.pack(1) + write_string("orders", compact=False) + INT32.pack(count)
+    frame = build_request_header(ApiKey.LIST_OFFSETS, 1, 9, "test") + INT32.pack(-1) + name
+    frame += b"".join(_ASKED_V1.pack(partition, EARLIEST) for partition in range(count))
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    payload = build_response_header(ApiKey.LIST_OFFSETS, 1, 9) + name
+    payload += b"".join(
+        Struct(">ihqq").pack(partition, code if partition else 0, -1, -1 if partition else 4)
+        for partition in range(count)
+    )
+    action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+    assert isinstance(action, Prepare)
+    await action.decide()
+    assert state is not None
+    answer = state.on_response(memoryview(payload))
+    assert asyncio.iscoroutine(answer)
+    body = b"".join(await answer)
+    found = parse_list_offsets_response(body, response_body_position(ApiKey.LIST_OFFSETS, 1, body), 1).partitions
+    assert [(one.error_code, one.offset) for one in found] == [(0, 0)] + [(code, -1)] * (count - 1)
+    assert patched_in == [False]

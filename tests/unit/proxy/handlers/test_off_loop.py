@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
-from proxy.handlers.off_loop import LOOP_BYTES, SLICE_ITEMS, decide_when_decoded, in_slices, off_loop
+from proxy.handlers.fair_order import FairOrder
+from proxy.handlers.off_loop import LOOP_BYTES, SLICE_ITEMS, Decoder, decide_when_decoded, in_slices, off_loop
 from proxy.wire.exchange import Forward, HandlerState, Prepare
 
 
@@ -56,7 +58,7 @@ async def test_a_small_request_is_decided_about_at_once() -> None:
 async def test_a_large_request_is_decided_about_when_it_is_decoded() -> None:
     action, state = decide_when_decoded(LOOP_BYTES + 1, is_on_the_loop, decide)
     assert isinstance(action, Prepare)
-    assert (await action.forward()).frame == b"thread"
+    assert await action.decide() == Forward(b"thread", hold_bytes=None)
     assert state is not None
     assert state.on_response(memoryview(b"x")) == (b"x", b"x")
 
@@ -64,7 +66,7 @@ async def test_a_large_request_is_decided_about_when_it_is_decoded() -> None:
 async def test_a_large_request_without_a_state_passes_its_response_on() -> None:
     action, state = decide_when_decoded(LOOP_BYTES + 1, lambda: None, lambda _: (Forward(b""), None))
     assert isinstance(action, Prepare)
-    await action.forward()
+    await action.decide()
     assert state is not None
     assert state.on_response(memoryview(b"x")) == (b"x",)
 
@@ -89,3 +91,83 @@ async def test_many_items_leave_the_loop_its_turns() -> None:
         assert await in_slices(items, work) == [2 * item for item in items]
         counting.cancel()
     assert all(seen_at.count(turn) <= SLICE_ITEMS for turn in set(seen_at))
+
+
+KIB = 1024
+SMALL, LARGE = 8 * KIB, 1024 * KIB
+
+
+async def decoded_in_order(sizes: list[int], cancelled: int = 0) -> list[int]:
+    """Returns the numbers of the messages in the order in which the thread decodes them.
+
+    The thread is busy until all messages have arrived. The clients of the first `cancelled` messages have then left."""
+    decoder, all_wait, order = Decoder(), threading.Event(), list[int]()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(decoder.run(1, lambda: all_wait.wait(60)))
+        await asyncio.sleep(0)
+        waiting = [
+            tasks.create_task(decoder.run(size, partial(order.append, number))) for number, size in enumerate(sizes)
+        ]
+        await asyncio.sleep(0)
+        for task in waiting[:cancelled]:
+            task.cancel()
+        await asyncio.sleep(0)
+        all_wait.set()
+    return order
+
+
+async def test_a_small_message_overtakes_those_of_20_clients() -> None:
+    assert (await decoded_in_order([LARGE] * 20 + [SMALL]))[0] == 20
+
+
+async def test_equal_messages_are_decoded_in_the_order_of_arrival() -> None:
+    assert await decoded_in_order([LARGE] * 5) == [0, 1, 2, 3, 4]
+
+
+async def test_the_message_of_a_client_that_left_is_not_decoded() -> None:
+    assert await decoded_in_order([LARGE] * 5, cancelled=3) == [3, 4]
+
+
+def test_small_messages_without_end_leave_a_large_one_its_turn() -> None:
+    order = FairOrder[str]()
+    order.add(LARGE, "large")
+    taken = 0
+    while True:
+        order.add(SMALL, "small")
+        size_bytes, message = order.take()
+        if message == "large":
+            break
+        order.decoded(size_bytes)
+        taken += size_bytes
+    assert LARGE <= taken <= 2 * LARGE
+
+
+def test_a_small_message_waits_for_its_share_alone_under_steady_load() -> None:
+    """20 clients send a large message again as soon as the last one is decoded."""
+    order = FairOrder[str]()
+    for _ in range(20):
+        order.add(LARGE, "large")
+
+    def decode_large() -> None:
+        size_bytes, message = order.take()
+        assert message == "large"
+        order.decoded(size_bytes)
+        order.add(LARGE, "large")
+
+    for _ in range(100):
+        order.add(SMALL, "small")
+        size_bytes, message = order.take()
+        assert message == "small"
+        order.decoded(size_bytes)
+        decode_large()
+
+
+def test_messages_of_clients_that_left_are_no_share() -> None:
+    """A client that leaves again and again brings its other connections no nearer to their turns."""
+    order = FairOrder[str]()
+    order.add(LARGE, "large")
+    for _ in range(100):
+        order.add(SMALL, "left")
+        assert order.take() == (SMALL, "left")
+    order.add(SMALL, "small")
+    assert order.take() == (SMALL, "small")

@@ -16,8 +16,8 @@ from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
 from tests.support.proxy.proxy_harness import PATIENT, AnsweringHandler, ForwardingHandler, proxy_before, reply
 
-ANSWERED, HELD, LATE, PREPARED, STREAMED, SILENT = 40, 41, 42, 43, 44, 45
-KINDS = (OPAQUE, ANSWERED, HELD, LATE, PREPARED, STREAMED, SILENT)
+ANSWERED, HELD, LATE, PREPARED, REFUSED_LATER, STREAMED, SILENT = 40, 41, 42, 43, 44, 45, 46
+KINDS = (OPAQUE, ANSWERED, HELD, LATE, PREPARED, REFUSED_LATER, STREAMED, SILENT)
 BODY = b"a response that is longer than what is held"
 
 
@@ -31,10 +31,25 @@ class PreparedLater:
         async def forward() -> Forward:
             for _ in range(self._turns):
                 await asyncio.sleep(0)
-            return Forward(exchange.request.frame)
+            return Forward(exchange.request.frame, hold_bytes=None)
 
         _, state = ForwardingHandler(lambda _, held: (bytes(held),)).on_request(exchange)
         return Prepare(forward), state
+
+
+class RefusedLater:
+    """Answers the request itself after some turns of the loop."""
+
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+
+    def on_request(self, exchange: Exchange) -> tuple[Prepare, HandlerState | None]:
+        async def answer() -> Answer:
+            for _ in range(self._turns):
+                await asyncio.sleep(0)
+            return Answer(reply(exchange, BODY))
+
+        return Prepare(answer), None
 
 
 class Silent:
@@ -55,6 +70,7 @@ def handlers(turns: int) -> Mapping[int, Handler]:
         HELD: ForwardingHandler(lambda _, held: (bytes(held),)),
         LATE: ForwardingHandler(late),
         PREPARED: PreparedLater(turns),
+        REFUSED_LATER: RefusedLater(turns),
         STREAMED: ForwardingHandler(lambda exchange, _: reply(exchange, b"held"), hold_bytes=8),
     }
 
@@ -62,7 +78,7 @@ def handlers(turns: int) -> Mapping[int, Handler]:
 async def converse(kinds: Sequence[int], max_in_flight: int, cuts: Sequence[int], pace: int, turns: int) -> None:
     limits = PATIENT.model_copy(update={"max_in_flight": max_in_flight})
     stream = b"".join(frame(request(kind, 1, number)) for number, kind in enumerate(kinds))
-    at_broker = [number for number, kind in enumerate(kinds) if kind != ANSWERED]
+    at_broker = [number for number, kind in enumerate(kinds) if kind not in (ANSWERED, REFUSED_LATER)]
     answered = [number for number, kind in enumerate(kinds) if kind != SILENT]
 
     arrived: asyncio.Queue[bytes] = asyncio.Queue()

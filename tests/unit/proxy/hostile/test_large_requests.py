@@ -12,9 +12,10 @@ from uuid import UUID
 import pytest
 
 from protocol.api_keys import ApiKey
-from protocol.apis import named_topics
-from protocol.header import build_response_header
+from protocol.apis import config_entries, coordinated_ids, named_topics
+from protocol.header import build_request_header, build_response_header
 from protocol.primitives import INT16, INT32, write_array_length, write_string
+from protocol.request_items import MAX_CHANGED_ITEMS
 from proxy.config import LimitsConfig
 from proxy.handlers import (
     addresses,
@@ -28,7 +29,7 @@ from proxy.handlers import (
 from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.off_loop import LOOP_BYTES
-from proxy.wire.exchange import Handler, HandlerState, Prepare
+from proxy.wire.exchange import Answer, Handler, HandlerState, Prepare
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, request
@@ -74,7 +75,7 @@ async def test_a_large_request_is_decoded_beside_the_loop(
     api: str, is_large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, decoder, api_key, version, item, end = CASES[api]
-    count = LARGE_BYTES // len(item) if is_large else 3
+    count = MAX_CHANGED_ITEMS if is_large else 3
     frame = request(api_key, version, 9, INT32.pack(count) + item * count + end)
     decoded_in: list[bool] = []
     decode = getattr(module, decoder)
@@ -97,7 +98,7 @@ async def test_a_large_request_is_decoded_beside_the_loop(
     action, _ = handlers[api_key].on_request(FakeExchange(bench.cluster, frame, answer=never))
     if isinstance(action, Prepare):
         with contextlib.suppress(NotAnsweredError):
-            await action.forward()
+            await action.decide()
     assert decoded_in == [not is_large]
 
 
@@ -118,7 +119,7 @@ async def test_the_question_for_many_topics_is_built_beside_the_loop(monkeypatch
     action, _ = deletion(bench).on_request(FakeExchange(bench.cluster, frame, answer=never))
     assert isinstance(action, Prepare)
     with contextlib.suppress(NotAnsweredError):
-        await action.forward()
+        await action.decide()
     assert built_in == [False]
 
 
@@ -131,6 +132,7 @@ LARGE_ANSWERS: dict[str, tuple[Any, str, int, int, bytes, bytes, bytes]] = {
         NAME + INT16.pack(3) + INT16.pack(-1), b""
     ),
     "DeleteGroups": (own_ids_guard, "with_refused_groups", ApiKey.DELETE_GROUPS, 1, bytes(4), NAME + bytes(2), b""),
+    "Produce": (addresses, "rewrite_addresses", ApiKey.PRODUCE, 10, b"", b"\x02a\x01\x00", bytes(5)),
     "Metadata": (
         metadata, "with_refusals", ApiKey.METADATA, 0, bytes(4), INT16.pack(3) + NAME + bytes(4), b""
     ),
@@ -156,12 +158,13 @@ async def test_a_large_answer_is_patched_beside_the_loop(
     replaced = {REFUSED: named_topics.Replaced(METADATA_TOPIC, None)}
     states: Mapping[int, HandlerState] = {
         ApiKey.FIND_COORDINATOR: addresses.AddressRewriter(api_key, version, lambda _: ("proxy", 1)),
+        ApiKey.PRODUCE: addresses.AddressRewriter(api_key, version, lambda _: ("proxy", 1)),
         ApiKey.CREATE_PARTITIONS: metadata_topic_guard._State(api_key, version, replaced),
         ApiKey.DELETE_GROUPS: own_ids_guard._Refusing(version, "ours"),
         ApiKey.METADATA: metadata._Refusing(version, replaced, lambda _: None),
     }
     count = LARGE_BYTES // len(item) if is_large else 3
-    compact = api_key == ApiKey.FIND_COORDINATOR
+    compact = api_key in (ApiKey.FIND_COORDINATOR, ApiKey.PRODUCE)
     body = before + write_array_length(count, compact) + item * count + end
     result = states[api_key].on_response(memoryview(build_response_header(api_key, version, 9) + body))
     if asyncio.iscoroutine(result):
@@ -201,3 +204,64 @@ async def test_a_large_answer_is_decoded_beside_the_loop(monkeypatch: pytest.Mon
     assert asyncio.iscoroutine(result)
     await result
     assert decoded_in == [False]
+
+
+async def test_a_request_with_too_many_items_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={ApiKey.CREATE_PARTITIONS: guard()}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        _, _, api_key, version, item, end = CASES["CreatePartitions"]
+        count = MAX_CHANGED_ITEMS + 1
+        await client.send(request(api_key, version, 9, INT32.pack(count) + item * count + end))
+        assert await client.ended() == b""
+    assert f"a request with {count} items or more, above the limit of {MAX_CHANGED_ITEMS}" in caplog.records[0].message
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+async def test_a_large_request_with_the_owners_group_is_refused_beside_the_loop(
+    is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused_in: list[bool] = []
+
+    def noted(*arguments: Any) -> bytes:
+        refused_in.append(threading.current_thread() is threading.main_thread())
+        return coordinated_ids.refusal(*arguments)
+
+    monkeypatch.setattr(own_ids_guard, "refusal", noted)
+    count = 2 * LOOP_BYTES // 4 if is_large else 3
+    item = b"\x02a\x01\x00"
+    body = b"\x05ours" + bytes(4) + b"\x01\x00" + write_array_length(count, compact=True) + item * count + b"\x00"
+    head = build_request_header(ApiKey.OFFSET_COMMIT, 8, 9, "client")
+    handler = own_ids_guard.OwnIdsGuard(own_ids_guard.OwnIds("ours"))
+    bench = Bench(asyncio.get_running_loop().create_task)
+    action, _ = handler.on_request(FakeExchange(bench.cluster, head + body))
+    if isinstance(action, Prepare):
+        action = await action.decide()
+    assert isinstance(action, Answer)
+    assert refused_in == [not is_large]
+
+
+async def test_many_refused_topics_are_patched_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced_in: set[bool] = set()
+
+    def noted(*arguments: Any) -> Any:
+        replaced_in.add(threading.current_thread() is threading.main_thread())
+        return config_entries.replace_error(*arguments)
+
+    monkeypatch.setattr(alter_configs, "replace_error", noted)
+    bench = Bench(asyncio.get_running_loop().create_task)
+    names = [f"refused-{number}" for number in range(LOOP_BYTES)]
+    resources = b"".join(b"\x02" + write_string(name, compact=False) + bytes(4) for name in names)
+    frame = request(ApiKey.ALTER_CONFIGS, 0, 9, INT32.pack(len(names)) + resources + b"\x00")
+    answers = b"".join(INT16.pack(29) + INT16.pack(-1) + b"\x02" + write_string(name, compact=False) for name in names)
+    response = build_response_header(ApiKey.ALTER_CONFIGS, 0, 9) + bytes(4) + INT32.pack(len(names)) + answers
+    action, state = bench.alter.on_request(FakeExchange(bench.cluster, frame, answer=lambda _: response))
+    assert isinstance(action, Prepare)
+    await action.decide()
+    assert state is not None
+    patched = state.on_response(memoryview(response))
+    assert asyncio.iscoroutine(patched)
+    assert b"".join(await patched) == response
+    assert replaced_in == {False}
