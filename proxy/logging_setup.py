@@ -1,7 +1,8 @@
 """Sets up logging: one line per event, as text or as JSON. The message says what happened; the keys name the objects.
 
-The log never has data that a client sent, client ids excepted, or that a store holds. It never has a setting that may
-be a secret.
+The log never has data that a client sent, names excepted, or that a store holds. It never has a setting that may be a
+secret. A client chooses the names that it sends, in up to 32 KiB each. So every text is cut, and its control characters
+are escaped: none of them begins a line.
 """
 
 from __future__ import annotations
@@ -10,10 +11,21 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _NOISY: Final = ("kafka", "aiobotocore", "botocore", "aiohttp", "urllib3", "asyncio")
+
+MAX_CHARACTERS: Final = 1_000
+"""The longest message, and the longest value of a key."""
+MAX_TRACEBACK_CHARACTERS: Final = 16_000
+
+
+def loggable(text: str, max_characters: int = MAX_CHARACTERS, also: str = "") -> str:
+    """Returns a text of limited length that is one line, apart from the control characters `also`."""
+    cut = text[:max_characters]
+    shown = "".join(each if each.isprintable() or each in also else ascii(each)[1:-1] for each in cut)
+    return shown if len(text) <= max_characters else f"{shown}..."
 
 
 def set_up_logging(level: str, form: str, stream: TextIO | None = None) -> None:
@@ -32,25 +44,34 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD and value is not None}
+    return {
+        key: value if isinstance(value, int | float) else loggable(str(value))
+        for key, value in vars(record).items()
+        if key not in _STANDARD and value is not None
+    }
 
 
-class TextFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    def formatException(self, ei: Any) -> str:  # the name is that of the standard library
+        return loggable(super().formatException(ei), MAX_TRACEBACK_CHARACTERS, "\n")
+
+
+class TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         extra = "".join(f" {key}={value}" for key, value in _extra(record).items())
-        line = f"{_time(record)} {record.levelname:<7} {record.name}: {record.getMessage()}{extra}"
+        line = f"{_time(record)} {record.levelname:<7} {record.name}: {loggable(record.getMessage())}{extra}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         event = {
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": loggable(record.getMessage()),
             **_extra(record),
         }
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return json.dumps(event, default=str)
+        return json.dumps(event)

@@ -21,7 +21,6 @@ from protocol.errors import ProtocolError, TlsHandshakeError
 from protocol.frame import frame_length
 from protocol.primitives import Buffer
 from proxy.wire.admission import Admission, Limit
-from proxy.wire.connection_log import loggable
 from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, Endpoint
 from proxy.wire.error_log import FaultyFrame, Sender
 from proxy.wire.exchange import Buffers, Prepare
@@ -477,12 +476,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._context.log.log(level, reason, message, self._who())
 
     def _who(self) -> dict[str, object]:
-        client_id = self._reader.client_id
         return {
             "connection_id": self.connection_id,
             "node_id": self.node_id,
             "client": self._peer(),
-            "client_id": None if client_id is None else loggable(client_id),
+            "client_id": self._reader.client_id,
         }
 
     def _note_failure(self, error: Exception, frame: FaultyFrame | None) -> None:

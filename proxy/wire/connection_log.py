@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 LINES = 20
 WINDOW_MS = 60_000
-_MAX_CLIENT_ID = 64
 
 
 @dataclass(slots=True)
@@ -51,8 +50,3 @@ class ConnectionLog:
         window.lines += 1
         left_out, window.left_out = window.left_out, 0
         return {**who, "lines_left_out": left_out} if left_out else who
-
-
-def loggable(client_id: str) -> str:
-    """Returns a client id for the log: one line, without control characters, and not long."""
-    return "".join(each if each.isprintable() else "?" for each in client_id[:_MAX_CLIENT_ID])

@@ -1,7 +1,8 @@
 """`ErrorLog`: the last undecodable frames, and the last connections that were closed, refused or throttled.
 
-The admin port shows it at `/errors`. A dump of a frame shows its header, and the body of those APIs whose messages have
-neither records nor secrets. All other bytes are masked, so no record and no password ever leaves the process this way.
+The admin port shows it at `/errors`. A dump of a request shows its header, and the body of those APIs whose messages
+have neither records nor secrets. It shows them only if the bytes are a request for sure: a frame that begins at the
+wrong place may have records or a password at any place. All other bytes are masked.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from protocol.api_keys import ApiKey
+from protocol.api_keys import DECODED_APIS, ApiKey
 from protocol.errors import ProtocolError
-from protocol.frame import REQUEST_HEAD_BYTES, RESPONSE_HEAD_BYTES
-from protocol.header import parse_request_head, parse_request_header
+from protocol.frame import RESPONSE_HEAD_BYTES
+from protocol.header import parse_request_header
 from protocol.primitives import Buffer
+from proxy.logging_setup import loggable
 
 IncidentKind = Literal["undecodable", "closed", "refused", "throttled"]
 Sender = Literal["client", "broker"]
@@ -99,21 +101,21 @@ class ErrorLog:
     ) -> None:
         """Adds an entry, and forgets the oldest one of a full ring. Keeps no reference to the frame's bytes.
 
-        `peer` is the client's address, also if a broker sent the frame. `client_id` may be left out where the frame is
-        a request, which has it."""
+        `peer` is the client's address, also if a broker sent the frame. `client_id` is that of the connection's
+        earlier requests, if there is one."""
         api_key = api_version = None
         dump: tuple[str, ...] = ()
         if frame is not None:
-            api_key, api_version, found, dump = _described(frame)
+            api_key, api_version, found, dump = _described(frame, client_id)
             client_id = client_id or found
         self._incidents.append(
             Incident(
                 self._wall_clock_ms(),
                 kind,
-                str(reason),
+                loggable(str(reason)),
                 peer,
                 node_id,
-                client_id,
+                None if client_id is None else loggable(client_id),
                 None if frame is None else frame.sender,
                 _api_name(api_key),
                 api_version,
@@ -132,22 +134,21 @@ def _api_name(api_key: int | None) -> str | None:
         return str(api_key)
 
 
-def _described(frame: FaultyFrame) -> tuple[int | None, int | None, str | None, tuple[str, ...]]:
+def _described(frame: FaultyFrame, client_id: str | None) -> tuple[int | None, int | None, str | None, tuple[str, ...]]:
     """Returns the API key, the API version, the client id and the masked dump."""
     data, size = frame.payload, len(frame.payload)
     if frame.sender == "broker":
         shown = size if frame.api_key in _OPEN_RESPONSES else RESPONSE_HEAD_BYTES
         return frame.api_key, frame.api_version, None, _dump(data, shown)
-    if size < REQUEST_HEAD_BYTES:
-        return frame.api_key, frame.api_version, None, _dump(data, size)
-    api_key, api_version, _ = parse_request_head(data)
     try:
         header = parse_request_header(data)
     except ProtocolError:
-        # Nothing tells what follows the head.
-        return api_key, api_version, None, _dump(data, REQUEST_HEAD_BYTES)
-    shown = size if api_key in _OPEN_REQUESTS else header.body_position
-    return api_key, api_version, header.client_id, _dump(data, shown)
+        return None, None, None, _dump(data, 0)
+    # The first request of a connection begins where the connection begins. Each later one has the same client id.
+    if header.api_key not in DECODED_APIS or (client_id is not None and header.client_id != client_id):
+        return None, None, None, _dump(data, 0)
+    shown = size if header.api_key in _OPEN_REQUESTS else header.body_position
+    return header.api_key, header.api_version, header.client_id, _dump(data, shown)
 
 
 def _dump(data: Buffer, shown: int) -> tuple[str, ...]:

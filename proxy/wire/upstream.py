@@ -84,6 +84,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._held: bytearray | None = None
         self._begun: Buffer | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._is_forgotten = False
 
     @property
     def has_stash(self) -> bool:
@@ -115,15 +116,20 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return False
 
     def forget(self) -> None:
-        """Forgets a connection whose opening failed. uvloop closes its transport without calling `connection_lost`."""
+        """Ends a connection whose opening failed. The client hears no more of it.
+
+        uvloop calls no `connection_lost` for such a connection, or, with TLS, first waits for the broker."""
+        self._is_forgotten = True
         self._context.upstreams.discard(self)
+        self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._context.upstreams.discard(self)
         self._outlet.on_lost()
         if self._timer is not None:
             self._timer.cancel()
-        self._client.on_upstream_gone()
+        if not self._is_forgotten:
+            self._client.on_upstream_gone()
 
     def pause_writing(self) -> None:
         self._client.pause_requests()
@@ -283,7 +289,7 @@ async def connect_upstream(context: ConnectionContext, endpoint: Endpoint, clien
             is_open = True
             unreachable.discard((host, port))
             return upstream
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:  # a host name may be invalid
             if len(unreachable) >= MAX_UNREACHABLE:
                 unreachable.clear()
             unreachable.add((host, port))

@@ -84,13 +84,14 @@ class BrokerConnection(asyncio.BufferedProtocol):
         Raises `BrokerError` when this fails or passes the deadline, and `BrokerRefusedError` when TLS or SASL fails.
         """
         address = f"{host}:{port}"
-        connection: BrokerConnection | None = None
+        connection = cls(address, client_id, clock_ms, credentials)
         is_usable = False
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: cls(address, client_id, clock_ms, credentials), host, port, ssl=ssl_context
-                )
+                try:
+                    await asyncio.get_running_loop().create_connection(lambda: connection, host, port, ssl=ssl_context)
+                except ValueError as error:
+                    raise BrokerError(f"{address} is no address: {error}", retriable=True) from error
                 await connection._negotiate(timeout_ms)
                 await connection._authenticate(timeout_ms)
                 is_usable = True
@@ -106,7 +107,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 said = "it closed the TLS handshake: see [upstream.tls], does it speak TLS?"
             raise BrokerError(f"{address} is not reachable: {said}", retriable=True) from error
         finally:
-            if connection is not None and not is_usable:
+            if not is_usable:
+                # An opening that is cancelled ends here too. With TLS, the loop itself would first wait for the broker.
                 connection.abort("the connection was not negotiated")
         return connection
 

@@ -12,6 +12,7 @@ from proxy.config import ListenerTlsConfig
 from proxy.wire.tls import listener_tls
 from tests.support.fakes.broker.wire import Wire
 from tests.support.servers.certificates import Authority
+from tests.support.servers.stream_server import StreamServer
 from tiers.broker.tls import TlsContext, client_context
 from tiers.config.upstream_config import UpstreamConfig, UpstreamTlsConfig, upstream_tls
 
@@ -47,3 +48,30 @@ def broker_side(authority: Authority) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority.identity("broker"))
     return context
+
+
+class HangingTlsBroker(StreamServer):
+    """Completes each TLS handshake, and then neither sends nor answers anything, not even the end of TLS."""
+
+    def __init__(self, authority: Authority) -> None:
+        super().__init__(self._shake_hands)
+        self._context = broker_side(authority)
+        self.ended = asyncio.Event()
+        """The other side has closed a TCP connection."""
+
+    async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arriving, leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = self._context.wrap_bio(arriving, leaving, server_side=True)
+        is_complete = False
+        with contextlib.suppress(ConnectionError):
+            while not is_complete:
+                try:
+                    tls.do_handshake()
+                    is_complete = True
+                except ssl.SSLWantReadError:
+                    pass
+                writer.write(leaving.read())
+                if not is_complete:
+                    arriving.write(await reader.read(65_536) or arriving.read())
+            await reader.read()
+        self.ended.set()

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from proxy.config import LimitsConfig, ListenerTlsConfig
+from proxy.wire.server import BrokerEndpoint
 from proxy.wire.tls import listener_tls
+from proxy.wire.upstream import UpstreamConnection
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, connected, request, response
 from tests.support.proxy.proxy_harness import proxy_before
 from tests.support.proxy.tls_sides import (
+    HangingTlsBroker,
     broker_side,
     client_side,
     connected_by_tls,
@@ -262,3 +265,72 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
             listener_tls(ListenerTlsConfig.model_validate(settings))
         assert said in str(raised.value)
         assert "\n" not in str(raised.value)
+
+
+async def test_a_cancelled_opening_of_tls_does_not_wait_for_the_broker(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop itself would wait for 30 s for the broker's end of TLS."""
+    made = UpstreamConnection.connection_made
+    async with (
+        HangingTlsBroker(authority) as hanging,
+        FakeBroker() as broker,
+        proxy_before(broker, upstream_tls=for_brokers(ca=authority.ca)) as proxy,
+    ):
+
+        def made_and_aborted(upstream: UpstreamConnection, transport: asyncio.BaseTransport) -> None:
+            made(upstream, transport)
+            (connection,) = proxy.server.connections
+            connection.abort("client")
+
+        monkeypatch.setattr(UpstreamConnection, "connection_made", made_and_aborted)
+        _, port = proxy.server.listen("127.0.0.1", 0, BrokerEndpoint(2, lambda: [("127.0.0.1", hanging.port)]))
+        async with connected(port) as client:
+            await client.send(request(OPAQUE, 4, 1))
+            async with asyncio.timeout(20):
+                await hanging.ended.wait()
+
+
+async def test_the_end_of_an_opening_that_failed_ends_no_client(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deadline passes in the turn in which the opening is complete. The client then has the broker's next address."""
+    made, timeout = UpstreamConnection.connection_made, asyncio.timeout
+    timeouts: list[asyncio.Timeout] = []
+
+    def noted(delay_s: float) -> asyncio.Timeout:
+        timeouts.append(timeout(delay_s))
+        return timeouts[-1]
+
+    def made_too_late(upstream: UpstreamConnection, transport: asyncio.BaseTransport) -> None:
+        made(upstream, transport)
+        if transport.get_extra_info("peername")[1] == hanging.port:
+            timeouts[-1].reschedule(0)
+
+    async with (
+        HangingTlsBroker(authority) as hanging,
+        FakeBroker(broker_side(authority)) as broker,
+        proxy_before(broker, upstream_tls=for_brokers(ca=authority.ca)) as proxy,
+    ):
+        addresses = [("127.0.0.1", hanging.port), *broker.addresses]
+        _, port = proxy.server.listen("127.0.0.1", 0, BrokerEndpoint(2, lambda: addresses))
+        async with connected(port) as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(asyncio, "timeout", noted)
+                patch.setattr(UpstreamConnection, "connection_made", made_too_late)
+                await client.send(request(OPAQUE, 4, 1))
+                upstream = await broker.accepted()
+            await hanging.ended.wait()
+            await upstream.send(response(1))
+            assert await client.receive() == response(1)
+
+
+async def test_an_address_without_a_host_name_is_passed_over(authority: Authority) -> None:
+    async with (
+        FakeBroker(broker_side(authority)) as broker,
+        proxy_before(broker, upstream_tls=for_brokers(ca=authority.ca)) as proxy,
+    ):
+        _, port = proxy.server.listen("127.0.0.1", 0, BrokerEndpoint(2, lambda: [("", 1), *broker.addresses]))
+        async with connected(port) as client:
+            await client.send(request(OPAQUE, 4, 1))
+            assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)

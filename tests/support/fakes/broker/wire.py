@@ -89,7 +89,7 @@ async def connected(port: int, *, receive_buffer_bytes: int = 0) -> AsyncIterato
     sock.setblocking(False)
     try:
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
-    except OSError:
+    except BaseException:
         sock.close()
         raise
     wire = Wire(*await asyncio.open_connection(sock=sock, limit=16 * 1024))

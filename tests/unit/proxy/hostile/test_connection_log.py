@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import logging
 
 import pytest
 
-from proxy.wire.connection_log import LINES, WINDOW_MS, ConnectionLog, loggable
+from protocol.api_keys import ApiKey
+from protocol.header import build_request_header
+from proxy.logging_setup import set_up_logging
+from proxy.wire.connection_log import LINES, WINDOW_MS, ConnectionLog
 from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.sasl import handshake
 from tests.support.fakes.broker.wire import connected, frame
 from tests.support.proxy.proxy_harness import proxy_before
 
@@ -39,6 +44,35 @@ def test_the_next_line_says_how_many_were_left_out(caplog: pytest.LogCaptureFixt
     assert "lines_left_out" not in after.__dict__
 
 
-def test_a_client_id_stays_on_its_line() -> None:
-    assert loggable("a\nWARNING forged\x1b[2J") == "a?WARNING forged?[2J"
-    assert len(loggable("x" * 32_000)) == 64
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_names_of_clients_stay_on_their_line(form: str) -> None:
+    """This holds for messages and for keys, whichever module logs them."""
+    stream = io.StringIO()
+    set_up_logging("info", form, stream)
+    forged = "a\nWARNING forged\x1b[2J"
+    logging.getLogger("tidegate.test").warning("refused %s", forged, extra={"topic": forged})
+    logging.getLogger("tidegate.test").warning("x" * 32_000, extra={"client_id": "x" * 32_000})
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert all(line.isprintable() for line in lines)
+    assert "forged" in lines[0]
+    assert len(lines[1]) < 2_500
+
+
+async def test_a_long_mechanism_is_cut_in_the_error_log() -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+        await client.send(handshake(0, "x\n" * 15_000))
+        assert await client.ended() == b""
+        (entry,) = proxy.server.errors.incidents
+    assert entry.reason.isprintable()
+    assert len(entry.reason) < 2_500
+
+
+async def test_a_long_client_id_is_cut_in_the_error_log() -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+        await client.send(build_request_header(ApiKey.SASL_HANDSHAKE, 9, 1, "x\n" * 15_000))
+        assert await client.ended() == b""
+        (entry,) = proxy.server.errors.incidents
+    assert entry.client_id is not None
+    assert entry.client_id.isprintable()
+    assert len(entry.client_id) < 2_500

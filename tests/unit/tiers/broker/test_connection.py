@@ -1,0 +1,55 @@
+"""A connection whose opening fails or is cancelled ends at once, whatever the broker does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.support.proxy.tls_sides import HangingTlsBroker, client_side
+from tests.support.servers.certificates import Authority
+from tiers.broker.connection import BrokerConnection
+from tiers.errors import BrokerError
+
+AT_ONCE_S = 20
+"""Less than the 30 s for which the event loop waits for the end of a TLS connection."""
+
+
+async def test_a_cancelled_opening_ends_the_connection_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path)
+    made = BrokerConnection.connection_made
+    async with HangingTlsBroker(authority) as broker:
+
+        def made_and_cancelled(connection: BrokerConnection, transport: asyncio.BaseTransport) -> None:
+            made(connection, transport)
+            connecting.cancel()
+
+        monkeypatch.setattr(BrokerConnection, "connection_made", made_and_cancelled)
+        connecting = asyncio.create_task(
+            BrokerConnection.connect(
+                "127.0.0.1",
+                broker.port,
+                client_id="test",
+                clock_ms=lambda: 0,
+                timeout_ms=60_000,
+                ssl_context=client_side(authority),
+            )
+        )
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        async with asyncio.timeout(AT_ONCE_S):
+            await broker.ended.wait()
+
+
+@pytest.mark.parametrize(("host", "has_tls"), [("", True), ("a..b", False)])
+async def test_an_invalid_host_name_is_an_error_of_the_broker(tmp_path: Path, host: str, has_tls: bool) -> None:
+    with pytest.raises(BrokerError):
+        await BrokerConnection.connect(
+            host,
+            1,
+            client_id="test",
+            clock_ms=lambda: 0,
+            timeout_ms=60_000,
+            ssl_context=client_side(Authority(tmp_path)) if has_tls else None,
+        )
