@@ -203,9 +203,9 @@ class LimitsConfig(Section):
     )
     max_connections_per_address: int = Field(
         default=0,
-        validation_alias="max.connections.per.address",
+        validation_alias="max.total.connections.per.address",
         ge=0,
-        description="The number of client connections from one IP address. 0 means no limit.",
+        description="The number of client connections from one IP address, known or unknown. 0 means no limit.",
     )
     max_unauthenticated_connections_per_address: int = Field(
         default=1_000,
