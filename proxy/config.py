@@ -199,13 +199,16 @@ class LimitsConfig(Section):
         default=10_000,
         validation_alias="max.connections",
         ge=0,
-        description="The number of client connections. 0 means no limit.",
+        description=(
+            "The number of client connections. 0 means no limit. The limit of open files counts too: each connection "
+            "takes two of them, and the proxy needs about 500 others."
+        ),
     )
     max_connections_per_address: int = Field(
         default=0,
-        validation_alias="max.connections.per.address",
+        validation_alias="max.total.connections.per.address",
         ge=0,
-        description="The number of client connections from one IP address. 0 means no limit.",
+        description="The number of client connections from one IP address, known or unknown. 0 means no limit.",
     )
     max_unauthenticated_connections_per_address: int = Field(
         default=1_000,

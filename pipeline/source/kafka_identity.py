@@ -71,7 +71,7 @@ def _tls(given: Mapping[str, str]) -> dict[str, Any]:
     if "ssl.keystore.location" in given:
         section["certificate"] = given["ssl.keystore.location"]
     if "ssl.key.password" in given:
-        section["key.password"] = given["ssl.key.password"]
+        section["password"] = given["ssl.key.password"]
     return section
 
 

@@ -35,6 +35,7 @@ from proxy.metrics import ProxyMetrics
 from proxy.process.admin_access import AdminAccess, admin_access
 from proxy.process.admin_http import admin_http
 from proxy.process.local_indexes import writer_of_local_indexes
+from proxy.process.open_files import fit_open_files
 from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
@@ -127,7 +128,7 @@ class Proxy:
         }
         self.server = ProxyServer(
             Router(self.handlers, self.prefix_handlers),
-            config.limits,
+            fit_open_files(config.limits),
             self.metrics,
             drain_answers=DRAIN_ANSWERS,
             open_port=partial(bind, reuse_port=config.listener.reuse_port) if ports is None else ports.open,

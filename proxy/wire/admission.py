@@ -23,7 +23,7 @@ class Limit(StrEnum):
     """The names of the limits."""
 
     CONNECTIONS = "limits.max.connections"
-    PER_ADDRESS = "limits.max.connections.per.address"
+    PER_ADDRESS = "limits.max.total.connections.per.address"
     UNPROVEN_PER_ADDRESS = "limits.max.unauthenticated.connections.per.address"
     SETUP_TIMEOUT = "limits.connection.setup.timeout.ms"
 

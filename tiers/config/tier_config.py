@@ -153,11 +153,16 @@ def parse_config_text(text: str, model: type[C], name: str) -> C:
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name}: not TOML: {error}") from None
+        raise ConfigError(f"{name}: not TOML: {_explain_syntax(error)}") from None
     try:
         return model.model_validate(values, by_alias=True, by_name=False)
     except ValidationError as error:
         raise ConfigError("\n".join(f"{name}: {line}" for line in _explain(error, model))) from None
+
+
+def _explain_syntax(error: tomllib.TOMLDecodeError) -> str:
+    twice = "a key is set twice, or is also the first part of another key"
+    return str(error).replace("Cannot overwrite a value", twice)
 
 
 def _explain(error: ValidationError, model: type[TierConfig]) -> Iterator[str]:

@@ -37,7 +37,7 @@ class CertificateConfig(Section):
         default=None, description="The file with the private key; by default the certificate's file."
     )
     key_password: SecretStr | None = Field(
-        default=None, validation_alias="key.password", description="The password of an encrypted key."
+        default=None, validation_alias="password", description="The password of an encrypted key."
     )
 
 
@@ -65,7 +65,7 @@ class UpstreamTlsConfig(Section):
         default=None, description="The file with its private key; by default the certificate's file."
     )
     key_password: SecretStr | None = Field(
-        default=None, validation_alias="key.password", description="The password of an encrypted key."
+        default=None, validation_alias="password", description="The password of an encrypted key."
     )
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.commands.config_reference import reference
-from proxy.config import load_config
+from proxy.config import TidegateConfig, load_config
 from tests.support.proxy.parsed_config import parse_config
 from tiers.config.tier_config import ConfigError
 
@@ -95,6 +95,8 @@ def test_founding_names_are_accepted() -> None:
         ("[upstream]\nbootstrap.servers = 'nowhere'", "[upstream] bootstrap.servers: expected host:port"),
         (UPSTREAM + "[[topics]]\nname = 'x'", "there is no [storage]"),
         ("x = ", "f.toml: not TOML"),
+        (UPSTREAM + "[admin]\nport = 1\nport = 2", "f.toml: not TOML: a key is set twice"),
+        (UPSTREAM + "[admin]\nport = 1\nport.x = 2", "or is also the first part of another key"),
     ],
 )
 def test_every_mistake_is_one_line(text: str, said: str) -> None:
@@ -106,6 +108,13 @@ def test_every_mistake_is_one_line(text: str, said: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nothing\.toml: No such file"):
         load_config(tmp_path / "nothing.toml")
+
+
+def test_no_key_is_the_first_part_of_another_key() -> None:
+    """TOML refuses `a = 1` beside `a.b = 2`: a file could not set both."""
+    for section in TidegateConfig.section_models:
+        keys = TidegateConfig.keys_of(section)
+        assert not [(key, other) for key in keys for other in keys if other.startswith(f"{key}.")]
 
 
 def test_secrets_show_nowhere() -> None:
@@ -132,7 +141,8 @@ username = "ann"
 password = "s3cr3t"
 [listener.tls]
 certificate = "/c.pem"
-key.password = "s3cr3t"
+key = "/k.pem"
+password = "s3cr3t"
 """
     )
     assert config.upstream.tls is not None

@@ -148,7 +148,7 @@ async def test_limits_count_the_clients_behind_a_load_balancer() -> None:
             async with connected(proxy.port) as same:
                 await come_from("192.0.2.1", same)
                 assert await same.ended() == b""
-        assert proxy.metrics.rejected == {"limits.max.connections.per.address": 1}
+        assert proxy.metrics.rejected == {"limits.max.total.connections.per.address": 1}
 
 
 async def test_tls_follows_the_header(tmp_path: Path) -> None:
