@@ -139,6 +139,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._connecting.cancel()
         if self._upstream is not None:
             self._upstream.close()
+            self._upstream.drop_responses()
         self.queue.abandon_all()
         self._reader.abandon()
         self._admission.give_back()

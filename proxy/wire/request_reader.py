@@ -148,10 +148,14 @@ class RequestReader:
         self._commit(aliases_pool=False)
 
     def abandon(self) -> None:
-        """Abandons the request that the client has sent in part, because the client is gone."""
+        """Drops the requests that wait, and abandons the one that has arrived in part, because the client is gone.
+
+        The connection itself stays in memory until a garbage collection, its bytes must not."""
         if self._slot is not None:
             self._slot.abandon()
             self._slot = None
+        self._stash = self._partial = self._begun = None
+        self._to_broker.clear()
 
     def _process(self, part: FramePart) -> None:
         if part.is_start:

@@ -150,6 +150,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         )
         self._outlet.close()
 
+    def drop_responses(self) -> None:
+        """Drops the responses that wait, and the one that has arrived in part, because the client is gone."""
+        self._stash = []
+        self._held = self._begun = None
+
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
