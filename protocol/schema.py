@@ -8,6 +8,7 @@ raise `ProtocolError` and no other exception.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from protocol.primitives import (
     read_tag_count,
     skip_tagged_section,
 )
+from protocol.request_items import check_items
 from protocol.wire_shape import (
     Array,
     FieldSpan,
@@ -61,6 +63,16 @@ class Selection(NamedTuple):
     """The sizes of the tagged fields on the path. They change when the length of a selected field changes."""
 
 
+class _LimitedList(list[tuple[Span, ...]]):
+    def __init__(self, max_structs: int) -> None:
+        super().__init__()
+        self._max_structs = max_structs
+
+    def append(self, spans: tuple[Span, ...]) -> None:
+        check_items(len(self) + 1, self._max_structs)
+        super().append(spans)
+
+
 _Visit = Callable[[Buffer, int, Selection], int]
 
 
@@ -72,12 +84,13 @@ class Selector:
     def __init__(self, visit: _Visit) -> None:
         self._visit = visit
 
-    def __call__(self, buf: Buffer, pos: int) -> Selection:
+    def __call__(self, buf: Buffer, pos: int, max_structs: int = sys.maxsize) -> Selection:
         """Returns the selected fields of the message whose body begins at `pos`.
 
-        The bytes after the last selected field are not checked.
+        The bytes after the last selected field are not checked. Stops with a `LimitExceededError` at the first struct
+        above `max_structs`.
         """
-        selection = Selection([], [])
+        selection = Selection([] if max_structs == sys.maxsize else _LimitedList(max_structs), [])
         checked_end(buf, self._visit(buf, pos, selection))
         return selection
 

@@ -73,18 +73,16 @@ def parse_config_request(frame: Buffer) -> ConfigRequest:
     check_first_array(frame, MAX_CHANGED_ITEMS)
     api_key, version, pos = header.api_key, header.api_version, header.body_position
     plan = compile_message(api_key, version, "Request")
-    plan.skip(frame, pos)
     creates = api_key == ApiKey.CREATE_TOPICS
     path, names = (
         ("Topics", ("Name", "Configs")) if creates else ("Resources", ("ResourceType", "ResourceName", "Configs"))
     )
+    plan.selector((path, "Configs"), ("Name",))(frame, pos, MAX_CHANGED_ITEMS)
+    plan.skip(frame, pos)
     resources: list[ConfigResource] = []
-    items = 0
     for spans in plan.selector((path,), names)(frame, pos).structs:
         kind = TOPIC_RESOURCE if creates else read_int8(frame, spans[0].start)[0]
         name, _ = read_string(frame, spans[-2].start, plan.is_flexible)
-        items += 1 + read_array_length(frame, spans[-1].start, plan.is_flexible)[0]
-        check_items(items, MAX_CHANGED_ITEMS)
         changes = _read_changes(frame, spans[-1].start, api_key, plan.is_flexible)
         resources.append(ConfigResource(kind, name or "", changes, spans[-1]))
     ((flag_at,),) = plan.selector((), ("validateOnly" if creates else "ValidateOnly",))(frame, pos).structs

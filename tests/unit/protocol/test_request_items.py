@@ -48,7 +48,7 @@ CASES: dict[str, tuple[Decode, ApiKey, int, bytes, bytes, bytes, int]] = {
     ),
     "settings of AlterConfigs": (
         config_entries.parse_config_request, ApiKey.ALTER_CONFIGS, 0, INT32.pack(1) + b"\x02" + NAME, NAME + NAME,
-        b"\x00", MAX_CHANGED_ITEMS - 1
+        b"\x00", MAX_CHANGED_ITEMS
     ),
     "resources of DescribeConfigs": (
         config_entries.parse_describe_configs_request, ApiKey.DESCRIBE_CONFIGS, 1, b"", b"\x02" + NAME + bytes(4),

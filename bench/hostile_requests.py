@@ -1,0 +1,110 @@
+"""Measures how long costly requests of many clients keep a request of another client waiting for its decoding.
+
+Run `python -m bench.hostile_requests [clients]`.
+
+Each hostile client sends its request again as soon as the last one is decoded or refused. Meanwhile one client sends
+ListOffsets requests for 400 partitions, one after the other. The table has the wall time of their decoding, and the
+longest turn of the event loop meanwhile. There is no broker: the requests go through the decoder alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import uvloop
+
+from bench.loop_stalls import longest_turn
+from protocol.api_keys import ApiKey
+from protocol.apis.config_entries import parse_config_request
+from protocol.apis.fetch.request import parse_fetch_request
+from protocol.apis.list_offsets import parse_list_offsets_request
+from protocol.apis.named_topics import named_topics
+from protocol.errors import ProtocolError
+from protocol.header import build_request_header, parse_request_header
+from protocol.primitives import INT32, write_string
+from proxy.handlers.off_loop import off_loop
+
+HONEST_REQUESTS = 20
+LARGEST_BYTES = 950 * 1024
+NAME = write_string("a", compact=False)
+EPOCHS_AND_OFFSETS = bytes(12)
+
+
+def deletion(topics: int) -> bytes:
+    return build_request_header(ApiKey.DELETE_TOPICS, 1, 1, "c") + INT32.pack(topics) + NAME * topics + INT32.pack(1)
+
+
+def settings(entries: int) -> bytes:
+    head = build_request_header(ApiKey.ALTER_CONFIGS, 0, 1, "c") + INT32.pack(1) + b"\x02" + NAME
+    return head + INT32.pack(entries) + (write_string("", False) * 2) * entries + b"\x00"
+
+
+def fetch(partitions: int) -> bytes:
+    head = build_request_header(ApiKey.FETCH, 4, 1, "c") + INT32.pack(-1) + bytes(13)
+    return head + INT32.pack(1) + NAME + INT32.pack(partitions) + bytes(16) * partitions
+
+
+def list_offsets(partitions: int) -> bytes:
+    head = build_request_header(ApiKey.LIST_OFFSETS, 1, 1, "c") + INT32.pack(-1)
+    return head + INT32.pack(1) + NAME + INT32.pack(partitions) + EPOCHS_AND_OFFSETS * partitions
+
+
+def decode_fetch(frame: bytes) -> object:
+    return parse_fetch_request(frame, parse_request_header(frame).body_position, 4)
+
+
+def decode_list_offsets(frame: bytes) -> object:
+    return parse_list_offsets_request(frame, parse_request_header(frame).body_position, 1)
+
+
+HOSTILE: Mapping[str, tuple[Callable[[bytes], object], bytes]] = {
+    "DeleteTopics, 10,000 topics": (named_topics, deletion(10_000)),
+    "DeleteTopics, 950 KiB": (named_topics, deletion(LARGEST_BYTES // len(NAME))),
+    "AlterConfigs, 950 KiB of settings": (parse_config_request, settings(LARGEST_BYTES // 4)),
+    "Fetch, 49,000 partitions": (decode_fetch, fetch(49_000)),
+}
+
+
+async def measure(name: str, clients: int) -> None:
+    decode, frame = HOSTILE[name]
+    honest = list_offsets(400)
+    waits_ms: list[float] = []
+
+    async def attack() -> None:
+        while True:
+            try:
+                await off_loop(len(frame), lambda: decode(frame))
+            except ProtocolError:  # the client opens another connection
+                await asyncio.sleep(0)
+
+    async def ask() -> None:
+        for _ in range(HONEST_REQUESTS // 5):  # `longest_turn` repeats it
+            before = time.perf_counter()
+            await off_loop(len(honest), lambda: decode_list_offsets(honest))
+            waits_ms.append(1e3 * (time.perf_counter() - before))
+
+    async with asyncio.TaskGroup() as tasks:
+        attacks = [tasks.create_task(attack()) for _ in range(clients)]
+        await asyncio.sleep(0)
+        cpu_ms, wall_ms = await longest_turn(ask)
+        for task in attacks:
+            task.cancel()
+    waits_ms.sort()
+    median = waits_ms[len(waits_ms) // 2]
+    print(f"| {name} | {median:.0f} | {waits_ms[-1]:.0f} | {cpu_ms:.1f} | {wall_ms:.1f} |", flush=True)
+
+
+def main() -> None:
+    clients = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    print(f"{clients} hostile clients\n")
+    print("| their request | wait p50 ms | wait max ms | longest turn, CPU ms | wall ms |\n|---|---|---|---|---|")
+    for name in HOSTILE:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(measure(name, clients))
+
+
+if __name__ == "__main__":
+    main()
