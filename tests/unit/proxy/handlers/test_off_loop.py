@@ -131,15 +131,13 @@ async def test_the_message_of_a_client_that_left_is_not_decoded() -> None:
 def test_small_messages_without_end_leave_a_large_one_its_turn() -> None:
     order = FairOrder[str]()
     order.add(LARGE, "large")
-    taken = 0
-    while True:
+    taken: list[str] = []
+    for _ in range(2 * LARGE // SMALL + 1):
         order.add(SMALL, "small")
         size_bytes, message = order.take()
-        if message == "large":
-            break
         order.decoded(size_bytes)
-        taken += size_bytes
-    assert LARGE <= taken <= 2 * LARGE
+        taken.append(message)
+    assert taken.index("large") >= LARGE // SMALL
 
 
 def test_a_small_message_waits_for_its_share_alone_under_steady_load() -> None:
@@ -171,3 +169,18 @@ def test_messages_of_clients_that_left_are_no_share() -> None:
         assert order.take() == (SMALL, "left")
     order.add(SMALL, "small")
     assert order.take() == (SMALL, "small")
+
+
+async def test_a_message_that_is_not_decoded_brings_no_other_nearer() -> None:
+    decoder, all_wait = Decoder(), threading.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(decoder.run(SMALL, lambda: all_wait.wait(60)))
+        await asyncio.sleep(0)
+        leaving = [tasks.create_task(decoder.run(LARGE, lambda: None)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in leaving:
+            task.cancel()
+        await asyncio.sleep(0)
+        all_wait.set()
+    await decoder.run(SMALL, lambda: None)
+    assert decoder._order._shared_bytes <= 2 * SMALL
