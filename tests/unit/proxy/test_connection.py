@@ -461,7 +461,7 @@ async def test_a_client_is_closed_when_every_address_has_refused_once(caplog: py
     assert len(caplog.records) == 1
 
 
-async def test_a_client_that_leaves_during_the_connect_leaves_no_connection_to_the_broker(
+async def test_a_client_that_leaves_during_the_connect_leaves_nothing_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The client's end cancels the opening. uvloop then closes the transport without a call of `connection_lost`."""
