@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ErrorCode
 from tests.support.simulation.cluster import CLUSTER_ID, SimPartition
+from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.upkeep.bucket_scan import BucketScan
@@ -151,10 +153,17 @@ def _has_last_copy(sim: Simulation, partition: SimPartition) -> bool:
         removed = sim.oracle.expected[partition].removed
         is_removed = any(first <= segment.end_offset and segment.start_offset < end for first, end in removed)
         log, indexes = (store.objects.get(key(CLUSTER_ID, segment)) for key in (log_key, indexes_key))
-        is_whole = log is not None and indexes is not None and len(log.data) == segment.segment_size_bytes
+        is_whole = log is not None and len(log.data) == segment.segment_size_bytes and _are_readable(indexes)
         if one.finished_at_s is None and is_removed and is_whole:
             return True
     return False
+
+
+def _are_readable(indexes: Any) -> bool:
+    try:
+        return indexes is not None and bool(decode_indexes_object(indexes.data).chunks())
+    except CorruptSegmentError:
+        return False
 
 
 def _trouble(sim: Simulation) -> str | None:

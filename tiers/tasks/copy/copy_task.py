@@ -22,8 +22,10 @@ from uuid import uuid4
 from protocol.records.record_batch import cut_at_batches
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import (
+    BrokerError,
     LogDivergedError,
     OffsetGapError,
+    RemoteLogError,
     RetriableRemoteStorageError,
 )
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -46,6 +48,8 @@ class RLMCopyTask:
         self._services = services
         self._partition = topic_id_partition
         self._builder: SegmentBuilder | None = None
+        self._built: BuiltSegment | None = None
+        """The finished open segment, after a failed attempt whose records the broker may have removed."""
         self._continuation: SegmentContinuation | None = None
         self._read_epoch = -1
         self._read_bytes = 0
@@ -107,6 +111,8 @@ class RLMCopyTask:
         services = self._services
         if self._builder is not None and self._builder.base_offset != start:
             self.discard()
+        if self._built is not None:
+            return True
         while True:
             services.require_ownership(self._partition)
             next_offset = start if self._builder is None else self._builder.next_offset
@@ -249,25 +255,41 @@ class RLMCopyTask:
         return await services.spool.run(make)
 
     async def _roll(self) -> int:
-        """Finishes the open segment and copies it. Returns the offset after it."""
+        """Finishes the open segment and copies it. Returns the offset after it.
+
+        After a failed attempt, the records are read again. But if the broker has removed some of them, the task keeps
+        the segment for the next attempt, since it may be their last copy."""
         builder, services = self._builder, self._services
         assert builder is not None
+        is_kept = False
         try:
             await self._check_open_segment(builder)
-            built = await services.spool.run(builder.finish)
+            built = self._built
+            if built is None:
+                built = self._built = await services.spool.run(builder.finish)
             services.checkpoint("segment-built")
             next_offset, stages = built.end_offset + 1, count(1)
             await self._attempt(built, lambda: self._progress(next_offset, next(stages)))
-        except BaseException:
+        except BaseException as error:
             services.metrics.copy_errors.labels(self._partition.topic).inc()
+            is_usable = isinstance(error, RemoteLogError) and not isinstance(error, SpoolError)
+            is_kept = is_usable and await self._may_hold_removed()
             raise
         finally:
             self.attempt = None
-            self.discard()
+            if not is_kept:
+                self.discard()
         self._continuation = SegmentContinuation(
             built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers
         )
         return built.end_offset + 1
+
+    async def _may_hold_removed(self) -> bool:
+        try:
+            bounds = await self._services.source.bounds(self._partition, self._services.settings.request_timeout_ms)
+        except BrokerError:
+            return self._continues_the_remote_log
+        return self.holds_removed(bounds)
 
     async def _attempt(self, built: BuiltSegment, progress: Callable[[], None]) -> None:
         """Makes one attempt. It ends before the metadata can have forgotten that its segment was deleted meanwhile."""
@@ -347,4 +369,4 @@ class RLMCopyTask:
         if self._builder is not None:
             self._services.spool.shrink(self._builder.size_bytes)
             self._builder.discard()
-            self._builder = None
+            self._builder = self._built = None

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from uuid import UUID
 
-from tiers.errors import MetadataLostError, RemoteResourceNotFoundError
+from tiers.errors import CorruptSegmentError, MetadataLostError, RemoteResourceNotFoundError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import INDEXES_SUFFIX, indexes_key, parse_segment_key, partition_prefix, segment_of_key
 from tiers.tasks.copy.copy_attempts import unfinished_segments
 from tiers.tasks.history.stored_manifest import WAY_BACK
@@ -40,17 +41,29 @@ async def check_store(services: TaskServices, partition: TopicIdPartition, dead:
 
 
 async def is_whole(services: TaskServices, copy: RemoteLogSegmentMetadata) -> bool:
-    """Returns whether the store has the segment's `.indexes`, which is written last.
+    """Returns whether the store has the segment's `.indexes`, which is written last, and the `.log` that it describes.
 
-    Looks in every location, since the record of an unfinished copy names none. Raises the store's errors."""
+    A copy counts only after it was read back, so a copy that the store has damaged never had an end that the metadata
+    could have lost, and `rebuild` does not restore it. Reads the last chunk alone. In doubt a copy is whole: a `.log`
+    that is not found may be in another location. Looks for `.indexes` in every location, since the record of an
+    unfinished copy names none. Raises the store's errors."""
     try:
-        await services.storage.fetch_indexes(copy)
+        indexes = await services.storage.fetch_indexes(copy)
     except RemoteResourceNotFoundError:
         try:
-            await services.storage.get_object(indexes_key(services.cluster_id, copy))
+            indexes = await services.storage.get_object(indexes_key(services.cluster_id, copy))
         except RemoteResourceNotFoundError:
             return False
-    return True
+    try:
+        last = decode_indexes_object(indexes, copy).chunks()[-1]
+    except CorruptSegmentError:
+        return False
+    end = last.stored_position + last.stored_bytes
+    try:
+        stored = await services.storage.fetch_log_segment(copy, last.stored_position, end - 1)
+    except RemoteResourceNotFoundError:
+        return True
+    return len(stored) == last.stored_bytes
 
 
 def last_copies(

@@ -11,6 +11,7 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import (
+    BrokerError,
     CorruptSegmentError,
     LogDivergedError,
     OwnershipLostError,
@@ -149,6 +150,38 @@ async def test_a_store_that_fails_leaves_the_attempt_to_be_collected(
     await bench.copy()
     assert bench.finished == [(0, 29)]
     assert bench.segments[0].segment_id != failed.segment_id
+
+
+@pytest.mark.parametrize("is_leader_known", [True, False])
+async def test_a_failed_copy_keeps_records_that_the_broker_removed_meanwhile(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_leader_known: bool
+) -> None:
+    """The broker's retention does not wait for the store: what was read is the last copy."""
+    ask = bench.log.bounds
+
+    async def unknown(*_: object) -> None:
+        monkeypatch.setattr(bench.log, "bounds", ask)
+        raise BrokerError("no leader", retriable=True)
+
+    async def fails(*_: object) -> None:
+        bench.log.log_start_offset = 60
+        if not is_leader_known:
+            monkeypatch.setattr(bench.log, "bounds", unknown)
+        raise RetriableRemoteStorageError("down")
+
+    bench.log.append(*batches(0, 8))
+    with monkeypatch.context() as patched:
+        await bench.copy_task.run(replace(POLICY, segment_bytes=1), await bench.log.bounds(PARTITION, 1000), 0)
+        assert bench.finished == [(0, 9), (10, 19), (20, 29), (30, 39)]
+        patched.setattr(bench.store, "copy_log_segment_data", fails)
+        for _ in range(2):
+            with pytest.raises(RetriableRemoteStorageError):
+                await bench.copy()
+    assert len(bench.spooled()) == 1
+    await bench.copy_all()
+    assert bench.finished[4:] == [(40, 69)]
+    assert bench.metadata.gaps(PARTITION) == []
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 69)
 
 
 async def test_a_copy_that_reads_back_differently_is_never_finished(

@@ -67,6 +67,19 @@ async def test_objects_of_an_unfinished_copy_of_removed_records_stay(unfinished:
     assert unfinished.finished == [(40, 69)]
 
 
+@pytest.mark.parametrize("suffix", [".log", ".indexes"])
+async def test_one_that_the_store_cut_stays_and_stops_nothing(unfinished: Workbench, suffix: str) -> None:
+    """It was never read back whole, so it never ended, and nothing can restore it."""
+    [copy] = unfinished.segments
+    unfinished.log.log_start_offset = 40
+    [path] = (unfinished.folder / "remote").rglob(f"*{suffix}")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    await unfinished.write_manifest()
+    await unfinished.copy_all()
+    assert keys(copy) <= {*await unfinished.objects()}
+    assert unfinished.finished == [(40, 69)]
+
+
 async def test_one_whose_records_the_owner_has_read_is_deleted(bench: Workbench) -> None:
     """The records are in the open segment, which is copied at once when the broker has removed them."""
     batches = [batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(5)]
