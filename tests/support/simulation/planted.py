@@ -45,6 +45,7 @@ from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.retention import expiration_task, trim_task
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.retention.trim_task import TrimTask
+from tiers.upkeep import rebuild_plan
 
 WITHIN_SEEDS = 2_000
 
@@ -346,6 +347,10 @@ def _forgets_at_once(stack: ExitStack) -> None:
     _replace(stack, DeletedSegmentsTask, "_forget", forget)
 
 
+def _restores_what_is_named(stack: ExitStack) -> None:
+    _replace(stack, rebuild_plan, "_take_unnamed", lambda *arguments: None)
+
+
 PLANTED: Mapping[str, PlantedBug] = {
     "trims-at-once": PlantedBug("rule 1", "trims before T_vis has passed", _trims_at_once),
     "always-fresh": PlantedBug("rule 1", "answers from metadata of any age", _always_fresh),
@@ -392,6 +397,9 @@ PLANTED: Mapping[str, PlantedBug] = {
     "forgets-at-once": PlantedBug(
         "objects", "leaves the objects that come after a deletion", _forgets_at_once,
         ("store-late-puts", "retention"),
+    ),
+    "restores-the-named": PlantedBug(
+        "objects", "restores no segment that is newer than the manifest", _restores_what_is_named
     ),
     "copies-open": PlantedBug("rule 4", "copies beyond the last stable offset", _copies_open_transactions),
 }  # fmt: skip

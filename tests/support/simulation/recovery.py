@@ -49,7 +49,7 @@ async def recover(sim: Simulation, within_s: float) -> None:
         sim.oracle.fail("a process found a bound between the tiers violated, and the log has one history")
     if not sim.oracle.truth.lost_records:
         _compare_states(sim)
-        await _check_rebuild(sim)
+        await check_rebuild(sim)
     for producer in sim.producers:
         producer.is_idle = True
     await asyncio.gather(
@@ -101,12 +101,14 @@ class _Objects:
         return self._objects[indexes_key(CLUSTER_ID, metadata)]
 
 
-async def _check_rebuild(sim: Simulation) -> None:
+async def check_rebuild(sim: Simulation) -> None:
     """If all metadata was lost now, `rebuild` would restore every segment with records that only the store has.
 
+    This holds at any moment of a run, not only after the faults have ended.
     Or it refuses the partition: the manifest is older than the newest segments, so an operator has to decide. Or it
     leaves a segment out, and tells that it lies below the log start: a user deleted the records while they were
-    copied. They stay deleted, as they are before the metadata is lost. The restored log start hides nothing else."""
+    copied. They stay deleted, as they are before the metadata is lost. The restored log start and gaps hide no record
+    that must be kept."""
     storage: Any = _Objects(sim)
     scan = BucketScan(CLUSTER_ID)
     await scan.list(storage)
@@ -120,12 +122,13 @@ async def _check_rebuild(sim: Simulation) -> None:
         if plan.refused:
             continue
         log_start = plan.log_start_offset
-        hidden = [one for one in expected.lacking(0, log_start, sim.wall_ms()) if one.next_offset <= log_start]
-        if hidden:
-            sim.oracle.fail(
-                f"`rebuild` restores the log start {log_start} of {partition}, above offset {hidden[0].base_offset},"
-                " whose records must be kept"
-            )
+        for first, end in [(0, log_start), *((gap.first_offset, gap.next_offset) for gap in plan.gaps)]:
+            for batch in expected.lacking(first, end, sim.wall_ms()):
+                if batch.next_offset <= end:
+                    sim.oracle.fail(
+                        f"`rebuild` would have clients of {partition} skip {first} to {end - 1}, and the records at"
+                        f" {batch.base_offset} must be kept"
+                    )
         restored = {one.segment_id.id for one in plan.segments}
         for one in sim.oracle.truth.finished(place):
             first, last = one.metadata.start_offset, one.metadata.end_offset

@@ -31,7 +31,7 @@ from tests.support.simulation.loop import START_S, VirtualLoop
 from tests.support.simulation.network import Network
 from tests.support.simulation.oracle import Oracle, Violation
 from tests.support.simulation.process import SimMachine
-from tests.support.simulation.recovery import recover
+from tests.support.simulation.recovery import check_rebuild, recover
 from tests.support.simulation.releases import several_releases, write_new_record
 from tests.support.simulation.store import SimStore
 from tests.support.simulation.transactions import TransactionCoordinator
@@ -209,6 +209,7 @@ class Simulation:
                     self.compact_metadata(number, 0.0)
                 self.transactions.expire()
                 self._apply_retention()
+                await check_rebuild(self)
             if self.oracle.violation is not None:
                 raise self.oracle.violation
             if self.loop.defect is not None:
