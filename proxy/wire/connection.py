@@ -22,8 +22,8 @@ from protocol.frame import frame_length
 from protocol.primitives import Buffer
 from proxy.wire.admission import Admission, Limit
 from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, Endpoint
-from proxy.wire.error_log import FaultyFrame, Sender
-from proxy.wire.exchange import Buffers, Prepare
+from proxy.wire.error_log import FaultyFrame, IncidentKind, Sender
+from proxy.wire.exchange import BrokerGoneError, Buffers, Prepare
 from proxy.wire.flow_control import (
     DRAINING,
     NOT_CONNECTED,
@@ -81,11 +81,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._send_timer: asyncio.TimerHandle | None = None
         self._again: asyncio.Handle | None = None
         """The next turn of `advance`, in which stashed requests go on."""
-
-    @property
-    def has_broker(self) -> bool:
-        """Whether a connection to the broker is open, or was."""
-        return self._upstream is not None
 
     @property
     def node_id(self) -> int | None:
@@ -183,11 +178,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._outlet.sent_bytes >= sent_bytes + READ_BUFFER_BYTES:
             self._start_send_timer()
             return
-        self._log(
-            logging.WARNING,
-            "stalled",
-            "closing the connection: the client does not receive its responses (limits.send.timeout.ms)",
-        )
+        said = "closing the connection: the client does not receive its responses (limits.send.timeout.ms)"
+        self._tell("stalled", said)
         self.abort("stalled")
 
     def _must_wait(self) -> bool:
@@ -212,6 +204,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             or self._is_draining
             or self.queue.is_full
             or self._reader.sasl.awaits_answer
+            or (self._reader.sasl.is_doubtful and self.queue.slots)
             or self._reader.is_preparing
         )
 
@@ -228,12 +221,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             if slot.answer is None:  # otherwise the drain has answered
                 self.fail("client", RuntimeError("a request's preparation was cancelled"))
             raise
+        except BrokerGoneError:
+            action = None
         except Exception as error:
             self.fail("client", error)
             return
         finally:
             slot.task = None
-        if not self._is_closing and not self._upstream_is_gone:
+        if action is not None and not self._is_closing and not self._upstream_is_gone:
             self._reader.send_prepared(slot, action)
         self.advance()
 
@@ -241,11 +236,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             upstream = await connect_upstream(self._context, self._endpoint, self)
         except UpstreamUnavailableError as error:
-            said = f"broker unreachable, closing the client's connection: {error}"
-            if self._log(logging.WARNING, "upstream_unreachable", said):
-                self._context.errors.note(
-                    "closed", said, peer=self._peer(), node_id=self.node_id, client_id=self._reader.client_id
-                )
+            self._tell("upstream_unreachable", f"broker unreachable, closing the client's connection: {error}")
             self.close("upstream_unreachable")
             return
         if self._is_closing:
@@ -274,8 +265,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def on_streamed(self, slot: Slot) -> None:
         """Removes the head slot, because the last byte of its response was emitted."""
-        slots = self.queue.slots
-        slots.popleft()
+        self._reader.sasl.on_answer(slot.api_key)
+        self.queue.slots.popleft()
         slot.state = None
         self._observe(slot)
         if not self.is_full:
@@ -284,6 +275,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def on_held(self, slot: Slot, response: memoryview) -> None:
         """Gives the head slot's complete response to its handler. No byte of it was emitted."""
         assert slot.state is not None
+        self._reader.sasl.on_answer(slot.api_key)
         result = slot.state.on_response(response)
         if isinstance(result, Coroutine):
             slot.runs(self._context.spawn(self._finish(slot, result)), result)
@@ -300,6 +292,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             if slot.answer is None:
                 self.fail("client", RuntimeError("the answer was cancelled"))
             raise
+        except BrokerGoneError:
+            pass  # without an answer, the connection closes
         except Exception as error:
             self.fail("client", error)
             return
@@ -352,17 +346,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._close_if_done()
 
     def _look_whether_proven(self) -> None:
-        sasl, reader = self._context.brokers_ask_for_sasl, self._reader
-        if reader.sasl.is_authenticated if sasl else reader.has_request:
+        reader, sasl = self._reader, self._reader.sasl
+        is_known = sasl.is_authenticated or sasl.is_tried if self._context.brokers_ask_for_sasl else reader.has_request
+        if is_known:
             self._is_proven = True
             self._admission.prove()
 
     def _give_way(self, limit: Limit) -> None:
-        said = f"closing the connection: {limit.said}"
-        if self._log(logging.WARNING, limit.cause, said):
-            self._context.errors.note(
-                "closed", said, peer=self._peer(), node_id=self.node_id, client_id=self._reader.client_id
-            )
+        self._tell(limit.cause, f"closing the connection: {limit.said}")
         self.abort(limit.cause)
 
     def _read_stashed(self) -> None:
@@ -383,9 +374,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         slots = self.queue.slots
         upstream = self._upstream
         if self._upstream_is_gone:
-            # A request in preparation is the last one. Its handler may wait for the broker.
-            is_stuck = not slots or slots[0].awaits_broker or (self._reader.is_preparing and len(slots) == 1)
-            if is_stuck and not (upstream is not None and upstream.has_stash):
+            if upstream is not None and upstream.has_stash:
+                return
+            self.queue.fail_own()
+            # A request in preparation is the last one, and can no longer be sent.
+            if not slots or slots[0].awaits_broker or (self._reader.is_preparing and len(slots) == 1):
                 self.close("broker")
         elif (self._has_ended or self._is_draining) and not slots:
             if self._is_draining and not self._reader.is_mid_frame:
@@ -422,10 +415,21 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._upstream is not None:
             self._upstream.close()
 
-    def close_idle(self) -> None:
-        if not self._is_closing:
-            self._log(logging.INFO, "idle", "closing the connection: it is idle, and has no connection to a broker")
-            self.close("idle")
+    def close_idle(self, timeout_s: float) -> None:
+        """Closes the connection if no byte has moved for so long, and neither the client nor the broker would end it.
+
+        Such a connection has no broker, or the proxy does not read from the client. While it does not, it cannot notice
+        that the client has left. A broker closes the other idle connections itself."""
+        if self._is_closing or self._loop.time() - self.last_active_s < timeout_s:
+            return
+        if self._upstream is None:
+            said = "it is idle, and has no connection to a broker"
+        elif self._gate.is_paused:
+            said = "the broker neither reads requests nor answers them (limits.connections.max.idle.ms)"
+        else:
+            return
+        self._log(logging.INFO, "idle", f"closing the connection: {said}")
+        self.close("idle")
 
     def _on_timeout(self, cause: str) -> None:
         self._log(logging.INFO, cause, "closing the connection: the client does not take its last bytes, or sends none")
@@ -449,7 +453,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._is_closing:
             return
         self._log_failure(peer, error)
-        self._note_failure(error, frame)
+        if isinstance(error, ProtocolError):
+            self._note("undecodable", error, frame)
+        else:  # the text of such an error may have anything in it
+            self._note("closed", f"a request handler failed: {type(error).__name__}")
         self._emit_answers()
         self._flush(aliases_pool=True)
         self.close("protocol_error" if isinstance(error, ProtocolError) else "handler_error")
@@ -476,6 +483,15 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _log(self, level: int, reason: str, message: str) -> bool:
         return self._context.log.log(level, reason, message, self._who())
 
+    def _tell(self, reason: str, said: str) -> None:
+        """Tells operators why the connection closes, in the log and at `/errors`."""
+        if self._log(logging.WARNING, reason, said):
+            self._note("closed", said)
+
+    def _note(self, kind: IncidentKind, reason: str | Exception, frame: FaultyFrame | None = None) -> None:
+        client_id, peer = self._reader.client_id, self._peer()
+        self._context.errors.note(kind, reason, peer=peer, node_id=self.node_id, client_id=client_id, frame=frame)
+
     def _who(self) -> dict[str, object]:
         return {
             "connection_id": self.connection_id,
@@ -483,21 +499,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             "client": self._peer(),
             "client_id": self._reader.client_id,
         }
-
-    def _note_failure(self, error: Exception, frame: FaultyFrame | None) -> None:
-        errors = self._context.errors
-        if isinstance(error, ProtocolError):
-            errors.note(
-                "undecodable",
-                error,
-                peer=self._peer(),
-                node_id=self.node_id,
-                client_id=self._reader.client_id,
-                frame=frame,
-            )
-        else:  # the text of such an error may have anything in it
-            reason = f"a request handler failed: {type(error).__name__}"
-            errors.note("closed", reason, peer=self._peer(), node_id=self.node_id, client_id=self._reader.client_id)
 
     def _peer(self) -> str | None:
         return None if self._client is None else f"{self._client[0]}:{self._client[1]}"
