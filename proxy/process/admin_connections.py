@@ -22,9 +22,7 @@ TLS_HANDSHAKE_S = 5.0
 class AdminConnections:
     """Makes the protocol of each connection. At the limit, the oldest connection gives way: requests are short."""
 
-    def __init__(
-        self, server: web.Server, *, most: int = MOST, age_s: float = AGE_S, grace_s: float = GRACE_S
-    ) -> None:
+    def __init__(self, server: web.Server, *, most: int = MOST, age_s: float = AGE_S, grace_s: float = GRACE_S) -> None:
         self._server = server
         self._most = most
         self._age_s = age_s
