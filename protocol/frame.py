@@ -132,9 +132,9 @@ class FrameTracker:
             if size >> 16 in _TLS_RECORDS:
                 raise TlsHandshakeError("the peer speaks TLS where plain text was expected")
         if size < 0:
-            raise FrameSizeError(f"the frame length {size} is negative")
+            raise FrameSizeError(f"a frame with the negative length {size}")
         if size > self._max_frame_bytes:
-            raise FrameSizeError(f"a frame of {size} bytes exceeds the limit of {self._max_frame_bytes} bytes")
+            raise FrameSizeError(f"a frame of {size} bytes, above the limit of {self._max_frame_bytes} bytes")
         return size
 
 

@@ -25,6 +25,17 @@ def _host_names(value: object) -> object:
     return names or value
 
 
+def _networks(value: object) -> object:
+    if not isinstance(value, list):
+        raise ValueError('expected a list of networks, for example ["10.1.0.0/16"]')
+    for network in value:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            raise ValueError(f"{error}; a network is written as 10.1.0.0/16 or fd00::/8") from None
+    return value
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
@@ -109,7 +120,7 @@ class ListenerConfig(Section):
         lt=65_536,
         description="The first port for brokers: clients reach broker N at this port + N.",
     )
-    proxy_protocol_trusted_networks: tuple[IPvAnyNetwork, ...] = Field(
+    proxy_protocol_trusted_networks: Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(_networks)] = Field(
         default=(),
         validation_alias="proxy.protocol.trusted.networks",
         description=(

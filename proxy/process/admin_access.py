@@ -56,14 +56,15 @@ class TokenFile:
         return self._token
 
     def _read(self) -> str:
+        at = f"[admin] token.file: {self._path}"
         try:
-            token = self._path.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise AdminTokenError(
-                f"[admin] token.file: {self._path}: {getattr(error, 'strerror', None) or 'not a token'}"
-            ) from None
-        if not token or not token.isprintable():
-            raise AdminTokenError(f"[admin] token.file: {self._path}: there is no token in it")
+            token = self._path.read_bytes().decode("ascii", errors="replace").strip()
+        except OSError as error:
+            raise AdminTokenError(f"{at}: {error.strerror or error}") from None
+        if not token:
+            raise AdminTokenError(f"{at}: there is no token in it")
+        if not (token.isascii() and token.isprintable()):
+            raise AdminTokenError(f"{at}: a token is one line of printable ASCII characters")
         return token
 
     def _read_stamp(self) -> tuple[int, int, int] | None:

@@ -52,7 +52,10 @@ def bind(host: str, port: int, *, reuse_port: bool, listens: bool = True) -> soc
     """Returns a listener. Its connections wait in the kernel until they are accepted. Raises `OSError`.
 
     Without `listens` it accepts no connections. The call then only finds out whether the port is free."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except socket.gaierror as error:
+        raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -172,3 +172,19 @@ async def test_errors_are_shown_as_json() -> None:
         (entry,) = (await response.json())["errors"]
     assert (entry["kind"], entry["peer"], entry["client_id"], entry["node_id"]) == ("refused", "10.0.0.1:5", "app", 3)
     assert entry["time_ms"] == 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (b"", "there is no token in it"),
+        (b" \n", "there is no token in it"),
+        (b"one\ntwo\n", "a token is one line of printable ASCII characters"),
+        (b"\xff\xfe", "a token is one line of printable ASCII characters"),
+    ],
+)
+def test_a_file_that_holds_no_token_says_why(tmp_path: Path, written: bytes, said: str) -> None:
+    file = tmp_path / "token-of-strangers"
+    file.write_bytes(written)
+    with pytest.raises(AdminTokenError, match=f"token-of-strangers: {said}"):
+        TokenFile(file)

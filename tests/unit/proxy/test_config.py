@@ -88,8 +88,13 @@ def test_founding_names_are_accepted() -> None:
         (UPSTREAM + "[log]\nlevel = 'loud'", "[log] level: Input should be"),
         (
             UPSTREAM + "[listener]\nproxy.protocol.trusted.networks = ['10.1.0.1/16']",
-            "not a valid IPv4 or IPv6 network",
+            "10.1.0.1/16 has host bits set; a network is written as 10.1.0.0/16",
         ),
+        (
+            UPSTREAM + "[listener]\nproxy.protocol.trusted.networks = ['lb']",
+            "'lb' does not appear to be an IPv4 or IPv6",
+        ),
+        (UPSTREAM + "[listener]\nproxy.protocol.trusted.networks = '10.1.0.0/16'", "expected a list of networks"),
         (UPSTREAM + "[admin]\nport = 70000", "[admin] port: Input should be less than 65536"),
         (UPSTREAM + "[limits]\ndrain.timeout.ms = '3 parsecs'", "one of the units ms, s, m"),
         ("[upstream]\nbootstrap.servers = 'nowhere'", "[upstream] bootstrap.servers: expected host:port"),

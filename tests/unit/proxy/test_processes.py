@@ -95,7 +95,7 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
         while not entries:
             entries = json.loads((await get(admin_port, "/errors"))[1])["errors"]
         assert [(entry["kind"], entry["reason"]) for entry in entries] == [
-            ("undecodable", "the frame length -1 is negative")
+            ("undecodable", "a frame with the negative length -1")
         ]
         assert entries[0]["process"] in WORKERS
         process.send_signal(signal.SIGTERM)
