@@ -212,6 +212,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             or self._is_draining
             or self.queue.is_full
             or self._reader.sasl.awaits_answer
+            or (self._reader.sasl.is_doubtful and self.queue.slots)
             or self._reader.is_preparing
         )
 
@@ -274,8 +275,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def on_streamed(self, slot: Slot) -> None:
         """Removes the head slot, because the last byte of its response was emitted."""
-        slots = self.queue.slots
-        slots.popleft()
+        self._reader.sasl.on_answer(slot.api_key)
+        self.queue.slots.popleft()
         slot.state = None
         self._observe(slot)
         if not self.is_full:
@@ -284,6 +285,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def on_held(self, slot: Slot, response: memoryview) -> None:
         """Gives the head slot's complete response to its handler. No byte of it was emitted."""
         assert slot.state is not None
+        self._reader.sasl.on_answer(slot.api_key)
         result = slot.state.on_response(response)
         if isinstance(result, Coroutine):
             slot.runs(self._context.spawn(self._finish(slot, result)), result)
@@ -352,8 +354,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._close_if_done()
 
     def _look_whether_proven(self) -> None:
-        sasl, reader = self._context.brokers_ask_for_sasl, self._reader
-        if reader.sasl.is_authenticated if sasl else reader.has_request:
+        reader, sasl = self._reader, self._reader.sasl
+        is_known = sasl.is_authenticated or sasl.is_tried if self._context.brokers_ask_for_sasl else reader.has_request
+        if is_known:
             self._is_proven = True
             self._admission.prove()
 

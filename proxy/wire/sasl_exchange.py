@@ -52,6 +52,13 @@ class SaslExchange:
     def __init__(self) -> None:
         self.is_authenticated = False
         """The broker has authenticated the client, and the client has not begun another authentication since."""
+        self.is_doubtful = False
+        """The broker has taken a token of a mechanism whose end the proxy does not know.
+
+        The next request shows it: a broker answers it only if it has authenticated the client, and else closes. Until
+        the answer, that request is the only one in progress."""
+        self.is_tried = False
+        """That request has begun."""
         self.awaits_answer = False
         self._mechanism = ""
         self.raw_tokens_left = 0
@@ -80,7 +87,7 @@ class SaslExchange:
         """An authentication begins if the broker accepted it. Otherwise everything is as before."""
         self.awaits_answer = False
         if error_code == ErrorCode.NONE:
-            self.is_authenticated = False
+            self.is_authenticated = self.is_doubtful = self.is_tried = False
             self._mechanism = mechanism
             self.raw_tokens_left = _MECHANISMS[mechanism].max_tokens if version == 0 else 0
 
@@ -91,9 +98,16 @@ class SaslExchange:
         self.awaits_answer = False
         if error_code == ErrorCode.NONE:
             known = _MECHANISMS.get(self._mechanism)
-            self.is_authenticated = known is None or known.ends_with(token)
+            self.is_doubtful = known is None
+            self.is_authenticated = known is not None and known.ends_with(token)
         elif error_code != ErrorCode.ILLEGAL_SASL_STATE:
-            self.is_authenticated = False
+            self.is_authenticated = self.is_doubtful = False
+
+    def on_answer(self, api_key: int) -> None:
+        """The broker has answered a request of the client."""
+        if self.is_doubtful and api_key not in BEFORE_AUTHENTICATION:
+            self.is_doubtful = False
+            self.is_authenticated = True
 
     def on_raw_token(self, token: Buffer) -> None:
         """Raises `ProtocolError` if the client has sent its last token and the authentication has not ended."""

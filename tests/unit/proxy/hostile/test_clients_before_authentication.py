@@ -225,3 +225,43 @@ async def test_the_error_log_shows_no_token_behind_a_refused_handshake() -> None
         (entry,) = proxy.server.errors.incidents
         assert entry.kind == "undecodable"
         assert entry.dump == ()
+
+
+async def test_a_mechanism_without_a_known_end_lets_one_request_pass() -> None:
+    """The broker closes the connection at that request if the authentication has not ended."""
+    async with shaken_hands("GSSAPI") as (client, upstream, decoding):
+        await exchange_with(client, upstream, authenticate(b"t"), authenticate_answer(token=b"more, please"))
+        await client.send(METADATA, METADATA, METADATA)
+        assert await upstream.receive() == METADATA
+        await upstream.close()
+        assert await client.ended() == b""
+        assert decoding.decoded == 1
+
+
+async def test_the_first_answer_after_a_mechanism_without_a_known_end_lifts_the_limits() -> None:
+    async with shaken_hands("GSSAPI") as (client, upstream, decoding):
+        for _ in range(2):
+            await exchange_with(client, upstream, authenticate(b"t"), authenticate_answer(token=b"more, please"))
+        await client.send(METADATA, METADATA, METADATA)
+        assert await upstream.receive() == METADATA
+        await upstream.send(response(9, b"a broker's address"))
+        assert await upstream.receive() == METADATA
+        assert await upstream.receive() == METADATA
+        assert decoding.decoded == 3
+
+
+async def test_a_client_that_leaves_its_mechanism_unfinished_stays_unknown() -> None:
+    limits = PATIENT.model_copy(update={"connection_setup_timeout_ms": 500})
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, limits=limits, brokers_ask_for_sasl=True) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(handshake(1, "GSSAPI"))
+        upstream = await broker.accepted()
+        assert await upstream.receive() == handshake(1, "GSSAPI")
+        await upstream.send(handshake_answer())
+        assert await client.receive() == handshake_answer()
+        await exchange_with(client, upstream, authenticate(b"t"), authenticate_answer(token=b"more, please"))
+        assert await client.ended() == b""
+        assert await proxy.closed_by("setup_timeout") == {"setup_timeout": 1}
