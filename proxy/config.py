@@ -302,8 +302,9 @@ class LimitsConfig(Section):
         validation_alias="connections.max.idle.ms",
         ge=0,
         description=(
-            "The time after which the proxy closes an idle connection that has no connection to a broker. The brokers "
-            "close the others. 0 means never."
+            "The time after which the proxy closes an idle connection that has no connection to a broker, or whose "
+            "broker no longer reads or answers, so that the proxy does not read from the client. The brokers close the "
+            "others. 0 means never."
         ),
     )
     send_timeout_ms: DurationMs = Field(

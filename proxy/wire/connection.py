@@ -23,7 +23,7 @@ from protocol.primitives import Buffer
 from proxy.wire.admission import Admission, Limit
 from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, Endpoint
 from proxy.wire.error_log import FaultyFrame, Sender
-from proxy.wire.exchange import Buffers, Prepare
+from proxy.wire.exchange import BrokerGoneError, Buffers, Prepare
 from proxy.wire.flow_control import (
     DRAINING,
     NOT_CONNECTED,
@@ -81,11 +81,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._send_timer: asyncio.TimerHandle | None = None
         self._again: asyncio.Handle | None = None
         """The next turn of `advance`, in which stashed requests go on."""
-
-    @property
-    def has_broker(self) -> bool:
-        """Whether a connection to the broker is open, or was."""
-        return self._upstream is not None
 
     @property
     def node_id(self) -> int | None:
@@ -229,12 +224,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             if slot.answer is None:  # otherwise the drain has answered
                 self.fail("client", RuntimeError("a request's preparation was cancelled"))
             raise
+        except BrokerGoneError:
+            action = None
         except Exception as error:
             self.fail("client", error)
             return
         finally:
             slot.task = None
-        if not self._is_closing and not self._upstream_is_gone:
+        if action is not None and not self._is_closing and not self._upstream_is_gone:
             self._reader.send_prepared(slot, action)
         self.advance()
 
@@ -302,6 +299,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             if slot.answer is None:
                 self.fail("client", RuntimeError("the answer was cancelled"))
             raise
+        except BrokerGoneError:
+            pass  # without an answer, the connection closes
         except Exception as error:
             self.fail("client", error)
             return
@@ -386,9 +385,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         slots = self.queue.slots
         upstream = self._upstream
         if self._upstream_is_gone:
-            # A request in preparation is the last one. Its handler may wait for the broker.
-            is_stuck = not slots or slots[0].awaits_broker or (self._reader.is_preparing and len(slots) == 1)
-            if is_stuck and not (upstream is not None and upstream.has_stash):
+            if upstream is not None and upstream.has_stash:
+                return
+            self.queue.fail_own()
+            # A request in preparation is the last one, and can no longer be sent.
+            if not slots or slots[0].awaits_broker or (self._reader.is_preparing and len(slots) == 1):
                 self.close("broker")
         elif (self._has_ended or self._is_draining) and not slots:
             if self._is_draining and not self._reader.is_mid_frame:
@@ -425,10 +426,21 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._upstream is not None:
             self._upstream.close()
 
-    def close_idle(self) -> None:
-        if not self._is_closing:
-            self._log(logging.INFO, "idle", "closing the connection: it is idle, and has no connection to a broker")
-            self.close("idle")
+    def close_idle(self, timeout_s: float) -> None:
+        """Closes the connection if no byte has moved for so long, and neither the client nor the broker would end it.
+
+        Such a connection has no broker, or the proxy does not read from the client. While it does not, it cannot notice
+        that the client has left. A broker closes the other idle connections itself."""
+        if self._is_closing or self._loop.time() - self.last_active_s < timeout_s:
+            return
+        if self._upstream is None:
+            said = "it is idle, and has no connection to a broker"
+        elif self._gate.is_paused:
+            said = "the broker neither reads requests nor answers them (limits.connections.max.idle.ms)"
+        else:
+            return
+        self._log(logging.INFO, "idle", f"closing the connection: {said}")
+        self.close("idle")
 
     def _on_timeout(self, cause: str) -> None:
         self._log(logging.INFO, cause, "closing the connection: the client does not take its last bytes, or sends none")

@@ -28,6 +28,10 @@ class Request:
     """In milliseconds of the injected monotonic clock."""
 
 
+class BrokerGoneError(Exception):
+    """The connection to the broker has ended, and the response to a request of the proxy itself can no longer come."""
+
+
 class ResponsePatcher(Protocol):
     """Patches a response while it streams. A patch does not change the length."""
 
@@ -55,8 +59,9 @@ class Exchange(Protocol):
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         """Sends a request of the proxy itself on this connection. The coroutine returns the response's payload.
 
-        It has no deadline of its own. The client waits for the broker as if for its own request, and the end of the
-        connection cancels the coroutine.
+        It has no deadline of its own. The client waits for the broker as if for its own request. The end of the
+        client's connection cancels the coroutine. After the end of the broker's connection, it raises
+        `BrokerGoneError`. A handler may let that error through: the client's connection then closes.
 
         The handler chooses the correlation id in `frame`. Returns None if a later request of the client is already on
         its way to the broker, because that request's response would come first. Also returns None if the connection to

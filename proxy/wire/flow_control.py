@@ -39,6 +39,10 @@ class ReadGate:
         self._reasons = 0
         self._transport: asyncio.Transport | None = None
 
+    @property
+    def is_paused(self) -> bool:
+        return self._reasons != 0
+
     def attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Protocol
 
 from protocol.primitives import Buffer
-from proxy.wire.exchange import Buffers, HandlerState, Request, ResponsePatcher
+from proxy.wire.exchange import BrokerGoneError, Buffers, HandlerState, Request, ResponsePatcher
 
 
 class SlotOwner(Protocol):
@@ -150,6 +150,13 @@ class ResponseQueue:
         while slots and slots[0].answer is not None:
             taken.append(slots.popleft())
         return taken
+
+    def fail_own(self) -> None:
+        """Fails the requests of the proxy itself that still wait, because no more responses come from the broker."""
+        for slot in self.awaiting:
+            if slot.future is not None and not slot.future.done():
+                slot.future.set_exception(BrokerGoneError())
+                slot.future.exception()  # its handler may have given it up
 
     def abandon_all(self) -> None:
         """Ends all requests, because the connection is gone."""

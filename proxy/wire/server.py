@@ -203,9 +203,7 @@ class ProxyServer:
 
     async def _close_idle(self) -> None:
         timeout_s = self._limits.idle_timeout_ms / 1000
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(timeout_s / _IDLE_SWEEPS)
             for connection in list(self._connections):
-                if not connection.has_broker and loop.time() - connection.last_active_s >= timeout_s:
-                    connection.close_idle()
+                connection.close_idle(timeout_s)

@@ -37,6 +37,7 @@ from proxy.handlers.fetch.held import HeldFetch, answer_by_ms
 from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome
 from proxy.handlers.fetch.verdict import Judgement, Verdict
+from proxy.wire.exchange import BrokerGoneError
 from tiers.reader.remote_log_reader import RemoteRead
 
 logger = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class BehindGaps:
                 payload = await asked
             body_position = response_body_position(ApiKey.FETCH, request.version, payload)
             return parse_fetch_response(payload, body_position, request.version)
-        except TimeoutError:
+        except (TimeoutError, BrokerGoneError):
             return None
         except ProtocolError as error:
             logger.warning("the broker's answer for the offsets behind a gap cannot be read: %s", error)

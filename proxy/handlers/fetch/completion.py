@@ -31,6 +31,7 @@ from proxy.handlers.fetch.held import FetchConnectionStates, HeldFetch, Partitio
 from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, split_max_bytes
 from proxy.handlers.fetch.verdict import FetchJudge, Judgement, Verdict
+from proxy.wire.exchange import BrokerGoneError
 from tiers.errors import BrokerError, OffsetBelowLogStartError, OffsetGapError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
 
@@ -227,11 +228,13 @@ class FetchCompleter:
             asked = held.exchange.try_forward(bytes(frame))
             if asked is None:
                 return
-            payload = await asked
             try:
+                payload = await asked
                 answer = parse_fetch_response(
                     payload, response_body_position(ApiKey.FETCH, request.version, payload), request.version
                 )
+            except BrokerGoneError:
+                return  # the records of the remote tier still leave
             except ProtocolError as error:
                 logger.warning("the broker's answer to the second poll of local partitions cannot be read: %s", error)
                 return

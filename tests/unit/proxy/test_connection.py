@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import TruncatedError
 from proxy.config import LimitsConfig
-from proxy.wire.exchange import CutThrough, Exchange, Forward, HandlerState, Prepare
+from proxy.wire.exchange import BrokerGoneError, CutThrough, Exchange, Forward, HandlerState, Prepare
 from proxy.wire.server import BrokerEndpoint
 from proxy.wire.upstream import UpstreamConnection
 from tests.support.fakes.broker.fake_broker import FakeBroker
@@ -477,3 +477,76 @@ async def test_a_client_that_leaves_during_the_connect_leaves_nothing_open(
         async with connected(proxy.port) as client:
             await client.send(request(OPAQUE, 4, 1))
             await (await broker.accepted()).ended()
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+async def test_a_handler_that_waits_for_a_broker_that_is_gone_ends(
+    prepares: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask(exchange: Exchange) -> bytes:
+        asked = exchange.try_forward(request(OTHER, 4, 99))
+        assert asked is not None
+        return bytes(await asked)
+
+    class AskingFirst:
+        def on_request(self, exchange: Exchange) -> tuple[Prepare, HandlerState | None]:
+            async def forward() -> Forward:
+                return Forward(await ask(exchange))
+
+            return Prepare(forward), ScriptedState(lambda held: (bytes(held),))
+
+    async def ask_later(exchange: Exchange, held: memoryview) -> tuple[bytes, ...]:
+        return (await ask(exchange),)
+
+    handlers = {HANDLED: AskingFirst() if prepares else ForwardingHandler(ask_later)}
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers=handlers) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(HANDLED, 4, 1))
+        upstream = await broker.accepted()
+        if not prepares:
+            assert await upstream.receive() == request(HANDLED, 4, 1)
+            await upstream.send(response(1))
+        assert await upstream.receive() == request(OTHER, 4, 99)
+        await upstream.close()
+        assert await client.ended() == b""
+        assert proxy.metrics.closed == {"broker": 1}
+    assert caplog.records == []
+
+
+async def test_an_answer_that_does_not_need_the_broker_leaves_after_the_broker() -> None:
+    """A handler may catch the error, and answer with what it has."""
+
+    async def ask(exchange: Exchange, held: memoryview) -> tuple[bytes, ...]:
+        asked = exchange.try_forward(request(OTHER, 4, 99))
+        assert asked is not None
+        with pytest.raises(BrokerGoneError):
+            await asked
+        return (bytes(held),)
+
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={HANDLED: ForwardingHandler(ask)}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(HANDLED, 4, 1))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.send(response(1, b"without more"))
+        assert await upstream.receive() == request(OTHER, 4, 99)
+        await upstream.close()
+        assert await client.ended() == frame(response(1, b"without more"))
+
+
+async def test_a_client_that_left_is_noticed_although_its_broker_hangs() -> None:
+    """The proxy does not read from the client, because the broker answers none of its requests."""
+    limits = PATIENT.model_copy(update={"max_in_flight": 1, "idle_timeout_ms": 500})
+    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy:
+        async with connected(proxy.port) as client:
+            await client.send(request(OPAQUE, 4, 1), request(OPAQUE, 4, 2))
+            upstream = await broker.accepted()
+            assert await upstream.receive() == request(OPAQUE, 4, 1)
+        assert await proxy.closed_by("idle") == {"idle": 1}
+        assert await upstream.ended() == b""
