@@ -48,6 +48,12 @@ class Grant:
         self._budget.reserve(self._connection_id, size_bytes - self._reserved_bytes)
         self._reserved_bytes = size_bytes
 
+    def keep(self, size_bytes: int) -> Grant:
+        """Returns a grant of the same connection for memory that outlives this answer. It allows no further answer."""
+        kept = Grant(self._budget, self._connection_id, 0)
+        kept.resize(size_bytes)
+        return kept
+
     def release(self) -> None:
         """Frees the memory. Further calls have no effect."""
         self.resize(0)

@@ -84,9 +84,7 @@ class FetchCompleter:
         held.grant.resize(sum(map(len, payload)))
         for key, read in held.reads.items():
             if not read.is_done:
-                connection = self._connections.get(held.exchange.connection_id)
-                connection.reads[key] = read
-                read.linger(partial(connection.forget, key, read))
+                self._connections.get(held.exchange.connection_id).keep(key, read, held.grant)
         return payload
 
     async def _complete(self, held: HeldFetch, response: FetchResponse) -> Sequence[Buffer]:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
 
 from proxy.handlers.base import Spawn
+from proxy.wire.hold_budget import Grant
 from tiers.errors import RemoteLogError
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest
 
@@ -49,6 +50,7 @@ class RemotePartitionRead:
         self.on_done: Callable[[], object] = _nothing
         self._task: asyncio.Task[None] | None = None
         self._lapse: asyncio.TimerHandle | None = None
+        self._grant: Grant | None = None
         if request.max_bytes > 0 or request.min_one_message:
             self._task = spawn(self._run(reader))
             self._task.add_done_callback(self._done)
@@ -70,19 +72,27 @@ class RemotePartitionRead:
         """Returns whether `request` may wait for this read instead of another one. False after an error."""
         return self.error is None and self.request.is_part_of(request)
 
-    def linger(self, lapse: Callable[[], object]) -> None:
+    def linger(self, grant: Grant, lapse: Callable[[], object]) -> None:
         """Keeps the read after its request was answered without it. The read ends at its own deadline.
 
-        `lapse` is called if no other request takes the read over within 5 seconds."""
+        `grant` covers the records until another request takes the read over, or until it is cancelled. `lapse` is
+        called if no other request takes it over within 5 seconds."""
+        self._grant = grant
         self._lapse = asyncio.get_running_loop().call_later(_LINGER_S, lapse)
+        self.on_done = lambda: grant.resize(self.size_bytes)
 
     def take_over(self) -> None:
+        """Ends the lingering: the records belong to the grant of another request."""
         if self._lapse is not None:
             self._lapse.cancel()
             self._lapse = None
+        if self._grant is not None:
+            self._grant.release()
+            self._grant = None
 
     def cancel(self) -> None:
         """Stops waiting for the read. A download in progress continues, into the cache."""
+        self.take_over()
         if self._task is not None:
             self._task.cancel()
 

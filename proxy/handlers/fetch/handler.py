@@ -176,6 +176,8 @@ class FetchHandler:
         tools = self._tools
         request = exchange.request
         reserved_bytes = 0
+        # The memory of these reads becomes part of the new grant.
+        kept = connection.take_over((asked.topic, asked.partition) for asked in parsed.partitions)
         grant = self._reserve(exchange, parsed)
         held = self._held(exchange, parsed, grant, is_sessionless=True)
         reads = held.reads
@@ -193,16 +195,17 @@ class FetchHandler:
                 continue
             reserved_bytes += budget.max_bytes
             wanted = held.read_request(partition, position, budget)
-            left = connection.reads.pop(key, None)
-            if left is not None:
-                left.take_over()
-                # If the own read would end with the answer, the read in progress may end before it.
-                if left.serves(wanted) and (left.is_done or held.deadline_ms > held.answer_at_ms):
-                    reads[key] = left
-                    continue
+            left = kept.pop(key, None)
+            # If the own read would end with the answer, the read in progress may end before it.
+            may_wait = held.deadline_ms > held.answer_at_ms
+            if left is not None and left.serves(wanted) and (left.is_done or may_wait):
+                reads[key] = left
+                continue
             reads[key] = RemotePartitionRead(tools.reader, tools.spawn, wanted)
             if left is not None:
                 left.cancel()  # the new read shares its downloads by now
+        for left in kept.values():
+            left.cancel()
         frame = bytearray(request.frame)
         session_id = parsed.session_id or connection.orphaned_session_id
         connection.orphaned_session_id = 0

@@ -8,7 +8,9 @@ tells it again.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocol.apis.fetch.request import FetchRequest
 from protocol.apis.fetch.response import FetchResponse, out_of_range
@@ -16,7 +18,7 @@ from protocol.apis.topic_reference import TopicReference
 from proxy.handlers.fetch.delayed import RemotePartitionRead
 from proxy.handlers.fetch.merge import Budget
 from proxy.wire.exchange import Exchange
-from proxy.wire.hold_budget import Grant
+from proxy.wire.hold_budget import OVERSHOOT_BYTES, Grant
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteReadRequest
 
@@ -96,7 +98,22 @@ class FetchConnectionState:
 
     0: no such session."""
 
-    def forget(self, key: PartitionKey, read: RemotePartitionRead) -> None:
+    def keep(self, key: PartitionKey, read: RemotePartitionRead, grant: Grant) -> None:
+        """Keeps a read for the next request. It counts as memory of the connection, as it did in its own request."""
+        if (older := self.reads.get(key)) is not None:
+            older.cancel()
+        self.reads[key] = read
+        size_bytes = read.request.max_bytes + (OVERSHOOT_BYTES if read.request.min_one_message else 0)
+        read.linger(grant.keep(size_bytes), partial(self._forget, key, read))
+
+    def take_over(self, keys: Iterable[PartitionKey]) -> dict[PartitionKey, RemotePartitionRead]:
+        """Removes and returns the reads that were kept for these partitions."""
+        taken = {key: self.reads.pop(key) for key in keys if key in self.reads}
+        for read in taken.values():
+            read.take_over()
+        return taken
+
+    def _forget(self, key: PartitionKey, read: RemotePartitionRead) -> None:
         """Cancels and removes a read that no later request took over."""
         if self.reads.get(key) is read:
             del self.reads[key]

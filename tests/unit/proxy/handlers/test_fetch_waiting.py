@@ -10,7 +10,9 @@ import pytest
 
 from protocol.errors import ErrorCode
 from proxy.handlers.base import FetchSettings
+from proxy.handlers.fetch import delayed
 from proxy.handlers.fetch.delayed import Completion
+from proxy.wire.hold_budget import OVERSHOOT_BYTES
 from tests.support.fakes.fetch_bench import (
     BATCH,
     LOCAL_0,
@@ -134,6 +136,33 @@ async def test_a_slow_store_does_not_hold_up_the_connection(bench: Bench, monkey
     assert [request.offset for request in begun] == [60]
     assert len(bench.tier.storage.gets) == 2
     assert bench.handler.held_bytes == 0
+
+
+async def test_the_records_of_a_read_that_outlives_its_answer_count(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0))
+    bench.tier.storage.gate = asyncio.Event()
+    for _ in range(3):
+        await bench.fetch(13, ask(13, 60, max_bytes=2000), max_wait_ms=1)
+        assert bench.handler.held_bytes == 2000 + OVERSHOOT_BYTES
+    (read,) = bench.handler.connection(1).reads.values()
+    bench.tier.storage.gate.set()
+    async with asyncio.timeout(60):
+        while not read.size_bytes or bench.handler.held_bytes != read.size_bytes:  # noqa: ASYNC110 - a budget has no event
+            await asyncio.sleep(0.001)
+    read.cancel()
+    assert bench.handler.held_bytes == 0
+
+
+async def test_a_read_that_no_request_takes_over_is_released(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bench.fetch(13, ask(13, 0))
+    bench.tier.storage.gate = asyncio.Event()
+    monkeypatch.setattr(delayed, "_LINGER_S", 0.01)
+    await bench.fetch(13, ask(13, 60, max_bytes=2000), max_wait_ms=1)
+    assert bench.handler.held_bytes > 2000
+    async with asyncio.timeout(60):
+        while bench.handler.held_bytes:  # noqa: ASYNC110 - a budget has no event
+            await asyncio.sleep(0.001)
+    assert bench.handler.connection(1).reads == {}
 
 
 async def test_a_read_goes_on_for_a_request_with_other_limits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
