@@ -22,7 +22,7 @@ from protocol.frame import frame_length
 from protocol.primitives import Buffer
 from proxy.wire.admission import Admission, Limit
 from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, Endpoint
-from proxy.wire.error_log import FaultyFrame, Sender
+from proxy.wire.error_log import FaultyFrame, IncidentKind, Sender
 from proxy.wire.exchange import BrokerGoneError, Buffers, Prepare
 from proxy.wire.flow_control import (
     DRAINING,
@@ -178,11 +178,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._outlet.sent_bytes >= sent_bytes + READ_BUFFER_BYTES:
             self._start_send_timer()
             return
-        self._log(
-            logging.WARNING,
-            "stalled",
-            "closing the connection: the client does not receive its responses (limits.send.timeout.ms)",
-        )
+        said = "closing the connection: the client does not receive its responses (limits.send.timeout.ms)"
+        self._tell("stalled", said)
         self.abort("stalled")
 
     def _must_wait(self) -> bool:
@@ -239,11 +236,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             upstream = await connect_upstream(self._context, self._endpoint, self)
         except UpstreamUnavailableError as error:
-            said = f"broker unreachable, closing the client's connection: {error}"
-            if self._log(logging.WARNING, "upstream_unreachable", said):
-                self._context.errors.note(
-                    "closed", said, peer=self._peer(), node_id=self.node_id, client_id=self._reader.client_id
-                )
+            self._tell("upstream_unreachable", f"broker unreachable, closing the client's connection: {error}")
             self.close("upstream_unreachable")
             return
         if self._is_closing:
@@ -360,11 +353,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._admission.prove()
 
     def _give_way(self, limit: Limit) -> None:
-        said = f"closing the connection: {limit.said}"
-        if self._log(logging.WARNING, limit.cause, said):
-            self._context.errors.note(
-                "closed", said, peer=self._peer(), node_id=self.node_id, client_id=self._reader.client_id
-            )
+        self._tell(limit.cause, f"closing the connection: {limit.said}")
         self.abort(limit.cause)
 
     def _read_stashed(self) -> None:
@@ -464,7 +453,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._is_closing:
             return
         self._log_failure(peer, error)
-        self._note_failure(error, frame)
+        if isinstance(error, ProtocolError):
+            self._note("undecodable", error, frame)
+        else:  # the text of such an error may have anything in it
+            self._note("closed", f"a request handler failed: {type(error).__name__}")
         self._emit_answers()
         self._flush(aliases_pool=True)
         self.close("protocol_error" if isinstance(error, ProtocolError) else "handler_error")
@@ -491,6 +483,15 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _log(self, level: int, reason: str, message: str) -> bool:
         return self._context.log.log(level, reason, message, self._who())
 
+    def _tell(self, reason: str, said: str) -> None:
+        """Tells operators why the connection closes, in the log and at `/errors`."""
+        if self._log(logging.WARNING, reason, said):
+            self._note("closed", said)
+
+    def _note(self, kind: IncidentKind, reason: str | Exception, frame: FaultyFrame | None = None) -> None:
+        client_id, peer = self._reader.client_id, self._peer()
+        self._context.errors.note(kind, reason, peer=peer, node_id=self.node_id, client_id=client_id, frame=frame)
+
     def _who(self) -> dict[str, object]:
         return {
             "connection_id": self.connection_id,
@@ -498,21 +499,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             "client": self._peer(),
             "client_id": self._reader.client_id,
         }
-
-    def _note_failure(self, error: Exception, frame: FaultyFrame | None) -> None:
-        errors = self._context.errors
-        if isinstance(error, ProtocolError):
-            errors.note(
-                "undecodable",
-                error,
-                peer=self._peer(),
-                node_id=self.node_id,
-                client_id=self._reader.client_id,
-                frame=frame,
-            )
-        else:  # the text of such an error may have anything in it
-            reason = f"a request handler failed: {type(error).__name__}"
-            errors.note("closed", reason, peer=self._peer(), node_id=self.node_id, client_id=self._reader.client_id)
 
     def _peer(self) -> str | None:
         return None if self._client is None else f"{self._client[0]}:{self._client[1]}"
