@@ -67,13 +67,26 @@ class Forwarded:
         handler.on_request = self._record  # type: ignore[method-assign]  # replaced by a recorder for one test
 
     def _record(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
-        sent = exchange.request.frame
+        sent = bytes(exchange.request.frame)
         action, state = self._on_request(exchange)
-        if isinstance(action, Forward) and bytes(action.frame) == bytes(sent):
+        if not isinstance(action, Prepare):
+            self._add(sent, action)
+            return action, state
+        decide = action.decide
+
+        async def recorded() -> Answer | Forward:
+            decided = await decide()
+            self._add(sent, decided)
+            return decided
+
+        return Prepare(recorded), state
+
+    def _add(self, sent: bytes, action: Answer | Forward) -> None:
+        forwarded = bytes(action.frame) if isinstance(action, Forward) else None
+        if forwarded == sent:
             self.untouched.append(_parse(sent))
         else:
-            self.changed.append((_parse(sent), _parse(bytes(action.frame)) if isinstance(action, Forward) else None))
-        return action, state
+            self.changed.append((_parse(sent), None if forwarded is None else _parse(forwarded)))
 
 
 def _parse(frame: bytes) -> FetchRequest:
