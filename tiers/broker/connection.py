@@ -90,6 +90,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
             async with asyncio.timeout(timeout_ms / 1000):
                 try:
                     await asyncio.get_running_loop().create_connection(lambda: connection, host, port, ssl=ssl_context)
+                except OSError:  # an error of the certificate is a `ValueError` too
+                    raise
                 except ValueError as error:
                     raise BrokerError(f"{address} is no address: {error}", retriable=True) from error
                 await connection._negotiate(timeout_ms)

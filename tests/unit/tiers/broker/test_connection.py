@@ -10,7 +10,7 @@ import pytest
 from tests.support.proxy.tls_sides import HangingTlsBroker, client_side
 from tests.support.servers.certificates import Authority
 from tiers.broker.connection import BrokerConnection
-from tiers.errors import BrokerError
+from tiers.errors import BrokerError, BrokerRefusedError
 
 AT_ONCE_S = 20
 """Less than the 30 s for which the event loop waits for the end of a TLS connection."""
@@ -53,3 +53,17 @@ async def test_an_invalid_host_name_is_an_error_of_the_broker(tmp_path: Path, ho
             timeout_ms=60_000,
             ssl_context=client_side(Authority(tmp_path)) if has_tls else None,
         )
+
+
+async def test_a_broker_of_another_authority_is_refused(tmp_path: Path) -> None:
+    ours, others = (Authority(tmp_path / name) for name in ("ours", "others"))
+    async with HangingTlsBroker(others) as broker:
+        with pytest.raises(BrokerRefusedError, match="certificate"):
+            await BrokerConnection.connect(
+                "127.0.0.1",
+                broker.port,
+                client_id="test",
+                clock_ms=lambda: 0,
+                timeout_ms=60_000,
+                ssl_context=client_side(ours),
+            )
