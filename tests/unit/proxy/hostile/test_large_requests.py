@@ -15,7 +15,7 @@ from protocol.api_keys import ApiKey
 from protocol.apis import config_entries, coordinated_ids, named_topics
 from protocol.header import build_request_header, build_response_header
 from protocol.primitives import INT16, INT32, write_array_length, write_string
-from protocol.request_items import MAX_CHANGED_ITEMS
+from protocol.request_items import MAX_ITEMS
 from proxy.config import LimitsConfig
 from proxy.handlers import (
     addresses,
@@ -75,7 +75,7 @@ async def test_a_large_request_is_decoded_beside_the_loop(
     api: str, is_large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, decoder, api_key, version, item, end = CASES[api]
-    count = MAX_CHANGED_ITEMS if is_large else 3
+    count = MAX_ITEMS if is_large else 3
     frame = request(api_key, version, 9, INT32.pack(count) + item * count + end)
     decoded_in: list[bool] = []
     decode = getattr(module, decoder)
@@ -213,10 +213,10 @@ async def test_a_request_with_too_many_items_is_refused(caplog: pytest.LogCaptur
         connected(proxy.port) as client,
     ):
         _, _, api_key, version, item, end = CASES["CreatePartitions"]
-        count = MAX_CHANGED_ITEMS + 1
+        count = MAX_ITEMS + 1
         await client.send(request(api_key, version, 9, INT32.pack(count) + item * count + end))
         assert await client.ended() == b""
-    assert f"a request with {count} items or more, above the limit of {MAX_CHANGED_ITEMS}" in caplog.records[0].message
+    assert f"a request with {count} items or more, above the limit of {MAX_ITEMS}" in caplog.records[0].message
 
 
 @pytest.mark.parametrize("is_large", [True, False])
