@@ -15,6 +15,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar
 
 from proxy.handlers.fair_order import FairOrder
@@ -72,6 +73,16 @@ async def off_loop(size_bytes: int, decode: Callable[[], T]) -> T:
     if size_bytes <= LOOP_BYTES:
         return decode()
     return await _decoder.run(size_bytes, decode)
+
+
+async def off_loop_in_slices(size_bytes: int, items: Sequence[T], work: Callable[[Sequence[T]], list[R]]) -> list[R]:
+    """Returns the results of `work` for all items of a message, in order. It runs for `SLICE_ITEMS` at a time.
+
+    Between two slices, the thread decodes the other messages whose turn it is."""
+    results: list[R] = []
+    async for part in slices_of(items):
+        results += await off_loop(size_bytes * len(part) // len(items), partial(work, part))
+    return results
 
 
 def decide_when_decoded(
