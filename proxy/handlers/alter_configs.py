@@ -57,6 +57,8 @@ _NOT_RECORDED = Refusal(
 _NOT_CHECKED = Refusal(
     ErrorCode.REQUEST_TIMED_OUT, "The broker did not check the topic's settings; try again.", is_final=True
 )
+_RECORD_WITHIN_MS = 60_000
+"""After this time, no further topic's settings are recorded. The client must try again for the remaining topics."""
 _OUR_FAULT = (ErrorCode.NONE, ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
 
 
@@ -167,7 +169,7 @@ class _State:
                 refused[change.topic] = refusal
 
         async def record_all() -> None:
-            await in_slices(accepted, record)
+            await in_slices(accepted, record, _RECORD_WITHIN_MS)
 
         await asyncio.wait((self._spawn(record_all()),))
         return refused
