@@ -25,7 +25,7 @@ from protocol.primitives import (
     write_array_length,
     write_string,
 )
-from protocol.request_items import MAX_CHANGED_ITEMS, check_first_array, check_items
+from protocol.request_items import MAX_ITEMS, check_first_array, check_items
 from protocol.schema import MessagePlan, Span, compile_message
 from protocol.splice import Splice
 
@@ -70,14 +70,14 @@ class ConfigRequest(NamedTuple):
 def parse_config_request(frame: Buffer) -> ConfigRequest:
     """Parses a request of CreateTopics, AlterConfigs or IncrementalAlterConfigs. Raises `ProtocolError`."""
     header = parse_request_header(frame)
-    check_first_array(frame, MAX_CHANGED_ITEMS)
+    check_first_array(frame)
     api_key, version, pos = header.api_key, header.api_version, header.body_position
     plan = compile_message(api_key, version, "Request")
     creates = api_key == ApiKey.CREATE_TOPICS
     path, names = (
         ("Topics", ("Name", "Configs")) if creates else ("Resources", ("ResourceType", "ResourceName", "Configs"))
     )
-    plan.selector((path, "Configs"), ("Name",))(frame, pos, MAX_CHANGED_ITEMS)
+    plan.selector((path, "Configs"), ("Name",))(frame, pos, MAX_ITEMS)
     plan.skip(frame, pos)
     resources: list[ConfigResource] = []
     for spans in plan.selector((path,), names)(frame, pos).structs:
@@ -294,7 +294,7 @@ class DescribedResource(NamedTuple):
 def parse_describe_configs_request(frame: Buffer) -> tuple[list[DescribedResource], bool]:
     """Returns the requested resources and whether the client wants synonyms. Raises `ProtocolError`."""
     header = parse_request_header(frame)
-    check_first_array(frame, MAX_CHANGED_ITEMS)
+    check_first_array(frame)
     pos = header.body_position
     plan: MessagePlan = compile_message(header.api_key, header.api_version, "Request")
     plan.skip(frame, pos)
@@ -305,7 +305,7 @@ def parse_describe_configs_request(frame: Buffer) -> tuple[list[DescribedResourc
     for kind_at, name_at, keys_at in plan.selector(("Resources",), names)(frame, pos).structs:
         count, at = read_array_length(frame, keys_at.start, compact)
         items += 1 + count
-        check_items(items, MAX_CHANGED_ITEMS)
+        check_items(items)
         keys = []
         for _ in range(count):
             key, at = read_string(frame, at, compact)

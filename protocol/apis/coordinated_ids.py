@@ -25,7 +25,7 @@ from protocol.primitives import (
     write_bytes_length,
     write_string,
 )
-from protocol.request_items import MAX_CHANGED_ITEMS, check_first_array
+from protocol.request_items import check_first_array
 from protocol.schema import Span, compile_message
 from protocol.splice import Splice, splice
 
@@ -176,7 +176,7 @@ def deleted_groups(frame: Buffer) -> list[str]:
 
 def _named_groups(frame: Buffer) -> list[tuple[str, Span]]:
     header = parse_request_header(frame)
-    check_first_array(frame, MAX_CHANGED_ITEMS)
+    check_first_array(frame)
     plan = compile_message(ApiKey.DELETE_GROUPS, header.api_version, "Request")
     plan.skip(frame, header.body_position)
     ((names_at,),) = plan.selector((), ("GroupsNames",))(frame, header.body_position).structs

@@ -24,7 +24,7 @@ from protocol.primitives import (
     read_uuid,
     write_string,
 )
-from protocol.request_items import MAX_CHANGED_ITEMS, MAX_READ_ITEMS, check_first_array
+from protocol.request_items import check_first_array
 from protocol.schema import MessagePlan, Span, compile_message
 from protocol.splice import Splice, splice
 
@@ -38,8 +38,6 @@ _ANSWERS = {
     ApiKey.DELETE_RECORDS: "Topics",
     ApiKey.METADATA: "Topics",
 }
-_READ_APIS = (ApiKey.METADATA, ApiKey.DELETE_RECORDS)
-"""The APIs whose topics count as those of a request that reads: their requests name partitions, or every topic."""
 _MESSAGE_FROM = {ApiKey.DELETE_TOPICS: 5, ApiKey.CREATE_PARTITIONS: 0}
 
 
@@ -73,7 +71,7 @@ class DeletedTopic(NamedTuple):
 def named_topics(frame: Buffer) -> list[NamedTopic]:
     """Returns the topics that a request names, in wire order. Raises `ProtocolError`."""
     header = parse_request_header(frame)
-    check_first_array(frame, MAX_READ_ITEMS if header.api_key in _READ_APIS else MAX_CHANGED_ITEMS)
+    check_first_array(frame)
     plan = compile_message(header.api_key, header.api_version, "Request")
     pos, compact = header.body_position, plan.is_flexible
     plan.skip(frame, pos)

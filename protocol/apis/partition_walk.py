@@ -13,7 +13,7 @@ from typing import NamedTuple
 from protocol.apis.topic_reference import read_topic_name
 from protocol.errors import ProtocolError, TruncatedError
 from protocol.primitives import Buffer, read_array_length, skip_tagged_section
-from protocol.request_items import MAX_READ_ITEMS, check_items
+from protocol.request_items import MAX_ITEMS, check_items
 
 
 class WalkedPartition(NamedTuple):
@@ -24,8 +24,8 @@ class WalkedPartition(NamedTuple):
 
 
 def walk_request(buf: Buffer, pos: int, layout: Struct, compact: bool) -> tuple[list[WalkedPartition], int]:
-    """Does as `walk_partitions` in a request. Raises `LimitExceededError` above `MAX_READ_ITEMS`."""
-    return walk_partitions(buf, pos, layout, compact, MAX_READ_ITEMS)
+    """Does as `walk_partitions` in a request. Raises `LimitExceededError` above `MAX_ITEMS`."""
+    return walk_partitions(buf, pos, layout, compact, MAX_ITEMS)
 
 
 def walk_partitions(

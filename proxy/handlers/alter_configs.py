@@ -36,12 +36,11 @@ from protocol.apis.config_entries import (
     setting,
 )
 from protocol.errors import ErrorCode
-from protocol.primitives import Buffer
 from protocol.splice import Splice, splice
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import Spawn
 from proxy.handlers.describe_configs import tier_entries
-from proxy.handlers.off_loop import in_slices, off_loop, slices_of
+from proxy.handlers.off_loop import in_slices, off_loop, off_loop_in_slices, slices_of
 from proxy.handlers.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.topic_settings import TIER_DEFAULTS, InvalidTierConfigError, TierValue, tier_values
@@ -58,6 +57,8 @@ _NOT_RECORDED = Refusal(
 _NOT_CHECKED = Refusal(
     ErrorCode.REQUEST_TIMED_OUT, "The broker did not check the topic's settings; try again.", is_final=True
 )
+_RECORD_WITHIN_MS = 60_000
+"""After this time, no further topic's settings are recorded. The client must try again for the remaining topics."""
 _OUR_FAULT = (ErrorCode.NONE, ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
 
 
@@ -109,12 +110,21 @@ class _State:
     async def _complete(self, payload: memoryview) -> Buffers:
         response = await off_loop(len(payload), lambda: _parsed_response(self._request, payload))
         refused = await self._record_all(response.answers)
-        return (await off_loop(len(payload), lambda: self._patched(response, payload, refused)),)
+        splices = await off_loop_in_slices(
+            len(payload), response.answers, lambda part: self._splices(response, payload, part, refused)
+        )
+        return (await off_loop(len(payload), lambda: splice(payload, splices)),) if splices else (payload,)
 
-    def _patched(self, response: ConfigResponse, payload: memoryview, refused: Mapping[str, Refusal]) -> Buffer:
-        """Returns the response with the proxy's refusals and the tier settings. Any thread may call it."""
+    def _splices(
+        self,
+        response: ConfigResponse,
+        payload: memoryview,
+        answers: Sequence[ConfigAnswer],
+        refused: Mapping[str, Refusal],
+    ) -> list[Splice]:
+        """Returns the splices for the proxy's refusals and the tier settings. Any thread may call it."""
         splices: list[Splice] = []
-        for answer in response.answers:
+        for answer in answers:
             if answer.resource_type != TOPIC_RESOURCE:
                 continue
             plan = self._plans.get(answer.name)
@@ -128,7 +138,7 @@ class _State:
             if refusal is not None:
                 splices.append(replace_error(response, answer, refusal.code, refusal.message))
             splices += self._shown(response, payload, answer, plan)
-        return splice(payload, splices) if splices else payload
+        return splices
 
     def _shown(
         self, response: ConfigResponse, payload: memoryview, answer: ConfigAnswer, change: Change | None
@@ -159,7 +169,7 @@ class _State:
                 refused[change.topic] = refusal
 
         async def record_all() -> None:
-            await in_slices(accepted, record)
+            await in_slices(accepted, record, _RECORD_WITHIN_MS)
 
         await asyncio.wait((self._spawn(record_all()),))
         return refused

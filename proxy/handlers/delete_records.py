@@ -221,8 +221,8 @@ class DeleteRecordsHandler:
         deleted = await off_loop(size_bytes, lambda: _deleted(state, payload))
         timeout_ms = min(max(request.timeout_ms, _MIN_TIMEOUT_MS), _MAX_TIMEOUT_MS)
         topics = _CurrentTopics(self._tools.topology, {one.asked.topic for one in deleted.partitions}, state.node_id)
-        stopping = _failed(RemoteLogMetadataNotReadyError("the proxy is stopping"))
-        answers = {one.place: stopping for one in deleted.partitions}
+        unfinished = _failed(RemoteLogMetadataNotReadyError("the proxy is stopping, or the time has passed"))
+        answers = {one.place: unfinished for one in deleted.partitions}
 
         async def answer(one: _DeletedPartition) -> None:
             found = await self._answer(one.asked, one.broker, topics, timeout_ms)
@@ -232,7 +232,9 @@ class DeleteRecordsHandler:
                 answers[one.place] = found
 
         async def answer_all() -> None:
-            await in_slices(deleted.partitions, answer)
+            tried = await in_slices(deleted.partitions, answer, timeout_ms)
+            if len(tried) < len(deleted.partitions):
+                logger.warning(_NOT_RECORDED, extra={"partitions": len(deleted.partitions) - len(tried)})
 
         if answers:
             await asyncio.wait((self._tools.spawn(answer_all()),))

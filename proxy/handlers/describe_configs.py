@@ -11,7 +11,7 @@ that of a setting in a broker's file. The source of any other setting is the def
 from __future__ import annotations
 
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.api_keys import ApiKey
 from protocol.apis.config_entries import (
@@ -19,7 +19,6 @@ from protocol.apis.config_entries import (
     ConfigAnswer,
     ConfigEntry,
     ConfigResponse,
-    DescribedResource,
     new_entry,
     parse_config_response,
     parse_describe_configs_request,
@@ -29,10 +28,9 @@ from protocol.apis.config_entries import (
     write_synonym,
 )
 from protocol.errors import ErrorCode
-from protocol.primitives import Buffer
 from protocol.splice import Splice, splice
 from proxy.handlers.addresses import check_version
-from proxy.handlers.off_loop import off_loop
+from proxy.handlers.off_loop import off_loop, off_loop_in_slices
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.topic_settings import REMOTE_STORAGE_ENABLE, TIER_DEFAULTS, TierValue, is_boolean
@@ -60,28 +58,31 @@ class _State:
     configs: TopicTierConfigs
     version: int
     node_id: int | None
-    asked: Sequence[DescribedResource] = ()
+    keys: Mapping[str, Collection[str] | None] = field(default_factory=dict)
+    """The keys that the client asks for, by topic."""
     with_synonyms: bool = False
 
     async def prepare(self, frame: bytes) -> Forward:
-        resources, self.with_synonyms = await off_loop(len(frame), lambda: parse_describe_configs_request(frame))
-        self.asked = [resource for resource in resources if resource.resource_type == TOPIC_RESOURCE]
+        self.keys, self.with_synonyms = await off_loop(len(frame), lambda: _asked(frame))
         return Forward(frame, hold_bytes=None)
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
         return self._complete(response)
 
     async def _complete(self, payload: memoryview) -> Buffers:
-        if not self.asked:
+        if not self.keys:
             return (payload,)
         response, answers = await off_loop(len(payload), lambda: self._shown(payload))
         values = await self.configs.values([answer.name for answer in answers], self.node_id) if answers else {}
-        return (await off_loop(len(payload), lambda: self._patched(response, payload, answers, values)),)
+        splices = await off_loop_in_slices(
+            len(payload), answers, lambda part: self._splices(response, payload, part, values)
+        )
+        return (await off_loop(len(payload), lambda: splice(payload, splices)),) if splices else (payload,)
 
     def _shown(self, payload: memoryview) -> tuple[ConfigResponse, Sequence[ConfigAnswer]]:
         """Returns the response, and the answers in which tier settings are shown. Raises `ProtocolError`."""
         response = parse_config_response(ApiKey.DESCRIBE_CONFIGS, self.version, payload)
-        asked = {one.name for one in self.asked if not one.keys or TIER_DEFAULTS.keys() & set(one.keys)}
+        asked = {name for name, keys in self.keys.items() if not keys or TIER_DEFAULTS.keys() & set(keys)}
         answers = [
             answer
             for answer in response.answers
@@ -89,28 +90,33 @@ class _State:
         ]
         return response, answers
 
-    def _patched(
+    def _splices(
         self,
         response: ConfigResponse,
         payload: memoryview,
         answers: Sequence[ConfigAnswer],
         values: Mapping[str, Mapping[str, TierValue]],
-    ) -> Buffer:
-        """Returns the response with the tier settings. Any thread may call it."""
-        asked = {one.name: one.keys for one in self.asked}
+    ) -> list[Splice]:
+        """Returns the splices that show the tier settings in some of the answers. Any thread may call it."""
         splices: list[Splice] = []
         for answer in answers:
             if answer.name in values:
-                keys = asked[answer.name]
+                keys = self.keys[answer.name]
                 wanted = TIER_DEFAULTS.keys() & set(keys) if keys else TIER_DEFAULTS.keys()
                 shown = wanted - _hidden(keys, values[answer.name])
                 splices += tier_entries(
                     response, payload, answer, values[answer.name], shown, with_synonyms=self.with_synonyms
                 )
-        return splice(payload, splices) if splices else payload
+        return splices
 
     def on_abandoned(self) -> None:
         return
+
+
+def _asked(frame: bytes) -> tuple[Mapping[str, Collection[str] | None], bool]:
+    """Returns the requested keys by topic, and whether the client wants synonyms. Raises `ProtocolError`."""
+    resources, with_synonyms = parse_describe_configs_request(frame)
+    return {one.name: one.keys for one in resources if one.resource_type == TOPIC_RESOURCE}, with_synonyms
 
 
 def _hidden(asked: Collection[str] | None, values: Mapping[str, TierValue]) -> set[str]:

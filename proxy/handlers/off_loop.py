@@ -12,9 +12,11 @@ most one message in progress and by its own share of the thread.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar
 
 from proxy.handlers.fair_order import FairOrder
@@ -74,6 +76,16 @@ async def off_loop(size_bytes: int, decode: Callable[[], T]) -> T:
     return await _decoder.run(size_bytes, decode)
 
 
+async def off_loop_in_slices(size_bytes: int, items: Sequence[T], work: Callable[[Sequence[T]], list[R]]) -> list[R]:
+    """Returns the results of `work` for all items of a message, in order. It runs for `SLICE_ITEMS` at a time.
+
+    Between two slices, the thread decodes the other messages whose turn it is."""
+    results: list[R] = []
+    async for part in slices_of(items):
+        results += await off_loop(size_bytes * len(part) // len(items), partial(work, part))
+    return results
+
+
 def decide_when_decoded(
     size_bytes: int, decode: Callable[[], T], decide: Callable[[T], Decision]
 ) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
@@ -121,9 +133,18 @@ async def slices_of(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
         yield items[start : start + SLICE_ITEMS]
 
 
-async def in_slices(items: Sequence[T], work: Callable[[T], Coroutine[None, None, R]]) -> list[R]:
-    """Returns the results of `work` for all items. It runs for `SLICE_ITEMS` at a time; the loop turns in between."""
+async def in_slices(
+    items: Sequence[T], work: Callable[[T], Coroutine[None, None, R]], within_ms: float = math.inf
+) -> list[R]:
+    """Returns the results of `work` for all items. It runs for `SLICE_ITEMS` at a time; the loop turns in between.
+
+    After `within_ms` no slice begins, and the remaining items have no result. Without this limit, the timeouts of the
+    slices add up: a request of many items would occupy its connection, and delay a stop, for hours."""
+    clock_s = asyncio.get_running_loop().time
+    until_s = clock_s() + within_ms / 1000
     results: list[R] = []
     async for part in slices_of(items):
+        if clock_s() >= until_s:
+            break
         results += await asyncio.gather(*map(work, part))
     return results

@@ -7,7 +7,6 @@ it found no problem, and it is not stopping. If a process is not ready, `/readyz
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -19,7 +18,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from proxy.process.admin_access import OPEN_TO_ALL, AdminAccess
-from proxy.process.admin_connections import TLS_HANDSHAKE_S, AdminConnections, is_own_fault
+from proxy.process.admin_connections import AdminConnections, is_own_fault
 from proxy.wire.context import Address
 from proxy.wire.error_log import Incident
 from proxy.wire.server import bind
@@ -120,18 +119,10 @@ async def admin_pages(
     runner = web.AppRunner(application, access_log=None, logger=logger)
     await runner.setup()
     assert runner.server is not None
-    connections = AdminConnections(runner.server)
     try:
         listener = at if isinstance(at, socket.socket) else bind(*at, reuse_port=False)
-        handshake_s = None if access.tls is None else TLS_HANDSHAKE_S
-        server = await asyncio.get_running_loop().create_server(
-            connections, sock=listener, ssl=access.tls, ssl_handshake_timeout=handshake_s
-        )
-        try:
+        async with AdminConnections(listener, runner.server, access.tls):
             bound: Address = listener.getsockname()[:2]
             yield bound
-        finally:
-            server.close()
     finally:
-        connections.close()
         await runner.cleanup()

@@ -35,6 +35,7 @@ from proxy.wire.flow_control import (
 )
 from proxy.wire.request_reader import RequestReader
 from proxy.wire.response_queue import ResponseQueue, Slot
+from proxy.wire.sasl_exchange import BEFORE_AUTHENTICATION
 from proxy.wire.upstream import UpstreamConnection, UpstreamUnavailableError, connect_upstream
 
 logger = logging.getLogger(__name__)
@@ -346,11 +347,20 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._close_if_done()
 
     def _look_whether_proven(self) -> None:
-        reader, sasl = self._reader, self._reader.sasl
-        is_known = sasl.is_authenticated or sasl.is_tried if self._context.brokers_ask_for_sasl else reader.has_request
+        sasl = self._reader.sasl
+        if self._context.brokers_ask_for_sasl:
+            is_known = sasl.is_authenticated or (sasl.is_doubtful and self._broker_decides)
+        else:
+            is_known = self._reader.has_request
         if is_known:
             self._is_proven = True
             self._admission.prove()
+
+    @property
+    def _broker_decides(self) -> bool:
+        """Whether the broker has a whole request that it answers only to a client that it has authenticated."""
+        awaiting = self.queue.awaiting
+        return not self._reader.is_mid_frame and any(slot.api_key not in BEFORE_AUTHENTICATION for slot in awaiting)
 
     def _give_way(self, limit: Limit) -> None:
         self._tell(limit.cause, f"closing the connection: {limit.said}")

@@ -205,7 +205,6 @@ class RequestReader:
     def _check_unauthenticated(self, part: FramePart, api_key: int) -> None:
         """Lets only those requests pass that a broker answers before it has authenticated the client."""
         if api_key not in BEFORE_AUTHENTICATION and self.sasl.is_doubtful:
-            self.sasl.is_tried = True
             return
         if api_key not in BEFORE_AUTHENTICATION:
             self._begun = None  # it may be a token of a client that has not waited for the broker's answer

@@ -57,8 +57,6 @@ class SaslExchange:
 
         The next request shows it: a broker answers it only if it has authenticated the client, and else closes. Until
         the answer, that request is the only one in progress."""
-        self.is_tried = False
-        """That request has begun."""
         self.awaits_answer = False
         self._mechanism = ""
         self.raw_tokens_left = 0
@@ -87,7 +85,7 @@ class SaslExchange:
         """An authentication begins if the broker accepted it. Otherwise everything is as before."""
         self.awaits_answer = False
         if error_code == ErrorCode.NONE:
-            self.is_authenticated = self.is_doubtful = self.is_tried = False
+            self.is_authenticated = self.is_doubtful = False
             self._mechanism = mechanism
             self.raw_tokens_left = _MECHANISMS[mechanism].max_tokens if version == 0 else 0
 

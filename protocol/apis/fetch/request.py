@@ -25,7 +25,7 @@ from protocol.primitives import (
     skip_tagged_section,
     write_array_length,
 )
-from protocol.request_items import MAX_READ_ITEMS, check_items
+from protocol.request_items import check_items
 
 FLEXIBLE_FROM = 12
 MIN_VERSION = 4
@@ -200,7 +200,7 @@ def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> Fe
         partitions_position = pos
         first_partition = len(partitions)
         partition_count, _ = read_array_length(payload, pos, compact)
-        check_items(topic_count + first_partition + partition_count, MAX_READ_ITEMS)
+        check_items(topic_count + first_partition + partition_count)
         pos = _read_partitions(payload, pos, version, topic, partitions)
         tail_position = pos
         if compact:
@@ -372,7 +372,7 @@ def _read_forgotten(
 ) -> int:
     compact = version >= FLEXIBLE_FROM
     count, pos = read_array_length(payload, pos, compact)
-    check_items(count, MAX_READ_ITEMS)
+    check_items(count)
     for _ in range(count):
         topic, pos = read_topic_reference(payload, pos, version)
         partition_count, pos = read_array_length(payload, pos, compact)

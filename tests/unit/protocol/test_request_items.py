@@ -15,7 +15,7 @@ from protocol.apis.offset_for_leader_epoch import parse_offset_for_leader_epoch_
 from protocol.errors import LimitExceededError
 from protocol.header import build_request_header, parse_request_header
 from protocol.primitives import INT32, Buffer, write_array_length, write_string
-from protocol.request_items import MAX_CHANGED_ITEMS, MAX_READ_ITEMS
+from protocol.request_items import MAX_ITEMS
 
 Decode = Callable[[Buffer], object]
 Parse = Callable[[Buffer, int, int], object]
@@ -32,55 +32,55 @@ def by_position(parse: Parse) -> Decode:
 
 CASES: dict[str, tuple[Decode, ApiKey, int, bytes, bytes, bytes, int]] = {
     "topics of DeleteTopics": (
-        named_topics.named_topics, ApiKey.DELETE_TOPICS, 1, b"", NAME, INT32.pack(1), MAX_CHANGED_ITEMS
+        named_topics.named_topics, ApiKey.DELETE_TOPICS, 1, b"", NAME, INT32.pack(1), MAX_ITEMS
     ),
     "topics of CreatePartitions": (
         named_topics.named_topics, ApiKey.CREATE_PARTITIONS, 0, b"", NAME + bytes(4) + INT32.pack(-1), bytes(5),
-        MAX_CHANGED_ITEMS
+        MAX_ITEMS
     ),
-    "topics of Metadata": (named_topics.named_topics, ApiKey.METADATA, 1, b"", NAME, b"", MAX_READ_ITEMS),
+    "topics of Metadata": (named_topics.named_topics, ApiKey.METADATA, 1, b"", NAME, b"", MAX_ITEMS),
     "groups of DeleteGroups": (
-        coordinated_ids.deleted_groups, ApiKey.DELETE_GROUPS, 0, b"", NAME, b"", MAX_CHANGED_ITEMS
+        coordinated_ids.deleted_groups, ApiKey.DELETE_GROUPS, 0, b"", NAME, b"", MAX_ITEMS
     ),
     "resources of AlterConfigs": (
         config_entries.parse_config_request, ApiKey.ALTER_CONFIGS, 0, b"", b"\x02" + NAME + bytes(4), b"\x00",
-        MAX_CHANGED_ITEMS
+        MAX_ITEMS
     ),
     "settings of AlterConfigs": (
         config_entries.parse_config_request, ApiKey.ALTER_CONFIGS, 0, INT32.pack(1) + b"\x02" + NAME, NAME + NAME,
-        b"\x00", MAX_CHANGED_ITEMS
+        b"\x00", MAX_ITEMS
     ),
     "resources of DescribeConfigs": (
         config_entries.parse_describe_configs_request, ApiKey.DESCRIBE_CONFIGS, 1, b"", b"\x02" + NAME + bytes(4),
-        b"\x00", MAX_CHANGED_ITEMS
+        b"\x00", MAX_ITEMS
     ),
     "keys of DescribeConfigs": (
         config_entries.parse_describe_configs_request, ApiKey.DESCRIBE_CONFIGS, 1, INT32.pack(1) + b"\x02" + NAME, NAME,
-        b"\x00", MAX_CHANGED_ITEMS - 1
+        b"\x00", MAX_ITEMS - 1
     ),
     "partitions of ListOffsets": (
         by_position(parse_list_offsets_request), ApiKey.LIST_OFFSETS, 1, INT32.pack(-1) + INT32.pack(1) + NAME,
-        bytes(12), b"", MAX_READ_ITEMS - 1
+        bytes(12), b"", MAX_ITEMS - 1
     ),
     "partitions of OffsetForLeaderEpoch": (
         by_position(parse_offset_for_leader_epoch_request), ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, INT32.pack(1) + NAME,
-        bytes(12), b"", MAX_READ_ITEMS - 1
+        bytes(12), b"", MAX_ITEMS - 1
     ),
     "partitions of DeleteRecords": (
         by_position(parse_delete_records_request), ApiKey.DELETE_RECORDS, 0, INT32.pack(1) + NAME, bytes(12), bytes(4),
-        MAX_READ_ITEMS - 1
+        MAX_ITEMS - 1
     ),
     "partitions of Fetch": (
         by_position(parse_fetch_request), ApiKey.FETCH, 4, INT32.pack(-1) + bytes(13) + INT32.pack(1) + NAME,
-        bytes(16), b"", MAX_READ_ITEMS - 1
+        bytes(16), b"", MAX_ITEMS - 1
     ),
     "topics of Fetch": (
         by_position(parse_fetch_request), ApiKey.FETCH, 4, INT32.pack(-1) + bytes(13), NAME + bytes(4), b"",
-        MAX_READ_ITEMS
+        MAX_ITEMS
     ),
     "forgotten topics of Fetch": (
         by_position(parse_fetch_request), ApiKey.FETCH, 7, INT32.pack(-1) + bytes(21 + 4), NAME + bytes(4), b"",
-        MAX_READ_ITEMS
+        MAX_ITEMS
     ),
 }  # fmt: skip
 """By case: the decoder, the API key, the version, the bytes before the array, an item, the bytes behind the array, and
@@ -94,6 +94,27 @@ def test_a_request_with_too_many_items_is_refused(case: str) -> None:
     decode(head + write_array_length(most, compact=False) + item * most + behind)
     with pytest.raises(LimitExceededError, match=r"above the limit of"):
         decode(head + write_array_length(most + 1, compact=False) + item * (most + 1) + behind)
+
+
+def test_a_description_of_20000_topics_is_decoded() -> None:
+    """`kafka-topics.sh --describe` asks for the settings of all topics in one request."""
+    count = 20_000
+    names = [write_string(f"topic-{number}", compact=False) for number in range(count)]
+    resources = b"".join(b"\x02" + name + INT32.pack(-1) for name in names)
+    head = build_request_header(ApiKey.DESCRIBE_CONFIGS, 1, 1, "admin")
+    asked, _ = config_entries.parse_describe_configs_request(head + INT32.pack(count) + resources + b"\x00")
+    assert len(asked) == count
+
+
+def test_the_settings_of_1000_mirrored_topics_are_decoded() -> None:
+    """MirrorMaker 2 changes every setting of every topic in one request."""
+    topics, settings = 1_000, 35
+    change = write_string("segment.ms", compact=False) + b"\x00" + write_string("604800000", compact=False)
+    names = [write_string(f"source.topic-{number}", compact=False) for number in range(topics)]
+    resources = b"".join(b"\x02" + name + INT32.pack(settings) + change * settings for name in names)
+    head = build_request_header(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "mirror")
+    request = config_entries.parse_config_request(head + INT32.pack(topics) + resources + b"\x00")
+    assert sum(len(resource.changes) for resource in request.resources) == topics * settings
 
 
 def test_a_large_request_with_an_id_of_the_owners_is_refused() -> None:

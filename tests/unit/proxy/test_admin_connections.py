@@ -4,34 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from proxy.process import admin_connections
 from proxy.process.admin_connections import AdminConnections
 from proxy.process.admin_http import admin_http
+from proxy.wire.server import bind
+from tests.support.proxy.tls_sides import broker_side, client_side
+from tests.support.servers.certificates import Authority
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+KEPT_REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 @asynccontextmanager
-async def port_of(most: int, age_s: float) -> AsyncIterator[int]:
+async def port_of(
+    most: int, age_s: float, tls: ssl.SSLContext | None = None, gate: asyncio.Event | None = None
+) -> AsyncIterator[int]:
+    """`gate`: the page is ready when it is set."""
+
     async def answer(request: web.BaseRequest) -> web.Response:
+        if gate is not None:
+            await gate.wait()
         return web.Response(text="page")
 
     runner = web.ServerRunner(web.Server(answer))
     await runner.setup()
     assert runner.server is not None
-    connections = AdminConnections(runner.server, most=most, age_s=age_s, grace_s=0.01)
-    server = await asyncio.get_running_loop().create_server(connections, "127.0.0.1", 0)
     try:
-        yield server.sockets[0].getsockname()[1]
+        listener = bind("127.0.0.1", 0, reuse_port=False)
+        async with AdminConnections(listener, runner.server, tls, most=most, age_s=age_s, grace_s=0.01):
+            yield listener.getsockname()[1]
     finally:
-        server.close()
-        connections.close()
         await runner.cleanup()
 
 
@@ -42,16 +53,67 @@ async def ends(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_at_the_limit_the_oldest_connection_gives_way() -> None:
-    async with asyncio.timeout(30), port_of(most=2, age_s=300) as port:
-        oldest, writer = await asyncio.open_connection("127.0.0.1", port)
-        _, other = await asyncio.open_connection("127.0.0.1", port)
+async def test_at_the_limit_a_silent_connection_gives_way() -> None:
+    async with asyncio.timeout(30), port_of(most=1, age_s=300) as port:
+        silent, writer = await asyncio.open_connection("127.0.0.1", port)
         reader, newest = await asyncio.open_connection("127.0.0.1", port)
         newest.write(REQUEST)
         assert (await reader.read()).endswith(b"page")
-        assert await ends(oldest)
-        for each in (writer, other, newest):
+        assert await ends(silent)
+        for each in (writer, newest):
             each.close()
+
+
+async def test_a_request_in_progress_outlasts_any_number_of_silent_connections() -> None:
+    gate = asyncio.Event()
+    async with asyncio.timeout(30), port_of(most=2, age_s=300, gate=gate) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST)
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        for stranger, _ in strangers[:-1]:
+            assert await ends(stranger)
+        gate.set()
+        assert (await reader.read()).endswith(b"page")
+        for _, each in [*strangers, (reader, writer)]:
+            each.close()
+
+
+async def test_a_connection_that_has_ended_takes_no_place() -> None:
+    async with asyncio.timeout(30), port_of(most=2, age_s=300) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(KEPT_REQUEST)
+        assert (await reader.readuntil(b"page")).startswith(b"HTTP/1.1 200")
+        for _ in range(20):
+            other, its_writer = await asyncio.open_connection("127.0.0.1", port)
+            its_writer.write(REQUEST)
+            assert (await other.read()).endswith(b"page")
+            its_writer.close()
+        writer.write(REQUEST)
+        assert (await reader.read()).endswith(b"page")
+        writer.close()
+
+
+async def test_a_connection_in_its_tls_handshake_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_connections, "TLS_HANDSHAKE_S", 60.0)
+    authority = Authority(tmp_path)
+    async with asyncio.timeout(30), port_of(1, 300, broker_side(authority)) as port:
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        for reader, _ in strangers[:-1]:
+            assert await ends(reader)
+        reader, client = await asyncio.open_connection("localhost", port, ssl=client_side(authority))
+        client.write(REQUEST)
+        assert (await reader.read()).endswith(b"page")
+        client.close()
+        for _, writer in strangers:
+            writer.close()
+
+
+async def test_a_tls_connection_ends_after_a_time(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    async with asyncio.timeout(30), port_of(2, 0.5, broker_side(authority)) as port:
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=client_side(authority))
+        assert await ends(reader)
+        writer.close()
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT"], ids=["silent", "half a request"])

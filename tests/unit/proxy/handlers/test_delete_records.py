@@ -37,7 +37,7 @@ from proxy.handlers import delete_records
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler, LogStartRecorder
 from proxy.handlers.off_loop import SLICE_ITEMS
-from proxy.wire.exchange import Forward, Prepare
+from proxy.wire.exchange import Forward, HandlerState, Prepare
 from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.configured_topics import configured_topics
@@ -348,6 +348,49 @@ async def test_a_client_that_goes_away_leaves_the_tiers_together(bench: Bench) -
     assert bench.tier.rlmm.log_start_offset(P0) == 12
 
 
+async def large_deletion(bench: Bench, count: int) -> tuple[HandlerState, bytes]:
+    """Prepares a request for `count` partitions. Returns its state, and a response that deletes in all of them."""
+    name = INT32.pack(1) + write_string("plain", compact=False) + INT32.pack(count)
+    asked = b"".join(INT32.pack(partition) + INT64.pack(5) for partition in range(count))
+    frame = build_request_header(ApiKey.DELETE_RECORDS, 0, 9, "test") + name + asked + INT32.pack(1000)
+
+    def answered(code: int) -> bytes:
+        head = build_response_header(ApiKey.DELETE_RECORDS, 0, 9) + INT32.pack(0) + name
+        return head + b"".join(INT32.pack(n) + INT64.pack(5) + INT16.pack(code) for n in range(count))
+
+    exchange = FakeExchange(bench.cluster, frame, answer=lambda _: answered(ErrorCode.OFFSET_OUT_OF_RANGE))
+    action, state = bench.handler.on_request(exchange)
+    assert isinstance(action, Prepare)
+    await action.decide()
+    assert state is not None
+    return state, answered(ErrorCode.NONE)
+
+
+async def codes_of(state: HandlerState, response: bytes) -> list[int]:
+    answer = state.on_response(memoryview(response))
+    assert asyncio.iscoroutine(answer)
+    payload = b"".join(await answer)
+    body_position = response_body_position(ApiKey.DELETE_RECORDS, 0, payload)
+    return [one.error_code for one in parse_delete_records_response(payload, body_position, 0).partitions]
+
+
+async def test_the_timeouts_of_many_partitions_do_not_add_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = 0
+
+    async def hang(*arguments: Any) -> DeleteRecordsAnswer | None:
+        nonlocal tried
+        tried += 1
+        await asyncio.sleep(0.01)
+        return None
+
+    state, deleted = await large_deletion(bench, 3 * SLICE_ITEMS)
+    monkeypatch.setattr(delete_records, "_MAX_TIMEOUT_MS", 1)
+    monkeypatch.setattr(bench.handler, "_answer", hang)
+    codes = await codes_of(state, deleted)
+    assert tried == SLICE_ITEMS
+    assert codes == [ErrorCode.NONE] * SLICE_ITEMS + [ErrorCode.REQUEST_TIMED_OUT] * (2 * SLICE_ITEMS)
+
+
 async def test_many_partitions_are_deleted_in_slices_of_one_task(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """One task, which goes on if the client disconnects."""
     spawned: list[object] = []
@@ -364,19 +407,7 @@ async def test_many_partitions_are_deleted_in_slices_of_one_task(bench: Bench, m
     monkeypatch.setattr(delete_records, "patch_delete_records_response", noted)
     bench.handler._tools = replace(bench.handler._tools, spawn=spawn)
     count = 3 * SLICE_ITEMS
-    name = INT32.pack(1) + write_string("plain", compact=False) + INT32.pack(count)
-    asked = b"".join(INT32.pack(partition) + INT64.pack(5) for partition in range(count))
-    frame = build_request_header(ApiKey.DELETE_RECORDS, 0, 9, "test") + name + asked + INT32.pack(1000)
-
-    def answered(code: int) -> bytes:
-        head = build_response_header(ApiKey.DELETE_RECORDS, 0, 9) + INT32.pack(0) + name
-        return head + b"".join(INT32.pack(n) + INT64.pack(5) + INT16.pack(code) for n in range(count))
-
-    exchange = FakeExchange(bench.cluster, frame, answer=lambda _: answered(ErrorCode.OFFSET_OUT_OF_RANGE))
-    action, state = bench.handler.on_request(exchange)
-    assert isinstance(action, Prepare)
-    await action.decide()
-    assert state is not None
+    state, deleted = await large_deletion(bench, count)
     async with counted_turns() as turns:
 
         async def counted(*arguments: Any) -> Any:
@@ -384,12 +415,7 @@ async def test_many_partitions_are_deleted_in_slices_of_one_task(bench: Bench, m
             return DeleteRecordsAnswer(error_code=ErrorCode.REQUEST_TIMED_OUT)
 
         monkeypatch.setattr(bench.handler, "_answer", counted)
-        answer = state.on_response(memoryview(answered(ErrorCode.NONE)))
-        assert asyncio.iscoroutine(answer)
-        payload = b"".join(await answer)
-    body_position = response_body_position(ApiKey.DELETE_RECORDS, 0, payload)
-    found = parse_delete_records_response(payload, body_position, 0).partitions
-    assert {one.error_code for one in found} == {ErrorCode.REQUEST_TIMED_OUT}
+        assert await codes_of(state, deleted) == [ErrorCode.REQUEST_TIMED_OUT] * count
     assert patched_in == [False]
     assert len(spawned) == 1
     assert sum(turns.notes.values()) == count

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 
 from proxy.handlers.fair_order import FairOrder
-from proxy.handlers.off_loop import LOOP_BYTES, SLICE_ITEMS, Decoder, decide_when_decoded, in_slices, off_loop
+from proxy.handlers.off_loop import (
+    LOOP_BYTES,
+    SLICE_ITEMS,
+    Decoder,
+    decide_when_decoded,
+    in_slices,
+    off_loop,
+    off_loop_in_slices,
+)
 from proxy.wire.exchange import Forward, HandlerState, Prepare
 
 
@@ -114,6 +123,33 @@ async def decoded_in_order(sizes: list[int], cancelled: int = 0) -> list[int]:
         await asyncio.sleep(0)
         all_wait.set()
     return order
+
+
+async def test_the_timeouts_of_slices_do_not_add_up() -> None:
+    tried: list[int] = []
+
+    async def fail_late(item: int) -> None:
+        tried.append(item)
+        await asyncio.sleep(0.01)
+
+    await in_slices(range(100 * SLICE_ITEMS), fail_late, within_ms=1)
+    assert tried == list(range(SLICE_ITEMS))
+
+
+async def test_a_message_of_many_items_leaves_the_thread_to_others() -> None:
+    turns: list[str] = []
+
+    def square(part: Sequence[int]) -> list[int]:
+        turns.append("slice")
+        return [each * each for each in part]
+
+    async with asyncio.TaskGroup() as tasks:
+        squares = tasks.create_task(off_loop_in_slices(8 * LOOP_BYTES, range(4 * SLICE_ITEMS), square))
+        await asyncio.sleep(0)
+        tasks.create_task(off_loop(LOOP_BYTES + 1, lambda: turns.append("other")))
+    assert sorted(turns) == ["other", *["slice"] * 4]
+    assert turns.index("other") <= 1
+    assert squares.result() == [each * each for each in range(4 * SLICE_ITEMS)]
 
 
 async def test_a_small_message_overtakes_those_of_20_clients() -> None:

@@ -18,6 +18,7 @@ from kafka.protocol.admin import (
     IncrementalAlterConfigsResponse,
 )
 
+from proxy.handlers import alter_configs
 from proxy.handlers.alter_configs import UNKNOWN_KEY
 from tests.support.proxy.topic_configs_bench import (
     ENABLE,
@@ -171,6 +172,15 @@ async def test_a_tiered_topic_is_guarded_against_what_would_end_its_tiering(benc
     assert codes_of(response) == {"orders": 40}
     _, response = await alter(bench, incremental({"ruled": [("retention.ms", 0, "1")]}))
     assert codes_of(response) == {"ruled": 0}
+
+
+async def test_settings_that_are_not_recorded_in_time_are_retriable(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alter_configs, "_RECORD_WITHIN_MS", 0)
+    request = incremental({"orders": [(ENABLE, 0, "true")], "ruled": [(OTHER, 0, "6")]})
+    assert codes_of((await alter(bench, request))[1]) == {"orders": 7, "ruled": 0}
+    assert bench.own() == {}
 
 
 async def test_configs_that_cannot_be_checked_or_recorded_are_retriable(bench: Bench) -> None:

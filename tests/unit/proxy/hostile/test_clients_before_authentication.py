@@ -17,7 +17,7 @@ from proxy.wire.exchange import Answer, Exchange, Forward, Handler, HandlerState
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.sasl import authenticate, authenticate_answer, handshake, handshake_answer
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
-from tests.support.proxy.proxy_harness import PATIENT, Proxy, proxy_before, reply
+from tests.support.proxy.proxy_harness import PATIENT, AnsweringHandler, Proxy, proxy_before, reply
 
 
 class Decoding:
@@ -250,11 +250,17 @@ async def test_an_answer_after_an_unknown_mechanism_lifts_the_limits() -> None:
         assert decoding.decoded == 3
 
 
-async def test_a_client_that_leaves_its_mechanism_unfinished_stays_unknown() -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [b"", frame(LARGE)[:-1], frame(METADATA)[:-1], frame(request(ApiKey.LEAVE_GROUP, 0, 9))],
+    ids=["nothing", "a part", "a part of a held request", "an answer of the proxy"],
+)
+async def test_a_client_that_leaves_its_mechanism_unfinished_stays_unknown(sent: bytes) -> None:
     limits = PATIENT.model_copy(update={"connection_setup_timeout_ms": 500})
+    handlers: dict[int, Handler] = {ApiKey.METADATA: Decoding(), ApiKey.LEAVE_GROUP: AnsweringHandler(b"refused")}
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, limits=limits, brokers_ask_for_sasl=True) as proxy,
+        proxy_before(broker, handlers=handlers, limits=limits, brokers_ask_for_sasl=True) as proxy,
         connected(proxy.port) as client,
     ):
         await client.send(handshake(1, "GSSAPI"))
@@ -263,5 +269,6 @@ async def test_a_client_that_leaves_its_mechanism_unfinished_stays_unknown() -> 
         await upstream.send(handshake_answer())
         assert await client.receive() == handshake_answer()
         await exchange_with(client, upstream, authenticate(b"t"), authenticate_answer(token=b"more, please"))
-        assert await client.ended() == b""
+        await client.send_raw(sent)
+        await client.ended()
         assert await proxy.closed_by("setup_timeout") == {"setup_timeout": 1}

@@ -15,7 +15,7 @@ from protocol.api_keys import ApiKey
 from protocol.apis import config_entries, coordinated_ids, named_topics
 from protocol.header import build_request_header, build_response_header
 from protocol.primitives import INT16, INT32, write_array_length, write_string
-from protocol.request_items import MAX_CHANGED_ITEMS
+from protocol.request_items import MAX_ITEMS
 from proxy.config import LimitsConfig
 from proxy.handlers import (
     addresses,
@@ -28,7 +28,7 @@ from proxy.handlers import (
 )
 from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
-from proxy.handlers.off_loop import LOOP_BYTES
+from proxy.handlers.off_loop import LOOP_BYTES, SLICE_ITEMS, off_loop
 from proxy.wire.exchange import Answer, Handler, HandlerState, Prepare
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.broker.fake_broker import FakeBroker
@@ -75,7 +75,7 @@ async def test_a_large_request_is_decoded_beside_the_loop(
     api: str, is_large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, decoder, api_key, version, item, end = CASES[api]
-    count = MAX_CHANGED_ITEMS if is_large else 3
+    count = MAX_ITEMS if is_large else 3
     frame = request(api_key, version, 9, INT32.pack(count) + item * count + end)
     decoded_in: list[bool] = []
     decode = getattr(module, decoder)
@@ -213,10 +213,44 @@ async def test_a_request_with_too_many_items_is_refused(caplog: pytest.LogCaptur
         connected(proxy.port) as client,
     ):
         _, _, api_key, version, item, end = CASES["CreatePartitions"]
-        count = MAX_CHANGED_ITEMS + 1
+        count = MAX_ITEMS + 1
         await client.send(request(api_key, version, 9, INT32.pack(count) + item * count + end))
         assert await client.ended() == b""
-    assert f"a request with {count} items or more, above the limit of {MAX_CHANGED_ITEMS}" in caplog.records[0].message
+    assert f"a request with {count} items or more, above the limit of {MAX_ITEMS}" in caplog.records[0].message
+
+
+async def test_the_settings_of_many_topics_leave_the_thread_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic has about 35 settings, so the answer for 10,000 topics takes the thread seconds."""
+    loop = asyncio.get_running_loop()
+    turns: list[str] = []
+    show = describe_configs.tier_entries
+
+    def noted(*arguments: Any, **more: Any) -> Any:
+        if not turns:
+            other = off_loop(LOOP_BYTES + 1, lambda: turns.append("other"))
+            loop.call_soon_threadsafe(tasks.create_task, other)
+        turns.append("topic")
+        return show(*arguments, **more)
+
+    monkeypatch.setattr(describe_configs, "tier_entries", noted)
+    bench = Bench(loop.create_task)
+    names = [f"topic-{number}" for number in range(2 * SLICE_ITEMS)]
+    bench.cluster.topics = {name: UUID(int=number + 1) for number, name in enumerate(names)}
+    strings = [write_string(name, compact=False) for name in names]
+    resources = b"".join(b"\x02" + name + INT32.pack(-1) for name in strings)
+    action, state = bench.describe.on_request(
+        FakeExchange(bench.cluster, request(ApiKey.DESCRIBE_CONFIGS, 1, 9, INT32.pack(len(names)) + resources + b"\0"))
+    )
+    assert isinstance(action, Prepare)
+    await action.decide()
+    answers = b"".join(INT16.pack(0) + INT16.pack(-1) + b"\x02" + name + INT32.pack(0) for name in strings)
+    head = build_response_header(ApiKey.DESCRIBE_CONFIGS, 1, 9) + bytes(4)
+    assert state is not None
+    result = state.on_response(memoryview(head + INT32.pack(len(names)) + answers))
+    assert asyncio.iscoroutine(result)
+    async with asyncio.TaskGroup() as tasks:
+        await result
+    assert turns == ["topic"] * SLICE_ITEMS + ["other"] + ["topic"] * SLICE_ITEMS
 
 
 @pytest.mark.parametrize("is_large", [True, False])
