@@ -32,6 +32,7 @@ from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.deletion.segment_deletion import Leftovers, collect_leftovers
 from tiers.tasks.history.clamp_task import RLMClampTask
 from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.lost_copies import copies_to_spare
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
@@ -178,7 +179,7 @@ class PartitionTasks:
         """Copies the segments that are ready. Returns True when more are ready.
 
         The manifest has a new gap before the owner copies any record behind that gap."""
-        await collect_leftovers(self._services, self.partition, Leftovers.OF_THE_NEXT_SEGMENT)
+        await self._collect(surveyed, Leftovers.OF_THE_NEXT_SEGMENT)
         if self._must_finish(surveyed):
             await self.copy.finish_removed(surveyed.bounds)
             return True
@@ -240,8 +241,12 @@ class PartitionTasks:
 
     async def delete(self, surveyed: Surveyed) -> None:
         """Deletes the objects of segments that expired, and of leftovers that no copy waits for."""
-        await collect_leftovers(self._services, self.partition, Leftovers.OTHERS, self.copy.attempt)
+        await self._collect(surveyed, Leftovers.OTHERS)
         await self._expiration.delete(surveyed.log_start, self.manifest.has_accepted)
+
+    async def _collect(self, surveyed: Surveyed, which: Leftovers) -> None:
+        spared = await copies_to_spare(self._services, self.partition, surveyed.bounds.log_start_offset)
+        await collect_leftovers(self._services, self.partition, which, {*spared, self.copy.attempt})
 
     def stop(self, error: LogDivergedError, name: str) -> None:
         """Stops the whole partition until a round goes through. Raises the alarm once until then.

@@ -188,8 +188,8 @@ async def test_a_failed_copy_keeps_records_that_the_broker_removed_meanwhile(
 
 
 @pytest.fixture
-async def kept(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The spool file of [40, 70): the store failed while the broker removed the records below 60."""
+async def kept(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
+    """The spool has [40, 70): the store failed while the broker removed the records below 60."""
 
     async def fails(*_: object) -> None:
         bench.log.log_start_offset = 60
@@ -202,13 +202,19 @@ async def kept(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Path:
         patched.setattr(bench.store, "copy_log_segment_data", fails)
         with pytest.raises(RetriableRemoteStorageError):
             await bench.copy()
-    [path] = bench.spooled()
-    return path
+    return bench
 
 
-async def test_a_kept_segment_whose_file_is_gone_stops_nothing(bench: Workbench, kept: Path) -> None:
+def damage(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:100] + b"?" + content[101:])
+
+
+async def test_a_kept_segment_whose_file_is_gone_stops_nothing(kept: Workbench) -> None:
     """Each attempt would fail, and records that the broker still has would never be copied."""
-    kept.unlink()
+    bench = kept
+    [file] = bench.spooled()
+    file.unlink()
     with pytest.raises(SpoolError):
         await bench.copy()
     await bench.copy()
@@ -218,10 +224,11 @@ async def test_a_kept_segment_whose_file_is_gone_stops_nothing(bench: Workbench,
     assert bench.finished[4:] == [(60, 89)]
 
 
-async def test_a_kept_segment_that_the_disk_damaged_is_not_copied_for_ever(bench: Workbench, kept: Path) -> None:
+async def test_a_kept_segment_that_the_disk_damaged_is_not_copied_for_ever(kept: Workbench) -> None:
     """The attempt at it looks whole in the store, so an operator decides."""
-    content = kept.read_bytes()
-    kept.write_bytes(content[:100] + b"?" + content[101:])
+    bench = kept
+    [file] = bench.spooled()
+    damage(file)
     with pytest.raises(CorruptSegmentError):
         await bench.copy()
     assert bench.spooled() == []

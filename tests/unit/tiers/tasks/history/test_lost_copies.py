@@ -80,20 +80,53 @@ async def test_one_that_the_store_cut_stays_and_stops_nothing(unfinished: Workbe
     assert unfinished.finished == [(40, 69)]
 
 
-async def test_one_whose_records_the_owner_has_read_is_deleted(bench: Workbench) -> None:
-    """The records are in the open segment, which is copied at once when the broker has removed them."""
+@pytest.fixture
+async def spooled(bench: Workbench) -> tuple[Workbench, list[RemoteLogSegmentMetadata]]:
+    """The owner has read [30, 50), which the broker has removed since. Two attempts at it were written without an end.
+
+    The owner copies an open segment at once when the broker has removed its records."""
     batches = [batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(5)]
     bench.log.append(*batches)
+    await bench.write_manifest()
     await bench.copy_all()
     assert bench.finished == [(0, 29)]
-    built = build_segment(bench.folder / "attempt", batches[3:], base_offset=30)
-    copy = metadata_of(built, PARTITION)
-    await bench.metadata.add_remote_log_segment_metadata(copy)
-    await bench.store.copy_log_segment_data(copy, built.log_segment_data(copy))
+    copies = []
+    for number in range(2):
+        built = build_segment(bench.folder / f"attempt-{number}", batches[3:], base_offset=30)
+        copy = metadata_of(built, PARTITION)
+        bench.wall_ms += 1
+        await bench.metadata.add_remote_log_segment_metadata(copy)
+        await bench.store.copy_log_segment_data(copy, built.log_segment_data(copy))
+        copies.append(copy)
     bench.log.log_start_offset = 50
-    await bench.copy_all()
+    return bench, copies
+
+
+async def test_one_whose_records_the_owner_has_read_is_deleted_after_another_copy(
+    spooled: tuple[Workbench, list[RemoteLogSegmentMetadata]],
+) -> None:
+    bench, copies = spooled
+    await bench.copy()
     assert bench.finished == [(0, 29), (30, 49)]
-    assert not keys(copy) & {*await bench.objects()}
+    assert [keys(copy) <= {*await bench.objects()} for copy in copies] == [True, False]
+    await bench.copy()
+    assert not keys(copies[0]) & {*await bench.objects()}
+
+
+async def test_one_outlives_an_owner_that_ends_before_another_copy(
+    spooled: tuple[Workbench, list[RemoteLogSegmentMetadata]],
+) -> None:
+    """The spool is gone with the owner, and its own attempt at the records has no object."""
+    bench, copies = spooled
+    bench.end_after = "copy-started-written"
+    with pytest.raises(ProcessEnded):
+        await bench.copy()
+    bench.end_after = ""
+    bench.restart()
+    await bench.write_manifest()
+    with pytest.raises(MetadataLostError, match="but the store has it"):
+        await bench.copy()
+    assert keys(copies[0]) <= {*await bench.objects()}
 
 
 @pytest.fixture
