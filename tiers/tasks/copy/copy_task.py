@@ -192,6 +192,23 @@ class RLMCopyTask:
             )
         self._read_epoch = leader_epoch
 
+    async def is_continued_by(self, leader_epoch: int) -> bool:
+        """Returns whether the log of a new leader has the records of the open segment.
+
+        The owner asks as soon as the leader changes. The attempts at a kept segment may have to wait for hours, and a
+        leader that has removed these offsets meanwhile confirms every history of them (docs/semantics.md 6.1)."""
+        builder = self._builder
+        if builder is None or builder.size_bytes == 0 or leader_epoch <= self._read_epoch:
+            return True
+        timeout_ms = self._services.settings.request_timeout_ms
+        try:
+            await check_lineage(
+                self._services.source, self._partition, builder.leader_epoch, builder.next_offset, timeout_ms
+            )
+        except LogDivergedError:
+            return False
+        return True
+
     async def _check_open_segment(self, builder: SegmentBuilder) -> None:
         services = self._services
         if builder.leader_epoch is None:

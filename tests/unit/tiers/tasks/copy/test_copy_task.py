@@ -19,6 +19,7 @@ from tiers.errors import (
     OwnershipLostError,
     RetriableRemoteStorageError,
 )
+from tiers.metadata.tenure import Tenure
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -27,6 +28,7 @@ from tiers.segment.indexes.indexes_object import decode_indexes_object, encode_i
 from tiers.segment.segment_builder import SegmentBuilder
 from tiers.tasks.copy import copy_task
 from tiers.tasks.copy.spool import SpoolError
+from tiers.tasks.partition_tasks import PartitionTasks
 
 COPY_STEPS = ["segment-built", "copy-started-written", "objects-written", "copy-verified", "copy-finished-written"]
 
@@ -238,6 +240,31 @@ async def test_a_kept_segment_that_the_disk_damaged_is_not_copied_for_ever(kept:
     await bench.check_manifest()
     await bench.copy_all()
     assert bench.finished[4:] == [(60, 89)]
+
+
+async def test_a_kept_segment_that_a_new_leader_does_not_have_is_not_copied(kept: Workbench) -> None:
+    """When that leader has removed its own records at these offsets, it would confirm the kept ones."""
+    bench, tasks = kept, PartitionTasks(kept.services, PARTITION, POLICY, Tenure(0, 0))
+    tasks.copy = bench.copy_task
+    bench.log.elect_unclean(60)
+    bench.log.append(*batches(60, 7, leader_epoch=1))
+    await tasks.survey()
+    assert bench.spooled() == []
+    bench.log.log_start_offset = 90
+    await bench.copy()
+    bench.now_ms += bench.services.settings.gap_alarm_ms
+    await bench.copy_all()
+    assert bench.metadata.gaps(PARTITION) == [LogGap(40, 90)]
+    assert bench.finished[4:] == [(90, 119)]
+
+
+async def test_a_kept_segment_outlives_a_new_leader_that_has_it(kept: Workbench) -> None:
+    bench, tasks = kept, PartitionTasks(kept.services, PARTITION, POLICY, Tenure(0, 0))
+    tasks.copy = bench.copy_task
+    bench.log.leader_epoch = 1
+    await tasks.survey()
+    await bench.copy_all()
+    assert bench.finished[4:] == [(40, 69), (70, 99)]
 
 
 async def test_a_copy_that_reads_back_differently_is_never_finished(
