@@ -200,11 +200,10 @@ class RLMCopyTask:
         builder = self._builder
         if builder is None or builder.size_bytes == 0 or leader_epoch <= self._read_epoch:
             return True
-        timeout_ms = self._services.settings.request_timeout_ms
+        epoch, timeout_ms = builder.leader_epoch, self._services.settings.request_timeout_ms
+        assert epoch is not None
         try:
-            await check_lineage(
-                self._services.source, self._partition, builder.leader_epoch, builder.next_offset, timeout_ms
-            )
+            await check_lineage(self._services.source, self._partition, epoch, builder.next_offset, timeout_ms)
         except LogDivergedError:
             return False
         return True

@@ -47,6 +47,11 @@ async def is_whole(services: TaskServices, copy: RemoteLogSegmentMetadata) -> bo
     could have lost, and `rebuild` does not restore it. Reads the last chunk alone. In doubt a copy is whole: a `.log`
     that is not found may be in another location. Looks for `.indexes` in every location, since the record of an
     unfinished copy names none. Raises the store's errors."""
+    # One answer may be damaged on its way, and the gap that is recorded because of it stays.
+    return await _reads_whole(services, copy) or await _reads_whole(services, copy)
+
+
+async def _reads_whole(services: TaskServices, copy: RemoteLogSegmentMetadata) -> bool:
     try:
         indexes = await services.storage.fetch_indexes(copy)
     except RemoteResourceNotFoundError:

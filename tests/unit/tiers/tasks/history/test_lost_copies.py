@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
@@ -153,6 +155,42 @@ async def test_a_copy_that_the_metadata_lost_is_no_gap(forgotten: Workbench) -> 
         await forgotten.copy()
     assert forgotten.metadata.gaps(PARTITION) == []
     assert len(await forgotten.objects()) == 7
+
+
+async def test_an_answer_that_is_damaged_on_its_way_makes_no_gap(
+    forgotten: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, asked = forgotten.store.fetch_indexes, set[UUID]()
+
+    async def damages_the_first_answer(segment: RemoteLogSegmentMetadata) -> bytes:
+        found, is_first = await fetch(segment), segment.segment_id.id not in asked
+        asked.add(segment.segment_id.id)
+        return found[:-1] if is_first else found
+
+    monkeypatch.setattr(forgotten.store, "fetch_indexes", damages_the_first_answer)
+    with pytest.raises(MetadataLostError, match="but the store has them"):
+        await forgotten.copy()
+
+
+async def test_a_gap_waits_again_after_a_witness_contradicted_it(
+    forgotten: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers that are damaged for a moment, hours apart, are no two witnesses of a damaged copy."""
+
+    async def damages(segment: RemoteLogSegmentMetadata) -> bytes:
+        return b"an error page"
+
+    async def copies_while_answers_are_damaged() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(forgotten.store, "fetch_indexes", damages)
+            await forgotten.copy()
+
+    await copies_while_answers_are_damaged()
+    forgotten.now_ms += forgotten.services.settings.gap_alarm_ms
+    with pytest.raises(MetadataLostError, match="but the store has them"):
+        await forgotten.copy()
+    await copies_while_answers_are_damaged()
+    assert forgotten.metadata.gaps(PARTITION) == []
 
 
 async def test_a_listing_of_objects_that_are_gone_is_no_witness(forgotten: Workbench) -> None:
