@@ -226,7 +226,7 @@ async def test_a_kept_segment_whose_file_is_gone_stops_nothing(kept: Workbench) 
     assert bench.finished[4:] == [(60, 89)]
 
 
-async def test_a_kept_segment_that_the_disk_damaged_is_not_copied_for_ever(kept: Workbench) -> None:
+async def test_a_kept_segment_that_the_disk_damaged_is_dropped(kept: Workbench) -> None:
     """The attempt at it looks whole in the store, so an operator decides."""
     bench = kept
     [file] = bench.spooled()

@@ -104,7 +104,7 @@ async def spooled(bench: Workbench) -> tuple[Workbench, list[RemoteLogSegmentMet
     return bench, copies
 
 
-async def test_one_whose_records_the_owner_has_read_is_deleted_after_another_copy(
+async def test_one_whose_records_the_owner_has_goes_after_another_copy(
     spooled: tuple[Workbench, list[RemoteLogSegmentMetadata]],
 ) -> None:
     bench, copies = spooled
