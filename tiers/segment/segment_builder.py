@@ -67,6 +67,12 @@ class BuiltSegment:
         """Returns the data that a storage manager copies. The `.indexes` object includes `metadata`."""
         return LogSegmentData(self.log_segment, encode_indexes_object(metadata, self.indexes))
 
+    def is_intact(self) -> bool:
+        """Returns whether the spool file still has the bytes that were appended. Raises `OSError`."""
+        with self.log_segment.open("rb") as file:
+            pieces = ((chunk, file.read(chunk.log_bytes)) for chunk in self.chunks)
+            return all(crc32c(piece, 0, len(piece)) == chunk.crc32c for chunk, piece in pieces)
+
 
 class SegmentBuilder:
     def __init__(

@@ -32,6 +32,7 @@ from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.deletion.segment_deletion import Leftovers, collect_leftovers
 from tiers.tasks.history.clamp_task import RLMClampTask
 from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.lost_copies import copies_to_spare
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
@@ -148,11 +149,15 @@ class PartitionTasks:
         if await self._clamp.run(bounds, log_start.offset, self.end_work):
             self.copy.start_over()
         checked_epoch = bounds.leader_epoch
+        is_open_segment_continued = await self.copy.is_continued_by(checked_epoch)
         # A copy beside the round may move the remote end beyond the bounds of an earlier answer.
         remote_bounds = services.metadata.earliest_offset(partition), services.metadata.remote_end_offset(partition)
         bounds = await services.source.bounds(partition, timeout_ms)
         if bounds.leader_epoch != checked_epoch:
             return None
+        if not is_open_segment_continued:
+            await self.end_work()
+            self.copy.start_over()
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start.offset)
         await self.manifest.keep_last_copies(bounds.log_start_offset, self.copy.holds)
@@ -178,7 +183,7 @@ class PartitionTasks:
         """Copies the segments that are ready. Returns True when more are ready.
 
         The manifest has a new gap before the owner copies any record behind that gap."""
-        await collect_leftovers(self._services, self.partition, Leftovers.OF_THE_NEXT_SEGMENT)
+        await self._collect(surveyed, Leftovers.OF_THE_NEXT_SEGMENT)
         if self._must_finish(surveyed):
             await self.copy.finish_removed(surveyed.bounds)
             return True
@@ -240,8 +245,12 @@ class PartitionTasks:
 
     async def delete(self, surveyed: Surveyed) -> None:
         """Deletes the objects of segments that expired, and of leftovers that no copy waits for."""
-        await collect_leftovers(self._services, self.partition, Leftovers.OTHERS, self.copy.attempt)
+        await self._collect(surveyed, Leftovers.OTHERS)
         await self._expiration.delete(surveyed.log_start, self.manifest.has_accepted)
+
+    async def _collect(self, surveyed: Surveyed, which: Leftovers) -> None:
+        spared = await copies_to_spare(self._services, self.partition, surveyed.bounds.log_start_offset)
+        await collect_leftovers(self._services, self.partition, which, {*spared, self.copy.attempt})
 
     def stop(self, error: LogDivergedError, name: str) -> None:
         """Stops the whole partition until a round goes through. Raises the alarm once until then.

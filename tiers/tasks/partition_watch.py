@@ -19,7 +19,7 @@ from tiers.tasks.task_services import TaskServices
 _ALARMS = {
     "copy-lag": "copying is behind by more than half of the retention: records may expire before they are copied",
     "stuck-lso": "the last stable offset stands still: a transaction hangs, and no record after it is copied",
-    "uncopied-beginning": "the beginning of the local log was never copied, and later records were: nothing is trimmed",
+    "uncopied-beginning": "the local log has uncopied records before copied ones: trimming stops at them",
 }
 logger = logging.getLogger(__name__)
 
@@ -69,17 +69,19 @@ class PartitionWatch:
         remote_bounds: tuple[int | None, int | None],
         log_start: int | None,
     ) -> None:
-        """Raises an alarm when a bound between the tiers does not hold, or when the local log begins uncopied.
+        """Raises an alarm when a bound between the tiers does not hold, or when uncopied records end the trimming.
 
         `bounds` are those of a leader that has the history of the copied records. An out-of-date leader may end
         anywhere. `remote_bounds` are the first and the last remote offset, as of before the leader answered.
         `log_start` is the recorded one that the leader confirms."""
         partition, (remote_start, remote_end) = self._partition, remote_bounds
         # A broker that lost its log start has records again that were removed before the owner could copy them.
-        is_among_copied = remote_end is not None and (log_start or 0) <= bounds.log_start_offset <= remote_end
-        first = self._services.metadata.remote_log_segment_metadata(partition, bounds.log_start_offset)
-        is_uncopied = is_among_copied and first is None
-        self._raise(policy, "uncopied-beginning", is_raised=is_uncopied)
+        local_start, metadata = bounds.log_start_offset, self._services.metadata
+        is_among_copied = remote_end is not None and (log_start or 0) <= local_start <= remote_end
+        is_uncopied = metadata.remote_log_segment_metadata(partition, local_start) is None or any(
+            local_start < gap.next_offset <= (remote_end or 0) for gap in metadata.gaps(partition)
+        )
+        self._raise(policy, "uncopied-beginning", is_raised=is_among_copied and is_uncopied)
         for bound in violated_bounds(bounds, remote_start, remote_end):
             self._services.metrics.bounds_violations.labels(partition.topic, bound).inc()
             logger.error("a bound between the tiers does not hold", extra={"partition": str(partition), "bound": bound})

@@ -203,7 +203,7 @@ def _trouble(sim: Simulation) -> str | None:
         local = sum(len(one.data) for one in partition.log.batches if one.next_offset <= remote_end)
         if (
             local > 6_000
-            and not _begins_uncopied(sim, partition)
+            and not _has_uncopied(sim, partition)
             and sim.settings["topics"][0]["local.retention.bytes"] >= 0
         ):
             return f"{partition} keeps {local} copied bytes local"
@@ -222,12 +222,15 @@ def _left_behind(sim: Simulation) -> str | None:
     return None
 
 
-def _begins_uncopied(sim: Simulation, partition: SimPartition) -> bool:
-    """Whether the leader has records again that were removed before they were copied: they are not trimmed."""
+def _has_uncopied(sim: Simulation, partition: SimPartition) -> bool:
+    """Whether the leader has records again that were removed before they were copied: they end the trimming."""
     finished = [one.metadata for one in sim.oracle.truth.finished((partition.topic.topic_id, partition.index))]
-    start = partition.log.start
-    is_copied = any(one.start_offset <= start <= one.end_offset for one in finished)
-    return not is_copied and any(start < one.start_offset for one in finished)
+    remote_end = max((one.end_offset for one in finished), default=-1)
+    offset = partition.log.start
+    for one in sorted(finished, key=lambda each: each.start_offset):
+        if one.start_offset <= offset:
+            offset = max(offset, one.end_offset + 1)
+    return offset <= remote_end
 
 
 def _overdue(sim: Simulation, partition: SimPartition) -> str | None:

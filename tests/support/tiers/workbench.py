@@ -29,6 +29,7 @@ from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion
 from tiers.tasks.deletion.segment_deletion import collect_leftovers
 from tiers.tasks.history.clamp_task import RLMClampTask
 from tiers.tasks.history.log_gap_task import LogGapTask
+from tiers.tasks.history.lost_copies import copies_to_spare
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
@@ -107,7 +108,8 @@ class Workbench:
         if await self.clamp_task.run(bounds, log_start.offset):
             self.copy_task.start_over()
         await self.manifest_task.keep_last_copies(bounds.log_start_offset, self.copy_task.holds)
-        await collect_leftovers(self.services, PARTITION)
+        spared = await copies_to_spare(self.services, PARTITION, bounds.log_start_offset)
+        await collect_leftovers(self.services, PARTITION, spared=spared)
         bounds = await self.log.bounds(PARTITION, 1000)
         await self.copy_task.finish_removed(bounds)
         start = await self.gap_task.copy_start(bounds, log_start.offset)

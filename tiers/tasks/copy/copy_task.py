@@ -192,6 +192,22 @@ class RLMCopyTask:
             )
         self._read_epoch = leader_epoch
 
+    async def is_continued_by(self, leader_epoch: int) -> bool:
+        """Returns whether the log of a new leader has the records of the open segment.
+
+        The owner asks as soon as the leader changes. The attempts at a kept segment may have to wait for hours, and a
+        leader that has removed these offsets meanwhile confirms every history of them (docs/semantics.md 6.1)."""
+        builder = self._builder
+        if builder is None or builder.size_bytes == 0 or leader_epoch <= self._read_epoch:
+            return True
+        epoch, timeout_ms = builder.leader_epoch, self._services.settings.request_timeout_ms
+        assert epoch is not None
+        try:
+            await check_lineage(self._services.source, self._partition, epoch, builder.next_offset, timeout_ms)
+        except LogDivergedError:
+            return False
+        return True
+
     async def _check_open_segment(self, builder: SegmentBuilder) -> None:
         services = self._services
         if builder.leader_epoch is None:
@@ -258,7 +274,8 @@ class RLMCopyTask:
         """Finishes the open segment and copies it. Returns the offset after it.
 
         After a failed attempt, the records are read again. But if the broker has removed some of them, the task keeps
-        the segment for the next attempt, since it may be their last copy."""
+        the segment for the next attempt, since it may be their last copy. It keeps no damaged one, which would fail for
+        ever."""
         builder, services = self._builder, self._services
         assert builder is not None
         is_kept = False
@@ -273,7 +290,7 @@ class RLMCopyTask:
         except BaseException as error:
             services.metrics.copy_errors.labels(self._partition.topic).inc()
             is_usable = isinstance(error, RemoteLogError) and not isinstance(error, SpoolError)
-            is_kept = is_usable and await self._may_hold_removed()
+            is_kept = is_usable and await self._may_hold_removed() and await self._is_intact()
             raise
         finally:
             self.attempt = None
@@ -290,6 +307,16 @@ class RLMCopyTask:
         except BrokerError:
             return self._continues_the_remote_log
         return self.holds_removed(bounds)
+
+    async def _is_intact(self) -> bool:
+        """Whether the spool has the finished segment unchanged. Raises `SpoolError` if its file cannot be read."""
+        if self._built is None or await self._services.spool.run(self._built.is_intact):
+            return True
+        logger.error(
+            "the spool has damaged the last copy of records that the broker removed: they are lost",
+            extra={"partition": str(self._partition), "first_offset": self._built.start_offset},
+        )
+        return False
 
     async def _attempt(self, built: BuiltSegment, progress: Callable[[], None]) -> None:
         """Makes one attempt. It ends before the metadata can have forgotten that its segment was deleted meanwhile."""

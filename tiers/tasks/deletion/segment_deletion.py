@@ -6,7 +6,7 @@ crash. A failed deletion is retried with a backoff per segment, and published (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from enum import Enum, auto
 
@@ -138,17 +138,17 @@ async def collect_leftovers(
     services: TaskServices,
     partition: TopicIdPartition,
     which: Leftovers = Leftovers.ALL,
-    in_progress: RemoteLogSegmentId | None = None,
+    spared: Collection[RemoteLogSegmentId | None] = (),
 ) -> int:
     """Deletes the leftovers of failed copies and deletions, and returns how many.
 
-    `in_progress` is the only attempt whose copy may be in progress.
+    `spared` are those that stay: the only attempt whose copy may be in progress, and copies that may be the last ones.
 
     It skips leftovers that are not due, except for the newest attempt at the next segment to copy: the deletion of its
     objects shows whether the store works (`copy_attempts`). It deletes one segment at a time until the store has
     deleted one, and again as soon as the store fails. Otherwise it deletes several at a time."""
     known = unfinished_segments(services.metadata, partition)
-    leftovers = [one for one in known if one.segment_id != in_progress]
+    leftovers = [one for one in known if one.segment_id not in spared]
     labels = partition.topic, str(partition.partition)
     services.metrics.delete_lag_segments.labels(*labels).set(len(leftovers))
     services.metrics.delete_lag_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in leftovers))

@@ -36,7 +36,7 @@ class LogGapTask:
         self._partition = topic_id_partition
         self._manifest = manifest
         self._seen: tuple[int, int] | None = None
-        """The first offset of a gap that is not recorded yet, and the time (ms) at which the task first saw the gap."""
+        """The first offset of a gap that is not recorded yet, and the time (ms) since which no witness disagrees."""
 
     async def copy_start(self, bounds: LocalLogBounds, log_start: int | None) -> int | None:
         """Returns the offset at which the next segment begins. Records and ends gaps.
@@ -90,7 +90,11 @@ class LogGapTask:
             judged_to = max(
                 [gap.first_offset, *(one.next_offset for one in recorded if one.first_offset == gap.first_offset)]
             )
-            await self._manifest.check_gap(LogGap(judged_to, gap.next_offset))
+            try:
+                await self._manifest.check_gap(LogGap(judged_to, gap.next_offset))
+            except MetadataLostError:
+                self._seen = None
+                raise
         if is_new:
             if self._seen is None or self._seen[0] != gap.first_offset:
                 self._seen = gap.first_offset, now_ms

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from tiers.errors import CorruptSegmentError, MetadataLostError, RemoteResourceNotFoundError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -47,6 +47,11 @@ async def is_whole(services: TaskServices, copy: RemoteLogSegmentMetadata) -> bo
     could have lost, and `rebuild` does not restore it. Reads the last chunk alone. In doubt a copy is whole: a `.log`
     that is not found may be in another location. Looks for `.indexes` in every location, since the record of an
     unfinished copy names none. Raises the store's errors."""
+    # One answer may be damaged on its way, and the gap that is recorded because of it stays.
+    return await _reads_whole(services, copy) or await _reads_whole(services, copy)
+
+
+async def _reads_whole(services: TaskServices, copy: RemoteLogSegmentMetadata) -> bool:
     try:
         indexes = await services.storage.fetch_indexes(copy)
     except RemoteResourceNotFoundError:
@@ -64,6 +69,22 @@ async def is_whole(services: TaskServices, copy: RemoteLogSegmentMetadata) -> bo
     except RemoteResourceNotFoundError:
         return True
     return len(stored) == last.stored_bytes
+
+
+async def copies_to_spare(
+    services: TaskServices, partition: TopicIdPartition, local_log_start: int
+) -> set[RemoteLogSegmentId]:
+    """Returns the whole copies without an end that may be the only durable ones of their records.
+
+    The owner may have the records in its spool, which ends with the process or the ownership. So another copy has to
+    end before these are deleted. Of several copies of one range, the oldest is enough. Raises the store's errors."""
+    spared: dict[object, RemoteLogSegmentId] = {}
+    copies = last_copies(services.metadata, partition, local_log_start)
+    for one in sorted(copies, key=lambda copy: copy.event_timestamp_ms):
+        records = one.start_offset, one.end_offset, one.segment_leader_epochs
+        if records not in spared and await is_whole(services, one):
+            spared[records] = one.segment_id
+    return {*spared.values()}
 
 
 def last_copies(

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +15,20 @@ from tiers.errors import (
     BrokerError,
     CorruptSegmentError,
     LogDivergedError,
+    MetadataLostError,
     OwnershipLostError,
     RetriableRemoteStorageError,
 )
+from tiers.metadata.tenure import Tenure
 from tiers.model.log_source import EpochEndOffset
+from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object, encode_indexes_object
 from tiers.segment.segment_builder import SegmentBuilder
 from tiers.tasks.copy import copy_task
 from tiers.tasks.copy.spool import SpoolError
+from tiers.tasks.partition_tasks import PartitionTasks
 
 COPY_STEPS = ["segment-built", "copy-started-written", "objects-written", "copy-verified", "copy-finished-written"]
 
@@ -182,6 +187,84 @@ async def test_a_failed_copy_keeps_records_that_the_broker_removed_meanwhile(
     assert bench.finished[4:] == [(40, 69)]
     assert bench.metadata.gaps(PARTITION) == []
     assert await bench.remote_bytes() == bench.log.bytes_of(0, 69)
+
+
+@pytest.fixture
+async def kept(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
+    """The spool has [40, 70): the store failed while the broker removed the records below 60."""
+
+    async def fails(*_: object) -> None:
+        bench.log.log_start_offset = 60
+        raise RetriableRemoteStorageError("down")
+
+    bench.log.append(*batches(0, 12))
+    await bench.write_manifest()
+    await bench.copy_task.run(replace(POLICY, segment_bytes=1), await bench.log.bounds(PARTITION, 1000), 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store, "copy_log_segment_data", fails)
+        with pytest.raises(RetriableRemoteStorageError):
+            await bench.copy()
+    return bench
+
+
+def damage(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:100] + b"?" + content[101:])
+
+
+async def test_a_kept_segment_whose_file_is_gone_stops_nothing(kept: Workbench) -> None:
+    """Each attempt would fail, and records that the broker still has would never be copied."""
+    bench = kept
+    [file] = bench.spooled()
+    file.unlink()
+    with pytest.raises(SpoolError):
+        await bench.copy()
+    await bench.copy()
+    bench.now_ms += bench.services.settings.gap_alarm_ms
+    await bench.copy_all()
+    assert bench.metadata.gaps(PARTITION) == [LogGap(40, 60)]
+    assert bench.finished[4:] == [(60, 89)]
+
+
+async def test_a_kept_segment_that_the_disk_damaged_is_dropped(kept: Workbench) -> None:
+    """The attempt at it looks whole in the store, so an operator decides."""
+    bench = kept
+    [file] = bench.spooled()
+    damage(file)
+    with pytest.raises(CorruptSegmentError):
+        await bench.copy()
+    assert bench.spooled() == []
+    with pytest.raises(MetadataLostError):
+        await bench.copy()
+    await bench.accept()
+    await bench.check_manifest()
+    await bench.copy_all()
+    assert bench.finished[4:] == [(60, 89)]
+
+
+async def test_a_kept_segment_that_a_new_leader_does_not_have_is_not_copied(kept: Workbench) -> None:
+    """When that leader has removed its own records at these offsets, it would confirm the kept ones."""
+    bench, tasks = kept, PartitionTasks(kept.services, PARTITION, POLICY, Tenure(0, 0))
+    tasks.copy = bench.copy_task
+    bench.log.elect_unclean(60)
+    bench.log.append(*batches(60, 7, leader_epoch=1))
+    await tasks.survey()
+    assert bench.spooled() == []
+    bench.log.log_start_offset = 90
+    await bench.copy()
+    bench.now_ms += bench.services.settings.gap_alarm_ms
+    await bench.copy_all()
+    assert bench.metadata.gaps(PARTITION) == [LogGap(40, 90)]
+    assert bench.finished[4:] == [(90, 119)]
+
+
+async def test_a_kept_segment_outlives_a_new_leader_that_has_it(kept: Workbench) -> None:
+    bench, tasks = kept, PartitionTasks(kept.services, PARTITION, POLICY, Tenure(0, 0))
+    tasks.copy = bench.copy_task
+    bench.log.leader_epoch = 1
+    await tasks.survey()
+    await bench.copy_all()
+    assert bench.finished[4:] == [(40, 69), (70, 99)]
 
 
 async def test_a_copy_that_reads_back_differently_is_never_finished(

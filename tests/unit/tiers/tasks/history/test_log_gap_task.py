@@ -11,11 +11,13 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
 from tiers.errors import LogDivergedError, MetadataLostError, OwnershipLostError, RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import decode_partition_manifest, encode_partition_manifest, witness_of
+from tiers.metadata.tenure import Tenure
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.upkeep.rebuild import manifests_of, write_manifests
 from tiers.upkeep.rebuild_plan import PartitionPlan
 
@@ -363,3 +365,19 @@ async def test_the_bounds_that_a_gap_is_judged_by_are_the_leaders(bench: Workben
     earlier = LocalLogBounds(0, 200, 200, 0)
     assert await bench.gap_task.copy_start(earlier, None) == 90
     assert bench.metadata.gaps(PARTITION) == []
+
+
+async def test_records_of_a_gap_that_a_broker_has_again_raise_an_alarm(bench: Workbench) -> None:
+    """They end the trimming: the last segment before the gap stays local, until the total retention removes it."""
+    await with_removed_records(bench)
+    await until_recorded(bench)
+    await copy_to_the_end(bench)
+    bench.log.log_start_offset = 0
+    bench.now_ms += bench.services.settings.remote_log.visible_after_ms
+    trimmed = [await bench.trim(with_retention(local_retention_bytes=0)) for _ in range(2)]
+    assert trimmed == [60, None]
+    await PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0)).survey()
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="uncopied-beginning") == 1
+    bench.log.log_start_offset = 120
+    await PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0)).survey()
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="uncopied-beginning") == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
@@ -80,20 +82,53 @@ async def test_one_that_the_store_cut_stays_and_stops_nothing(unfinished: Workbe
     assert unfinished.finished == [(40, 69)]
 
 
-async def test_one_whose_records_the_owner_has_read_is_deleted(bench: Workbench) -> None:
-    """The records are in the open segment, which is copied at once when the broker has removed them."""
+@pytest.fixture
+async def spooled(bench: Workbench) -> tuple[Workbench, list[RemoteLogSegmentMetadata]]:
+    """The owner has read [30, 50), which the broker has removed since. Two attempts at it were written without an end.
+
+    The owner copies an open segment at once when the broker has removed its records."""
     batches = [batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(5)]
     bench.log.append(*batches)
+    await bench.write_manifest()
     await bench.copy_all()
     assert bench.finished == [(0, 29)]
-    built = build_segment(bench.folder / "attempt", batches[3:], base_offset=30)
-    copy = metadata_of(built, PARTITION)
-    await bench.metadata.add_remote_log_segment_metadata(copy)
-    await bench.store.copy_log_segment_data(copy, built.log_segment_data(copy))
+    copies = []
+    for number in range(2):
+        built = build_segment(bench.folder / f"attempt-{number}", batches[3:], base_offset=30)
+        copy = metadata_of(built, PARTITION)
+        bench.wall_ms += 1
+        await bench.metadata.add_remote_log_segment_metadata(copy)
+        await bench.store.copy_log_segment_data(copy, built.log_segment_data(copy))
+        copies.append(copy)
     bench.log.log_start_offset = 50
-    await bench.copy_all()
+    return bench, copies
+
+
+async def test_one_whose_records_the_owner_has_goes_after_another_copy(
+    spooled: tuple[Workbench, list[RemoteLogSegmentMetadata]],
+) -> None:
+    bench, copies = spooled
+    await bench.copy()
     assert bench.finished == [(0, 29), (30, 49)]
-    assert not keys(copy) & {*await bench.objects()}
+    assert [keys(copy) <= {*await bench.objects()} for copy in copies] == [True, False]
+    await bench.copy()
+    assert not keys(copies[0]) & {*await bench.objects()}
+
+
+async def test_one_outlives_an_owner_that_ends_before_another_copy(
+    spooled: tuple[Workbench, list[RemoteLogSegmentMetadata]],
+) -> None:
+    """The spool is gone with the owner, and its own attempt at the records has no object."""
+    bench, copies = spooled
+    bench.end_after = "copy-started-written"
+    with pytest.raises(ProcessEnded):
+        await bench.copy()
+    bench.end_after = ""
+    bench.restart()
+    await bench.write_manifest()
+    with pytest.raises(MetadataLostError, match="but the store has it"):
+        await bench.copy()
+    assert keys(copies[0]) <= {*await bench.objects()}
 
 
 @pytest.fixture
@@ -120,6 +155,42 @@ async def test_a_copy_that_the_metadata_lost_is_no_gap(forgotten: Workbench) -> 
         await forgotten.copy()
     assert forgotten.metadata.gaps(PARTITION) == []
     assert len(await forgotten.objects()) == 7
+
+
+async def test_an_answer_that_is_damaged_on_its_way_makes_no_gap(
+    forgotten: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, asked = forgotten.store.fetch_indexes, set[UUID]()
+
+    async def damages_the_first_answer(segment: RemoteLogSegmentMetadata) -> bytes:
+        found, is_first = await fetch(segment), segment.segment_id.id not in asked
+        asked.add(segment.segment_id.id)
+        return found[:-1] if is_first else found
+
+    monkeypatch.setattr(forgotten.store, "fetch_indexes", damages_the_first_answer)
+    with pytest.raises(MetadataLostError, match="but the store has them"):
+        await forgotten.copy()
+
+
+async def test_a_gap_waits_again_after_a_witness_contradicted_it(
+    forgotten: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers that are damaged for a moment, hours apart, are no two witnesses of a damaged copy."""
+
+    async def damages(segment: RemoteLogSegmentMetadata) -> bytes:
+        return b"an error page"
+
+    async def copies_while_answers_are_damaged() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(forgotten.store, "fetch_indexes", damages)
+            await forgotten.copy()
+
+    await copies_while_answers_are_damaged()
+    forgotten.now_ms += forgotten.services.settings.gap_alarm_ms
+    with pytest.raises(MetadataLostError, match="but the store has them"):
+        await forgotten.copy()
+    await copies_while_answers_are_damaged()
+    assert forgotten.metadata.gaps(PARTITION) == []
 
 
 async def test_a_listing_of_objects_that_are_gone_is_no_witness(forgotten: Workbench) -> None:
