@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 from uuid import UUID
@@ -149,13 +150,14 @@ class TopicTierConfigs:
         except RemoteLogError:
             return {}
         found: dict[str, Mapping[str, TierValue]] = {}
-        async for part in slices_of(list(topic_ids.items())):
-            for topic, topic_id in part:
-                try:
-                    await self._ensure_fresh(topic_id, self._settings.metadata_max_age_ms, timeout_ms)
-                    found[topic] = tier_values(self.rule(topic), self._own(topic_id))
-                except RemoteLogError:
-                    continue
+
+        async def look_up(known: tuple[str, UUID]) -> None:
+            topic, topic_id = known
+            with suppress(RemoteLogError):
+                await self._ensure_fresh(topic_id, self._settings.metadata_max_age_ms, timeout_ms)
+                found[topic] = tier_values(self.rule(topic), self._own(topic_id))
+
+        await in_slices(list(topic_ids.items()), look_up, timeout_ms)
         return found
 
     async def plan(self, request: ConfigRequest, denied: Mapping[str, Refusal]) -> dict[str, Plan]:

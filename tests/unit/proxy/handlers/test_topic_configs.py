@@ -385,3 +385,16 @@ async def test_a_topic_that_is_disabled_by_an_unset_key_is_recorded_as_disabled(
     changes = [(ENABLE, 1, None), (DELETE_ON_DISABLE, 0, "true")]
     assert codes_of((await alter(bench, incremental({"orders": changes})))[1]) == {"orders": 0}
     assert bench.own() == {ENABLE: "false", DELETE_ON_DISABLE: "true"}
+
+
+async def test_the_look_ups_of_shown_topics_wait_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their timeouts do not add up. Otherwise a description of many topics takes hours while the metadata is behind."""
+    all_wait = asyncio.Barrier(2)
+
+    async def ensure_fresh(*_: object) -> None:
+        await all_wait.wait()
+        raise RemoteLogMetadataError("not now")
+
+    monkeypatch.setattr(bench.metadata, "ensure_fresh", ensure_fresh)
+    async with asyncio.timeout(60):
+        assert await bench.configs.values(["orders", "ruled"], 1) == {}
