@@ -105,6 +105,9 @@ class RequestReader:
         self._stash: Stash | None = None
         self._partial: bytearray | None = None
         """A request that is held until it is complete, or a prefix that is held until it is long enough."""
+        self._decidable_from = 0
+        """The size at which the prefix is examined again. It doubles, so that a client that sends a byte at a time does
+        not make the event loop read the same bytes again and again."""
         self._slot: Slot | None = None
         self._holder: Handler | None = None
         """The handler of the current request, if the request is held until it is complete."""
@@ -230,7 +233,7 @@ class RequestReader:
         slot = self._slot
         assert slot is not None
         finished = False
-        if self._holder is None:
+        if self._holder is None and (not remaining or len(frame) >= self._decidable_from):
             by_prefix = self._context.router.prefix_handlers[slot.api_key]
             finished = self._decide_by_prefix(by_prefix, slot, frame, remaining)
         if self._holder is not None and not remaining:
@@ -240,6 +243,7 @@ class RequestReader:
         if finished:
             self._slot = None
             self._partial = None
+            self._decidable_from = 0
         elif self._partial is None:
             self._partial = bytearray(frame)
 
@@ -284,6 +288,7 @@ class RequestReader:
             decision = handler.on_prefix(slot, memoryview(frame)[LENGTH_BYTES:])
         except TruncatedError:
             if remaining and len(frame) < MAX_PREFIX_BYTES:
+                self._decidable_from = min(2 * len(frame), MAX_PREFIX_BYTES)
                 return False
             raise
         if isinstance(decision, HeldRequest):

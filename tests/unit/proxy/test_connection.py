@@ -259,6 +259,32 @@ async def test_a_request_without_a_response_takes_no_turn() -> None:
         assert await client.receive() == response(2, b"ok")
 
 
+async def test_the_bytes_of_a_slow_prefix_are_not_examined_one_by_one() -> None:
+    examined: list[int] = []
+
+    class LateProduce:
+        def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+            examined.append(len(prefix))
+            if len(prefix) < 200:
+                raise TruncatedError("more")
+            return CutThrough(), None
+
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, prefix_handlers={0: LateProduce()}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        sent = request(0, 3, 1, bytes(400))
+        for end, byte in enumerate(frame(sent), 1):
+            await client.send_raw(bytes([byte]))
+            async with asyncio.timeout(60):
+                while proxy.metrics.bytes_from_clients < end:  # noqa: ASYNC110 - a counter has no event
+                    await asyncio.sleep(0)
+        upstream = await broker.accepted()
+        assert await upstream.receive() == sent
+    assert len(examined) < 10
+
+
 async def test_requests_sent_right_before_a_close_still_reach_the_broker() -> None:
     async with (
         FakeBroker() as broker,
