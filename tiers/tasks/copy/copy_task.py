@@ -275,7 +275,7 @@ class RLMCopyTask:
 
         After a failed attempt, the records are read again. But if the broker has removed some of them, the task keeps
         the segment for the next attempt, since it may be their last copy. It keeps no damaged one, which would fail for
-        ever."""
+        ever. After a cancelled attempt it keeps the segment, since no broker can be asked then."""
         builder, services = self._builder, self._services
         assert builder is not None
         is_kept = False
@@ -289,8 +289,10 @@ class RLMCopyTask:
             await self._attempt(built, lambda: self._progress(next_offset, next(stages)))
         except BaseException as error:
             services.metrics.copy_errors.labels(self._partition.topic).inc()
-            is_usable = isinstance(error, RemoteLogError) and not isinstance(error, SpoolError)
-            is_kept = is_usable and await self._may_hold_removed() and await self._is_intact()
+            if isinstance(error, asyncio.CancelledError):
+                is_kept = self._built is not None
+            elif isinstance(error, RemoteLogError) and not isinstance(error, SpoolError):
+                is_kept = await self._may_hold_removed() and await self._is_intact()
             raise
         finally:
             self.attempt = None

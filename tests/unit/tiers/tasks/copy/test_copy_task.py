@@ -189,6 +189,29 @@ async def test_a_failed_copy_keeps_records_that_the_broker_removed_meanwhile(
     assert await bench.remote_bytes() == bench.log.bytes_of(0, 69)
 
 
+async def test_a_cancelled_copy_keeps_records_that_the_broker_removed_meanwhile(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that stops cancels its copy, and may go on later."""
+    copying = asyncio.Event()
+
+    async def hangs(*_: object) -> None:
+        copying.set()
+        await asyncio.Event().wait()
+
+    bench.log.append(*batches(0, 8))
+    await bench.copy_task.run(replace(POLICY, segment_bytes=1), await bench.log.bounds(PARTITION, 1000), 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store, "copy_log_segment_data", hangs)
+        attempt = asyncio.create_task(bench.copy())
+        await copying.wait()
+        attempt.cancel()
+        await asyncio.wait([attempt])
+    bench.log.log_start_offset = 60
+    await bench.copy_all()
+    assert bench.finished[4:] == [(40, 69)]
+
+
 @pytest.fixture
 async def kept(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
     """The spool has [40, 70): the store failed while the broker removed the records below 60."""
