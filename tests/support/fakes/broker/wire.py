@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
 
 from protocol.header import build_request_header
@@ -56,8 +57,8 @@ class Wire:
             return await self._reader.readexactly(count)
 
     async def ended(self) -> bytes:
-        """Returns the bytes that came before the other side closed the connection, cleanly or with a reset."""
-        with contextlib.suppress(ConnectionResetError):
+        """Returns the bytes that came before the other side closed the connection, cleanly or not."""
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._reader.read()
         return b""

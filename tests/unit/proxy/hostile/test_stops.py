@@ -70,8 +70,10 @@ class UnsteadyBroker(FakeBroker):
         self._ends.append(end)
         with contextlib.suppress(*LOST):
             await self._answer_some(wire)
-        await wire.ended()
-        end.set_result(None)
+        try:
+            await wire.ended()
+        finally:
+            end.set_result(None)
 
     async def _answer_some(self, wire: Wire) -> None:
         end = self._random.choice(("hang", "read", "close", "half-close", "reset"))
