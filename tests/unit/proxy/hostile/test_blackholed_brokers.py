@@ -50,12 +50,13 @@ async def test_a_client_of_a_blackholed_broker_is_closed_after_a_time() -> None:
 
 async def test_the_deadline_bounds_the_attempts_at_all_addresses_together() -> None:
     limits = timeouts(each_ms=LONG_MS, together_ms=50)
-    with blackhole() as gone, blackhole() as also_gone:
+    with blackhole() as gone, blackhole() as also_gone, blackhole() as never_tried:
         async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy:
-            async with client_of(proxy, [gone, also_gone]) as client:
+            async with client_of(proxy, [gone, also_gone, never_tried]) as client:
                 assert await client.ended() == b""
             assert await proxy.closed_by("upstream_unreachable") == {"upstream_unreachable": 1}
-            assert proxy.metrics.upstream_connect_failures == 1
+            # The timer may be a millisecond early. The second attempt has that millisecond then.
+            assert proxy.metrics.upstream_connect_failures < 3
 
 
 async def test_a_client_that_waits_for_a_blackholed_broker_delays_no_other() -> None:
