@@ -289,10 +289,11 @@ class RLMCopyTask:
             await self._attempt(built, lambda: self._progress(next_offset, next(stages)))
         except BaseException as error:
             services.metrics.copy_errors.labels(self._partition.topic).inc()
-            if isinstance(error, asyncio.CancelledError):
+            try:
+                is_kept = await self._is_worth_keeping(error)
+            except asyncio.CancelledError:
                 is_kept = self._built is not None
-            elif isinstance(error, RemoteLogError) and not isinstance(error, SpoolError):
-                is_kept = await self._may_hold_removed() and await self._is_intact()
+                raise
             raise
         finally:
             self.attempt = None
@@ -302,6 +303,13 @@ class RLMCopyTask:
             built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers
         )
         return built.end_offset + 1
+
+    async def _is_worth_keeping(self, error: BaseException) -> bool:
+        if isinstance(error, asyncio.CancelledError):
+            return self._built is not None
+        if not isinstance(error, RemoteLogError) or isinstance(error, SpoolError):
+            return False
+        return await self._may_hold_removed() and await self._is_intact()
 
     async def _may_hold_removed(self) -> bool:
         try:

@@ -212,6 +212,34 @@ async def test_a_cancelled_copy_keeps_records_that_the_broker_removed_meanwhile(
     assert bench.finished[4:] == [(40, 69)]
 
 
+async def test_a_failed_copy_that_is_cancelled_too_keeps_its_records(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition stops while the copier asks the broker whether it still has the records."""
+    asking, ask = asyncio.Event(), bench.log.bounds
+
+    async def hangs(*_: object) -> None:
+        asking.set()
+        await asyncio.Event().wait()
+
+    async def fails(*_: object) -> None:
+        monkeypatch.setattr(bench.log, "bounds", hangs)
+        raise RetriableRemoteStorageError("down")
+
+    bench.log.append(*batches(0, 8))
+    await bench.copy_task.run(replace(POLICY, segment_bytes=1), await bench.log.bounds(PARTITION, 1000), 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store, "copy_log_segment_data", fails)
+        attempt = asyncio.create_task(bench.copy())
+        await asking.wait()
+        attempt.cancel()
+        await asyncio.wait([attempt])
+    monkeypatch.setattr(bench.log, "bounds", ask)
+    bench.log.log_start_offset = 60
+    await bench.copy_all()
+    assert bench.finished[4:] == [(40, 69)]
+
+
 @pytest.fixture
 async def kept(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
     """The spool has [40, 70): the store failed while the broker removed the records below 60."""
