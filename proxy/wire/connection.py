@@ -155,6 +155,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self._outlet.on_drained():
             return
         self.is_full = False
+        self.last_active_s = self._loop.time()
         self._stop_send_timer()
         self.commit_answers(aliases_pool=False)
         if self._upstream is not None and not self.is_full:
@@ -429,8 +430,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Closes the connection if no byte has moved for so long, and neither the client nor the broker would end it.
 
         Such a connection has no broker, or the proxy does not read from the client. While it does not, it cannot notice
-        that the client has left. A broker closes the other idle connections itself."""
-        if self._is_closing or self._loop.time() - self.last_active_s < timeout_s:
+        that the client has left. A broker closes the other idle connections itself. A client that does not take its
+        bytes has the send timeout."""
+        if self._is_closing or self.is_full or self._loop.time() - self.last_active_s < timeout_s:
             return
         if self._upstream is None:
             said = "it is idle, and has no connection to a broker"

@@ -19,10 +19,12 @@ TIMEOUT_S = 300
 BODY = bytes(4 * READ_BUFFER_BYTES)
 
 
-async def stalled_client(network: VirtualNetwork, tasks: asyncio.TaskGroup) -> tuple[VirtualProxy, Peer]:
+async def stalled_client(
+    network: VirtualNetwork, tasks: asyncio.TaskGroup, max_in_flight: int = 256
+) -> tuple[VirtualProxy, Peer]:
     """Returns a client that has asked for a large response and does not read it."""
     handler = ForwardingHandler(lambda exchange, held: (bytes(held[:4]), BODY))
-    limits = LimitsConfig(send_timeout_ms=TIMEOUT_S * 1000)
+    limits = LimitsConfig(send_timeout_ms=TIMEOUT_S * 1000, max_in_flight=max_in_flight)
     proxy = VirtualProxy(network, tasks, handlers={1: handler}, limits=limits)
     client = proxy.connect()
     client.stall()
@@ -31,6 +33,13 @@ async def stalled_client(network: VirtualNetwork, tasks: asyncio.TaskGroup) -> t
     network.brokers[0].send(frame(response(1)))
     await asyncio.sleep(1)
     return proxy, client
+
+
+async def read_slowly(client: Peer) -> None:
+    """Reads a buffer's worth, just in time."""
+    for _ in range(READ_BUFFER_BYTES // 8192):
+        client.read()
+        await asyncio.sleep((TIMEOUT_S - 10) / (READ_BUFFER_BYTES // 8192))
 
 
 def test_a_client_that_receives_nothing_is_closed(caplog: pytest.LogCaptureFixture) -> None:
@@ -55,14 +64,36 @@ def test_a_client_that_receives_slowly_stays() -> None:
             proxy, client = await stalled_client(network, tasks)
             size_bytes = len(frame(response(1, BODY)))
             while len(client.received) < size_bytes:
-                for _ in range(READ_BUFFER_BYTES // 8192):
-                    client.read()
-                    await asyncio.sleep((TIMEOUT_S - 10) / (READ_BUFFER_BYTES // 8192))
+                await read_slowly(client)
             assert client.received == INT32.pack(len(BODY) + 4) + response(1, BODY)
             await asyncio.sleep(2 * TIMEOUT_S)
             assert len(proxy.registry) == 1
             client.half_close()
             await asyncio.sleep(1)
             assert len(proxy.registry) == 0
+
+    run_virtually(main)
+
+
+def test_a_client_that_receives_slowly_is_not_idle() -> None:
+    """The proxy reads no request from it meanwhile, but bytes move."""
+
+    async def main(network: VirtualNetwork) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            proxy, client = await stalled_client(network, tasks, max_in_flight=1)
+            client.send(frame(request(1, 4, 2)) + frame(request(1, 4, 3)))
+            await asyncio.sleep(1)
+            (connection,) = proxy.registry
+            for _ in range(3):
+                await read_slowly(client)
+                connection.close_idle(TIMEOUT_S)
+            client.resume()
+            connection.close_idle(TIMEOUT_S)
+            await asyncio.sleep(1)
+            assert len(client.received) == len(frame(response(1, BODY)))
+            await asyncio.sleep(TIMEOUT_S)
+            connection.close_idle(TIMEOUT_S)  # the broker does not answer the second request
+            await asyncio.sleep(1)
+            assert proxy.metrics.closed == {"idle": 1}
 
     run_virtually(main)
