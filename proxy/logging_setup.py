@@ -2,7 +2,7 @@
 
 The log never has data that a client sent, names excepted, or that a store holds. It never has a setting that may be a
 secret. A client chooses the names that it sends, in up to 32 KiB each. So every text is cut, and its control characters
-are escaped: none of them begins a line.
+are escaped, so that no text begins a line of its own.
 """
 
 from __future__ import annotations

@@ -144,7 +144,9 @@ class PartitionColumns(Mapping[int, PartitionMetadata]):
 
 
 class TopicEntry(NamedTuple):
-    """One topic. `name` is None if the request named an id that the broker does not know. Likewise `topic_id` is 0.
+    """One topic. `name` is None if the request named an id that the broker does not know.
+
+    `topic_id` is 0 if the request named a topic that the broker does not know.
 
     `operations` has a bit for each of Kafka's operations that the proxy may do. None: the broker does not say, because
     the request did not ask or because the topic has an error."""

@@ -40,7 +40,7 @@ _ASK_AGAIN_MS = 100
 
 
 class _Topic(NamedTuple):
-    """What a broker says of a topic. `granted` is None if it does not report rights."""
+    """A broker's answer about a topic. `granted` is None if the broker does not report rights."""
 
     error: int
     granted: int | None

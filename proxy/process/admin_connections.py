@@ -125,7 +125,7 @@ class _AdminConnection(asyncio.Protocol):
         self._handler.connection_made(transport)
 
     def on_opened(self, peer: socket.socket, _: asyncio.Task[None]) -> None:
-        """Ends a connection that failed. uvloop closes a transport that is being opened, and tells nobody."""
+        """Ends a connection that failed. uvloop closes such a transport without a call of `connection_lost`."""
         if self._transport is None:
             self._forget()
             peer.close()

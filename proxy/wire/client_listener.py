@@ -149,7 +149,7 @@ class ClientListener:
         finally:
             if not is_made:
                 admission.give_back()
-                if protocol is not None:  # uvloop closes a transport that is being opened, and tells nobody
+                if protocol is not None:  # uvloop closes such a transport without a call of `connection_lost`
                     protocol.connection_lost(None)
                 with contextlib.suppress(OSError):  # the transport has closed it, unless it had not begun
                     peer.shutdown(socket.SHUT_RDWR)

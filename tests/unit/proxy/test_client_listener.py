@@ -140,7 +140,7 @@ async def test_connections_that_give_way_before_their_first_step_are_counted() -
 
 
 async def test_a_stop_while_a_connection_is_opened_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The listener cancels its steps in progress. The event loop then closes the transport and tells nobody."""
+    """The listener cancels its steps in progress. The event loop then closes the transport without a call."""
     made = ClientConnection.connection_made
     async with FakeBroker() as broker, proxy_before(broker) as proxy:
 

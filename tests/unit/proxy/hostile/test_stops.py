@@ -1,4 +1,4 @@
-"""A stop ends in whatever state the connections are, and leaves none open: to no client and to no broker.
+"""A stop ends, and leaves no connection to a client or to a broker, whatever their states are.
 
 The order of the steps is that of a seed. Turns of the loop are the only pauses, so a stop meets the states that last
 for one turn.
@@ -54,7 +54,7 @@ class UnsteadyBroker(FakeBroker):
     """Answers some requests of each connection. Then it hangs, leaves, half-closes or resets the connection."""
 
     def __init__(self, random: Random, tls: ssl.SSLContext | None, silent: Sequence[Address]) -> None:
-        """`silent` are addresses of the broker where nobody accepts a connection."""
+        """`silent` are addresses of the broker that accept no connection."""
         super().__init__(tls)
         self._random = random
         self._silent = silent
