@@ -7,7 +7,6 @@ rests on what the metadata does not have counts only if the metadata is still fr
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import NamedTuple
 
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
@@ -16,6 +15,7 @@ from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
+from tiers.model.segment_metadata import leader_epoch_at
 
 NO_LEADER_EPOCH = -1
 
@@ -164,11 +164,7 @@ class TieredPartitions:
     def leader_epoch_at(self, partition: TopicIdPartition, offset: int) -> int:
         """Returns the leader epoch of the record at the offset, or -1 when no remote segment has the offset."""
         segment = self.rlmm.remote_log_segment_metadata(partition, offset)
-        if segment is None:
-            return NO_LEADER_EPOCH
-        epochs = segment.segment_leader_epochs
-        place = bisect_right(epochs, offset, key=lambda entry: entry.start_offset) - 1
-        return epochs[max(place, 0)].epoch
+        return NO_LEADER_EPOCH if segment is None else leader_epoch_at(segment.segment_leader_epochs, offset)
 
     def leader_epoch_before_gap(self, partition: TopicIdPartition, offset: int) -> int:
         """Returns the leader epoch of the last record before the recorded gap that holds the offset.

@@ -24,6 +24,11 @@ The proxy records the log start with the leader epoch of the leader's answer. Th
 offset, so the leader has no record below the offset that a deletion could lose. A later leader that continues this
 history has reached the offset by the end of that epoch, so it confirms the log start. A leader of another history does
 not confirm it. If an earlier leader deleted the records, then its successor has the deletion too.
+
+A leader that was cut off may reach the offset with records that were never committed. Therefore the log start also has
+the leader epoch of the last deleted record. If that record is not remote, the proxy asks the leader for its epoch
+before it forwards the deletion, because the leader forgets the epochs below its log start. If the leader changes
+meanwhile, the epoch is unknown.
 """
 
 from __future__ import annotations
@@ -60,7 +65,7 @@ from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +155,7 @@ class DeleteRecordsHandler:
                 else:
                     state.refused[one.topic, one.partition] = code
         topics = _CurrentTopics(self._tools.topology, {one.topic for one in checked}, state.node_id)
-        found = await in_slices(checked, lambda one: self._refusal(one, topics, timeout_ms))
+        found = await in_slices(checked, lambda one: self._refusal(state, one, topics, timeout_ms))
         for one, code in zip(checked, found, strict=True):
             if code is not None:
                 state.refused[one.topic, one.partition] = code
@@ -176,13 +181,13 @@ class DeleteRecordsHandler:
         }
 
     async def _refusal(
-        self, asked: DeleteRecordsPartition, topics: _CurrentTopics, timeout_ms: int
+        self, state: _State, asked: DeleteRecordsPartition, topics: _CurrentTopics, timeout_ms: int
     ) -> ErrorCode | None:
         """Returns the error for a partition whose records may not be deleted now. None: the broker may delete them."""
         fields = {"topic": asked.topic, "partition": asked.partition}
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._check(asked, topics, timeout_ms)
+                last_record = await self._check(asked, topics, timeout_ms)
         except LogDivergedError as error:
             logger.error(_DIVERGED, extra={**fields, "error": str(error)})
             return ErrorCode.POLICY_VIOLATION
@@ -192,20 +197,26 @@ class DeleteRecordsHandler:
         except Exception:  # a defect may fail this partition, but must not close the client's connection
             logger.exception(_UNCERTAIN, extra=fields)
             return ErrorCode.REQUEST_TIMED_OUT
+        if last_record is not None:
+            state.last_records[asked.topic, asked.partition] = last_record
         return None
 
-    async def _check(self, asked: DeleteRecordsPartition, topics: _CurrentTopics, timeout_ms: int) -> None:
-        """Raises `LogDivergedError`, or another `RemoteLogError` when the answer is unknown."""
+    async def _check(
+        self, asked: DeleteRecordsPartition, topics: _CurrentTopics, timeout_ms: int
+    ) -> _LastRecord | None:
+        """Returns the last record to delete, if the leader alone has it.
+
+        Raises `LogDivergedError`, or another `RemoteLogError` when the answer is unknown."""
         tools = self._tools
         topic_id = await topics.topic_id(asked.topic, timeout_ms)
         if topic_id is None:
-            return  # the broker answers that the topic does not exist
+            return None  # the broker answers that the topic does not exist
         partition = TopicIdPartition(topic_id, asked.partition, asked.topic)
         if not await tools.tiered.ensure_fresh(partition, timeout_ms, max_age_ms=0):
             raise RemoteLogMetadataNotReadyError(f"it is unknown whether {asked.topic} is tiered")
         is_known = tools.tiered.is_tiered(partition)
         if not is_known and not await tools.configured.is_tiered(topic_id, timeout_ms):
-            return
+            return None
         # The broker refuses a partition without a leader, so the check must not wait long for one.
         timeout_ms = min(timeout_ms, tools.settings.bounds_timeout_ms)
         bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
@@ -214,6 +225,12 @@ class DeleteRecordsHandler:
             await self._check_history(partition, bounds.log_start_offset, confirmed.offset, timeout_ms)
         elif bounds.log_start_offset > 0:
             raise RemoteLogMetadataNotReadyError(f"the metadata does not know {partition} yet")
+        offset = bounds.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
+        is_local = bounds.log_start_offset < offset <= bounds.high_watermark
+        if not is_local or tools.tiered.leader_epoch_at(partition, offset - 1) != UNKNOWN_EPOCH:
+            return None
+        epoch = await tools.log_starts.epoch_before(partition, offset, bounds.leader_epoch, timeout_ms)
+        return _LastRecord(offset, epoch, bounds.leader_epoch)
 
     async def complete(self, state: _State, payload: memoryview) -> Buffers:
         request = state.request
@@ -225,7 +242,7 @@ class DeleteRecordsHandler:
         answers = {one.place: unfinished for one in deleted.partitions}
 
         async def answer(one: _DeletedPartition) -> None:
-            found = await self._answer(one.asked, one.broker, topics, timeout_ms)
+            found = await self._answer(state, one, topics, timeout_ms)
             if found is None:
                 del answers[one.place]
             else:
@@ -241,16 +258,14 @@ class DeleteRecordsHandler:
         return (await off_loop(size_bytes, lambda: _patched(state, deleted.response, answers)),)
 
     async def _answer(
-        self,
-        asked: DeleteRecordsPartition,
-        broker: DeleteRecordsResponsePartition,
-        topics: _CurrentTopics,
-        timeout_ms: int,
+        self, state: _State, deleted: _DeletedPartition, topics: _CurrentTopics, timeout_ms: int
     ) -> DeleteRecordsAnswer | None:
         """Returns the answer for one partition. None: the proxy relays the broker's answer."""
+        asked = deleted.asked
+        last_record = state.last_records.get((asked.topic, asked.partition))
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await self._delete(asked, broker, topics, timeout_ms)
+                return await self._delete(asked, deleted.broker, last_record, topics, timeout_ms)
         except (TimeoutError, RemoteLogError) as error:
             reason = str(error) or f"no answer within {timeout_ms} ms"
             logger.warning(_NOT_RECORDED, extra={"topic": asked.topic, "partition": asked.partition, "error": reason})
@@ -263,6 +278,7 @@ class DeleteRecordsHandler:
         self,
         asked: DeleteRecordsPartition,
         broker: DeleteRecordsResponsePartition,
+        last_record: _LastRecord | None,
         topics: _CurrentTopics,
         timeout_ms: int,
     ) -> DeleteRecordsAnswer | None:
@@ -284,13 +300,28 @@ class DeleteRecordsHandler:
             raise RemoteLogMetadataNotReadyError(f"{asked.topic} was recreated after its records were deleted")
         confirmed = await tools.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         if offset > (confirmed.offset or 0):
-            start = LogStart(offset, bounds.leader_epoch, LogStartReason.USER)
+            last_epoch = tools.tiered.leader_epoch_at(partition, offset - 1)
+            if last_epoch == UNKNOWN_EPOCH and last_record is not None:
+                last_epoch = last_record.epoch_below(offset, bounds.leader_epoch)
+            start = LogStart(offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
             # The write may take the rest of the client's timeout: the open transaction of a dead owner delays it.
             left_ms = deadline_ms - tools.clock_ms()
             await self._recorder.put_log_start(partition, start, left_ms, confirmed.denied)
             confirmed = ConfirmedLogStart(offset)
         log_start = tools.tiered.earliest_readable(partition, broker.low_watermark, confirmed)
         return DeleteRecordsAnswer(log_start) if log_start is not None and log_start < broker.low_watermark else None
+
+
+class _LastRecord(NamedTuple):
+    """The last record that a deletion to `offset` deletes: its leader epoch, by the leader of `leader_epoch`."""
+
+    offset: int
+    epoch: int
+    leader_epoch: int
+
+    def epoch_below(self, offset: int, leader_epoch: int) -> int:
+        """Returns the epoch of the record before `offset`, if the same leader still leads."""
+        return self.epoch if (self.offset, self.leader_epoch) == (offset, leader_epoch) else UNKNOWN_EPOCH
 
 
 class _CurrentTopics:
@@ -395,6 +426,8 @@ class _State:
     replaced: Mapping[str, Replaced] = field(default_factory=dict)
     refused: dict[tuple[str, int], int] = field(default_factory=dict)
     """The error code for each partition whose records the proxy does not let the broker delete."""
+    last_records: dict[tuple[str, int], _LastRecord] = field(default_factory=dict)
+    """The last record to delete of each partition whose records the broker may delete."""
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
         return self.handler.complete(self, response)

@@ -29,7 +29,7 @@ from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpo
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,9 @@ def encode_partition_manifest(manifest: PartitionManifest) -> bytes:
         "topic": partition.topic,
         "topicId": str(partition.topic_id),
         "partition": partition.partition,
-        "logStart": None if start is None else [start.offset, start.leader_epoch, start.reason.name.lower()],
+        "logStart": None
+        if start is None
+        else [start.offset, start.leader_epoch, start.reason.name.lower(), start.last_epoch],
         "localLogStart": None if manifest.local_log_start is None else list(manifest.local_log_start),
         "metadata": _encode_position(manifest.position),
         "gaps": [list(gap) for gap in manifest.gaps],
@@ -196,8 +198,8 @@ def _decode_segment(each: Mapping[str, Any]) -> ManifestSegment:
 def _decode_log_start(value: Any) -> LogStart | None:
     if value is None:
         return None
-    offset, leader_epoch, reason = value
-    return LogStart(int(offset), int(leader_epoch), LogStartReason[reason.upper()])
+    offset, leader_epoch, reason, last_epoch = value
+    return LogStart(int(offset), int(leader_epoch), LogStartReason[reason.upper()], int(last_epoch))
 
 
 def _decode_offset_and_epoch(value: Any) -> OffsetAndEpoch | None:

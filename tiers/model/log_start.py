@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+UNKNOWN_EPOCH = -1
+
 
 class OffsetAndEpoch(NamedTuple):
     """A next offset that a log had reached, and the epoch of the leader that reported it."""
@@ -32,11 +34,15 @@ class LogStartReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogStart:
-    """A log start: clients see no record below `offset` in the history that the leader of `leader_epoch` had."""
+    """A log start: clients see no record below `offset` in the history that the leader of `leader_epoch` had.
+
+    `last_epoch` is the leader epoch of the record before `offset`, which names the history exactly. A leader that was
+    cut off can reach `offset` with records of an epoch that ended before. `UNKNOWN_EPOCH`: it is not known."""
 
     offset: int
     leader_epoch: int
     reason: LogStartReason
+    last_epoch: int = UNKNOWN_EPOCH
 
     @property
     def position(self) -> OffsetAndEpoch:

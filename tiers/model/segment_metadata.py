@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from uuid import UUID
 
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -17,6 +19,11 @@ class LeaderEpochEntry:
 
     epoch: int
     start_offset: int
+
+
+def leader_epoch_at(leader_epochs: Sequence[LeaderEpochEntry], offset: int) -> int:
+    """Returns the leader epoch that wrote `offset`, by the entries of the segment that holds it."""
+    return leader_epochs[max(0, bisect_right(leader_epochs, offset, key=attrgetter("start_offset")) - 1)].epoch
 
 
 @dataclass(frozen=True, slots=True)

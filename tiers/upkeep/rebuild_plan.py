@@ -34,7 +34,7 @@ from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
+from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     CUT_ALL,
     LocalLogStartUpdate,
@@ -45,6 +45,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     TopicTierConfigUpdate,
+    leader_epoch_at,
 )
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.segment_index import Chunk
@@ -182,11 +183,13 @@ def _is_denied(plan: PartitionPlan, segment: FoundSegment) -> bool:
 
 
 def _denies(segment: RemoteLogSegmentMetadata, start: LogStart | None) -> bool:
-    """Whether the segment has a record of a later leader epoch below the log start, so is of another history."""
-    return start is not None and any(
-        entry.epoch > start.leader_epoch and entry.start_offset < start.offset
-        for entry in segment.segment_leader_epochs
-    )
+    """Whether the segment has another record below the log start than the log start's history, or a later one."""
+    if start is None:
+        return False
+    epochs, last = segment.segment_leader_epochs, start.offset - 1
+    is_later = any(entry.epoch > start.leader_epoch and entry.start_offset < start.offset for entry in epochs)
+    is_named = start.last_epoch != UNKNOWN_EPOCH and segment.start_offset <= last <= segment.end_offset
+    return is_later or (is_named and leader_epoch_at(epochs, last) != start.last_epoch)
 
 
 def _judge_log_start(plan: PartitionPlan, unnamed: Iterable[RemoteLogSegmentMetadata]) -> None:

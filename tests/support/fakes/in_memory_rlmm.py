@@ -18,12 +18,13 @@ from tiers.metadata.remote_log_metadata_manager import MetadataPosition, Metadat
 from tiers.metadata.tenure import Tenure
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    leader_epoch_at,
 )
 from tiers.model.segment_state import (
     RemoteLogSegmentState,
@@ -171,8 +172,16 @@ class InMemoryRemoteLogMetadataManager:
                 for (known, epoch), (lowest, _) in self.epoch_bounds.items()
                 if known == partition and epoch > start.leader_epoch
             )
+            and self._last_epoch_stands(partition, start)
         ]
         return sorted(standing, key=lambda start: (start.position, start.reason), reverse=True)
+
+    def _last_epoch_stands(self, partition: TopicIdPartition, start: LogStart) -> bool:
+        last = start.offset - 1
+        segment = None if last < 0 else self.remote_log_segment_metadata(partition, last)
+        if start.last_epoch == UNKNOWN_EPOCH or segment is None:
+            return True
+        return leader_epoch_at(segment.segment_leader_epochs, last) == start.last_epoch
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
         return self.local_log_starts.get(partition)

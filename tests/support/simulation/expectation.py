@@ -35,6 +35,8 @@ class ExpectedPartition:
     """Up to where users asked to delete records."""
     confirmed_deletions: list[tuple[float, int]] = field(default_factory=list)
     """When users' deletions were answered without an error, and up to where."""
+    deleted_without_epoch_to: int = 0
+    """The part of them for which the leader changed, or an attempt failed: the log start may lack the last epoch."""
     deletions_open: int = 0
     """How many deletions of users were not answered without an error. They may yet happen, also to another history."""
     removed: list[tuple[int, int]] = field(default_factory=list)
@@ -68,9 +70,9 @@ class ExpectedPartition:
             self.cut_ranges.append((ends_at, self.end, self.deleted_to))
             self.histories += 1
             self.last_cut_s = at_s
-            # What was deleted in one history deletes nothing in another. But a leader confirms a log start that the
-            # uncommitted end of its old epoch reaches (docs/design.md, safety rule 5).
-            is_old_end = bool(common) and leader_end >= self.deleted_to
+            # What was deleted in one history deletes nothing in another. But a leader confirms a log start without a
+            # last epoch that the uncommitted end of its old epoch reaches (docs/design.md, safety rule 5).
+            is_old_end = bool(common) and leader_end >= self.deleted_to == self.deleted_without_epoch_to
             is_old_end &= all(one.leader_epoch <= common[-1].leader_epoch for one in leader_batches)
             if not self.deletions_open and not is_old_end:
                 self.deleted_to = min(self.deleted_to, ends_at)

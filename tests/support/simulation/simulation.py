@@ -253,6 +253,9 @@ class Simulation:
             for expected in self.oracle.expected.values():
                 expected.tolerance_ms = max(expected.tolerance_ms, offset_ms)
 
+    def _knows_its_leaders(self) -> bool:
+        return not any(broker.is_cut_off for broker in self.cluster.brokers.values())
+
     def _partition(self, which: int) -> SimPartition:
         partitions = list(self.oracle.expected)
         return partitions[which % len(partitions)]
@@ -277,8 +280,12 @@ class Simulation:
             for _ in range(20):
                 if expected.histories != asked_in:
                     return
+                leader_epoch, is_certain = partition.leader_epoch, self._knows_its_leaders()
                 code = await client.delete_records(offset)
                 self.note(f"DeleteRecords to {offset} of {partition}: {code}")
+                is_certain &= partition.leader_epoch == leader_epoch and self._knows_its_leaders()
+                if code != 0 or not is_certain:
+                    expected.deleted_without_epoch_to = max(expected.deleted_without_epoch_to, offset)
                 if code == 0:
                     expected.confirmed_deletions.append((self.loop.time(), offset))
                     expected.deletions_open -= 1

@@ -79,6 +79,7 @@ def write_log_start(update: LogStartOffsetUpdate) -> bytes:
         + INT64.pack(start.offset)
         + INT32.pack(start.leader_epoch)
         + INT8.pack(start.reason)
+        + INT32.pack(start.last_epoch)
         + EMPTY_TAGGED_SECTION
     )
 
@@ -87,7 +88,8 @@ def read_log_start(buf: Buffer, pos: int) -> tuple[LogStartOffsetUpdate, int]:
     partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
     position, pos = _read_position(buf, pos)
     reason, pos = read_int8(buf, pos)
-    log_start = LogStart(position.offset, position.leader_epoch, LogStartReason(reason))
+    last_epoch, pos = read_int32(buf, pos)
+    log_start = LogStart(position.offset, position.leader_epoch, LogStartReason(reason), last_epoch)
     return LogStartOffsetUpdate(partition, writer, event_timestamp_ms, log_start), skip_tagged_section(buf, pos)
 
 

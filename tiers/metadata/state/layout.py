@@ -51,7 +51,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
@@ -96,7 +96,7 @@ END_AND_ORDER = struct.Struct(">Qq")
 LOWEST_AND_HIGHEST = struct.Struct(">qq")
 I64 = struct.Struct(">q")
 I32 = struct.Struct(">i")
-LOG_START = struct.Struct(">qiB")
+LOG_START = struct.Struct(">qiBi")
 OFFSET_AND_EPOCH = struct.Struct(">qi")
 MAX_DATABASES = 32
 _IDENTITY = struct.Struct(">H16si")
@@ -204,12 +204,12 @@ def decode_tier_config(raw: bytes) -> TopicTierConfigUpdate:
 
 
 def encode_log_start(start: LogStart) -> bytes:
-    return LOG_START.pack(start.offset, start.leader_epoch, start.reason)
+    return LOG_START.pack(start.offset, start.leader_epoch, start.reason, start.last_epoch)
 
 
 def decode_log_start(raw: bytes | memoryview) -> LogStart:
-    offset, leader_epoch, reason = LOG_START.unpack(raw)
-    return LogStart(offset, leader_epoch, LogStartReason(reason))
+    offset, leader_epoch, reason, last_epoch = LOG_START.unpack(raw)
+    return LogStart(offset, leader_epoch, LogStartReason(reason), last_epoch)
 
 
 def decode_position(raw: bytes | memoryview) -> OffsetAndEpoch:

@@ -43,8 +43,8 @@ from tiers.metadata.state.layout import (
 from tiers.metadata.state.segment_cursors import Clamp, answering, clamps_of, listed, valid_end_offset
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, leader_epoch_at
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.model.stored_segment import StoredSegment, decode_answer, decode_stored_segment, stored_fields
 
@@ -153,13 +153,16 @@ class RemoteLogMetadataState:
             segment = self._covering(txn, partition, offset)
             if segment is None or segment.start_offset > offset:
                 return None
-            if leader_epoch is None or leader_epoch_at(segment, offset) == leader_epoch:
+            if leader_epoch is None or leader_epoch_at(segment.segment_leader_epochs, offset) == leader_epoch:
                 return segment
             key = partition_key(partition)
             for run in sorted(self.overlapping(txn, key, offset, offset), reverse=True):
                 if run.order != NOT_READABLE:
                     other = self._segment(txn, key, run.uuid)
-                    if other.valid_end_offset >= offset and leader_epoch_at(other, offset) == leader_epoch:
+                    if (
+                        other.valid_end_offset >= offset
+                        and leader_epoch_at(other.segment_leader_epochs, offset) == leader_epoch
+                    ):
                         return other
         return None
 
@@ -308,14 +311,15 @@ class RemoteLogMetadataState:
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         key = partition_key(partition)
         with self._env.begin() as txn:
-            starts = self._standing_log_starts(txn, key)
+            starts = self._standing_log_starts(txn, partition)
             return starts[0].offset if starts else self._earliest_offset(txn, key)
 
     def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
         with self._env.begin() as txn:
-            return self._standing_log_starts(txn, partition_key(partition))
+            return self._standing_log_starts(txn, partition)
 
-    def _standing_log_starts(self, txn: lmdb.Transaction, key: bytes) -> list[LogStart]:
+    def _standing_log_starts(self, txn: lmdb.Transaction, partition: TopicIdPartition) -> list[LogStart]:
+        key = partition_key(partition)
         starts = [start for start in self._recorded_log_starts(txn, key) if start.deletes]
         if not starts:
             return []
@@ -324,8 +328,19 @@ class RemoteLogMetadataState:
             start
             for start in starts
             if all(first >= start.offset for epoch, first in epochs if epoch > start.leader_epoch)
+            and self._last_epoch_stands(txn, partition, start)
         ]
         return sorted(standing, key=lambda start: (start.position, start.reason), reverse=True)
+
+    def _last_epoch_stands(self, txn: lmdb.Transaction, partition: TopicIdPartition, start: LogStart) -> bool:
+        """Returns False if a readable segment holds the record before the log start in another leader epoch."""
+        if start.last_epoch == UNKNOWN_EPOCH or start.offset == 0:
+            return True
+        last = start.offset - 1
+        segment = self._covering(txn, partition, last)
+        if segment is None or segment.start_offset > last:
+            return True
+        return leader_epoch_at(segment.segment_leader_epochs, last) == start.last_epoch
 
     def _first_offsets_of_epochs(self, txn: lmdb.Transaction, key: bytes) -> list[tuple[int, int]]:
         found = []
@@ -423,13 +438,3 @@ class RemoteLogMetadataState:
     def partitions(self) -> list[TopicIdPartition]:
         with self._env.begin() as txn:
             return [partition_of(key, decode_partition(value)[1]) for key, value in txn.cursor(db=self._db.partitions)]
-
-
-def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int | None:
-    """Returns the leader epoch that wrote `offset`; None when the segment's epochs begin above it."""
-    epoch = None
-    for entry in segment.segment_leader_epochs:
-        if entry.start_offset > offset:
-            break
-        epoch = entry.epoch
-    return epoch

@@ -19,7 +19,7 @@ from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
-from tiers.model.segment_metadata import CUT_ALL, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import CUT_ALL, leader_epoch_at
 
 
 class CommonEnd(NamedTuple):
@@ -98,7 +98,9 @@ async def check_leader(
     for end in ends:
         last = metadata.remote_log_segment_metadata(partition, end)
         if last is not None:
-            await check_lineage(source, partition, leader_epoch_at(last, end), end + 1, timeout_ms)
+            await check_lineage(
+                source, partition, leader_epoch_at(last.segment_leader_epochs, end), end + 1, timeout_ms
+            )
 
 
 async def check_history(
@@ -251,12 +253,6 @@ async def surviving_end(
                 break  # the log begins in a later epoch: the answers for all earlier epochs are the same
         ranges = [one for one in ranges if one.leader_epoch <= answer.leader_epoch]
     return NOTHING_IN_COMMON
-
-
-def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:
-    """Returns the leader epoch that wrote `offset`, which the segment holds."""
-    epochs = segment.segment_leader_epochs
-    return epochs[max(0, bisect_right(epochs, offset, key=lambda entry: entry.start_offset) - 1)].epoch
 
 
 def _answering_epochs(

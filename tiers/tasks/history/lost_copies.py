@@ -6,14 +6,15 @@ manifest, and may have removed the records of a copy whose end the metadata lost
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from uuid import UUID
 
 from tiers.errors import CorruptSegmentError, MetadataLostError, RemoteResourceNotFoundError
+from tiers.metadata.log_history import is_of_the_history
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, LogStartReason
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.log_start import LogGap, LogStartReason
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import INDEXES_SUFFIX, indexes_key, parse_segment_key, partition_prefix, segment_of_key
@@ -98,7 +99,8 @@ def last_copies(
         deleted_to = [
             start.offset
             for start in metadata.log_starts(partition)
-            if start.reason is not LogStartReason.SEEN and is_of_the_same_history(start, leftover.segment_leader_epochs)
+            if start.reason is not LogStartReason.SEEN
+            and is_of_the_history(start, leftover.segment_leader_epochs, leftover.end_offset)
         ]
         offset = max([leftover.start_offset, *deleted_to])
         while (readable := metadata.remote_log_segment_metadata(partition, offset)) is not None:
@@ -107,7 +109,3 @@ def last_copies(
         if is_copy and offset <= leftover.end_offset and offset < local_log_start:
             found.append(leftover)
     return found
-
-
-def is_of_the_same_history(start: LogStart, leader_epochs: Sequence[LeaderEpochEntry]) -> bool:
-    return leader_epochs[-1].epoch <= start.leader_epoch

@@ -35,6 +35,7 @@ from tiers.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
 )
+from tiers.metadata.log_history import is_of_the_history
 from tiers.metadata.partition_manifest import (
     ManifestSegment,
     PartitionManifest,
@@ -47,7 +48,7 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.history.lost_copies import check_store, is_of_the_same_history, is_whole, last_copies
+from tiers.tasks.history.lost_copies import check_store, is_whole, last_copies
 from tiers.tasks.history.stop_check import AcceptedLog, AcceptedState, state_to_accept
 from tiers.tasks.history.stored_manifest import (
     WAY_BACK,
@@ -436,4 +437,4 @@ class PartitionManifestTask:
 
 def _deletes(start: LogStart, segment: ManifestSegment) -> bool:
     """Whether the whole segment lies below the log start. A segment of a later leader epoch has another history."""
-    return segment.end_offset < start.offset and is_of_the_same_history(start, segment.leader_epochs)
+    return segment.end_offset < start.offset and is_of_the_history(start, segment.leader_epochs, segment.end_offset)

@@ -251,7 +251,7 @@ async def test_a_log_start_of_another_history_does_not_stand_in_for_a_deletion(b
     before = user_log_start(500, leader_epoch=1)
     await bench.tier.rlmm.put_log_start(P0, before)
     assert await bench.delete(2, 12, 30) == (0, 12)
-    assert bench.tier.rlmm.log_starts(P0) == [before, user_log_start(12)]
+    assert bench.tier.rlmm.log_starts(P0) == [before, user_log_start(12, last_epoch=0)]
     assert bench.recorder.denied == [{before}]
     assert bench.cluster.epochs_asked == [(P0, 1), (P0, 0)]
 
@@ -267,7 +267,27 @@ async def test_the_log_start_has_the_epoch_of_the_leader_that_confirmed_it(bench
     await bench.bounds.ask(P0, 0, 1000)
     bench.cluster.logs[P0].leader_epoch = 6
     assert await bench.delete(2, 12, 30) == (0, 12)
-    assert bench.tier.rlmm.log_starts(P0) == [user_log_start(12, leader_epoch=6)]
+    assert bench.tier.rlmm.log_starts(P0) == [user_log_start(12, leader_epoch=6, last_epoch=0)]
+
+
+async def test_the_log_start_names_the_epoch_of_the_last_deleted_record(bench: Bench) -> None:
+    """Epoch 0 is remote. The leader's log has epoch 3 up to 49, and its own epoch 5 from 50 on."""
+    log = bench.cluster.logs[P0] = LocalLog([batch_of(30, 30)], log_start_offset=30, epochs=((3, 30), (5, 50)))
+    for offset, last_epoch in ((29, 0), (50, 3), (51, 5)):
+        bench.meanwhile = partial(setattr, log, "log_start_offset", max(30, offset))
+        assert await bench.delete(2, offset, max(30, offset)) == (0, offset)
+        assert bench.tier.rlmm.log_starts(P0)[0] == user_log_start(offset, last_epoch=last_epoch)
+
+
+async def test_a_leader_that_comes_during_the_deletion_leaves_the_epoch_unknown(bench: Bench) -> None:
+    log = bench.cluster.logs[P0] = LocalLog([batch_of(30, 30)], log_start_offset=30, epochs=((3, 30), (5, 50)))
+
+    def elect_and_delete() -> None:
+        log.leader_epoch, log.log_start_offset = 6, 45
+
+    bench.meanwhile = elect_and_delete
+    assert await bench.delete(2, 45, 45) == (0, 45)
+    assert bench.tier.rlmm.log_starts(P0) == [user_log_start(45, leader_epoch=6)]
 
 
 async def test_a_deletion_ahead_of_the_first_copy_is_recorded(bench: Bench) -> None:

@@ -124,7 +124,7 @@ UNKNOWN_KEY = encode_key(RecordKey(1999, segment(1, 0, 9).topic_id_partition))
 KNOWN_KEY = encode_key(key_of(segment(1, 0, 9)))
 UNKNOWN = {
     "a later type of ours": (UNKNOWN_KEY, bytes.fromhex("01cf0f00")),
-    "a later version of ours": (KNOWN_KEY, bytes.fromhex("01e80702")),
+    "a later version of ours": (KNOWN_KEY, bytes.fromhex("01e80703")),
     "its tombstone": (UNKNOWN_KEY, None),
 }
 UNKNOWN_IN_TRANSACTIONS = {

@@ -155,7 +155,7 @@ def test_records_that_not_all_members_read_are_not_written() -> None:
     check_writable([deleted, tombstone(key_of(log_start("a", user(5))))], FIRST_RECORD_TYPES)
     for refused, what in (
         (written, "api key 1006, version 0 yet: upgrade all proxies"),
-        (raised, "api key 1000, version 1 yet"),
+        (raised, "api key 1000, version 2 yet"),
         (tombstone(log_gap_key(PARTITION, 10)), "api key 1006 yet"),
     ):
         with pytest.raises(RemoteLogMetadataError, match=what):

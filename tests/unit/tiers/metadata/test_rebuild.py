@@ -18,7 +18,7 @@ from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogGap, OffsetAndEpoch
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import CUT_ALL, LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.upkeep.rebuild_plan import (
     FoundIndexes,
@@ -62,7 +62,7 @@ class Store:
     def manifest(
         self,
         *accepted: RemoteLogSegmentMetadata,
-        log_start: int | None = 0,
+        log_start: int | LogStart | None = 0,
         trimmed_to: int | None = None,
         gaps: tuple[LogGap, ...] = (),
         dead: tuple[RemoteLogSegmentMetadata, ...] = (),
@@ -71,7 +71,7 @@ class Store:
         self.found.manifest = PartitionManifest(
             "c",
             PARTITION,
-            None if log_start is None else user_log_start(log_start),
+            user_log_start(log_start) if isinstance(log_start, int) else log_start,
             None if trimmed_to is None else OffsetAndEpoch(trimmed_to, 0),
             MetadataPosition(UUID(int=9), 0, 77),
             gaps,
@@ -269,6 +269,16 @@ def test_a_log_start_that_a_later_segment_denies_is_left_out(store: Store) -> No
     assert plan.unnamed == later
     assert plan.log_start is None
     assert "log start 100 of leader epoch" in plan.notes[0]
+
+
+def test_a_log_start_that_an_uncommitted_end_denies_is_left_out(store: Store) -> None:
+    """The next copy has records of an old epoch below the log start, and none of the epoch that was deleted."""
+    first = store.holds(0, 89, epoch=4)
+    store.manifest(first, log_start=LogStart(100, 5, LogStartReason.USER, last_epoch=5))
+    store.holds(90, 120, epoch=4)
+    plan = plan_partition(store.found)
+    assert (live(plan), plan.refused, plan.dropped) == ([(0, 89), (90, 120)], [], [])
+    assert plan.log_start is None
 
 
 def refused(store: Store) -> str:

@@ -106,10 +106,10 @@ def test_bytes_are_kafkas(record: MetadataRecord, golden: str) -> None:
 
 @pytest.mark.parametrize("reason", LogStartReason)
 def test_a_log_start_keeps_its_bytes(reason: LogStartReason) -> None:
-    update = LogStartOffsetUpdate(PARTITION, "proxy-1", 1700000001234, LogStart(4096, 5, reason))
+    update = LogStartOffsetUpdate(PARTITION, "proxy-1", 1700000001234, LogStart(4096, 5, reason, 4))
     expected = (
-        "01e80701076f7264657273123456789abcdef0123456789abcdef00000000700"
-        f"0870726f78792d310000018bcfe56cd2000000000000100000000005{reason:02x}00"
+        "01e80702076f7264657273123456789abcdef0123456789abcdef00000000700"
+        f"0870726f78792d310000018bcfe56cd2000000000000100000000005{reason:02x}0000000400"
     )
     assert encode_value(update).hex() == expected
     assert decode_value(bytes.fromhex(expected)) == update
@@ -219,7 +219,7 @@ def test_an_unknown_record_is_left_out_only_if_it_may_be() -> None:
     """Api keys from 2000 on may be. Below that, and of a version that is not known, a later release wrote it."""
     assert decode_value(bytes.fromhex("01b71700deadbeef")) is None  # 2999
     assert decode_value(bytes.fromhex("01d00f07deadbeef")) is None  # a later version of 2000
-    for later in ("01cf0f00deadbeef", "01e80702", "01ee0701"):  # 1999, and later versions of 1000 and 1006
+    for later in ("01cf0f00deadbeef", "01e80703", "01ee0701"):  # 1999, and later versions of 1000 and 1006
         with pytest.raises(UnknownRecordError, match="later release"):
             decode_value(bytes.fromhex(later))
 

@@ -195,6 +195,22 @@ def test_a_log_start_of_another_history_does_not_stand(state: RemoteLogMetadataS
     assert not is_log_start_known(state, PARTITION, user(60, 4), ())
 
 
+def test_a_log_start_does_not_stand_where_another_epoch_wrote_the_record_before_it(
+    state: RemoteLogMetadataStateWriter,
+) -> None:
+    """A leader that was cut off had records of epoch 4 there, and an unclean election made it the leader again."""
+    topic, start = Topic(state), LogStart(100, 5, LogStartReason.USER, last_epoch=5)
+    below, deleted = segment(1, 0, 89, epoch=4), segment(2, 90, 149, epoch=5)
+    for each in (below, deleted):
+        topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
+    topic.put(log_start("a", start), clamp(89))
+    assert state.log_starts(PARTITION) == [start]
+    other = segment(3, 90, 120, epoch=4)
+    topic.put(other, to(other, State.COPY_SEGMENT_FINISHED))
+    assert state.log_starts(PARTITION) == []
+    assert state.log_start_offset(PARTITION) == 0
+
+
 def test_a_lower_log_start_of_a_later_epoch_replaces_no_earlier_one(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     topic.put(log_start("a", user(500, 2)), log_start("a", user(50, 5)))

@@ -55,7 +55,7 @@ async def test_it_is_written_when_it_changes_and_only_then(manifests: Manifests)
     assert (await manifests.stored()).gaps == (LogGap(90, 120),)
     await bench.expire(with_retention(retention_bytes=0))
     assert await manifests.round() == ["get", "put"]
-    assert (await manifests.stored()).log_start == LogStart(90, 0, LogStartReason.RETENTION)
+    assert (await manifests.stored()).log_start == LogStart(90, 0, LogStartReason.RETENTION, 0)
 
 
 async def test_a_new_owner_reads_the_manifest_and_writes_only_changes(manifests: Manifests) -> None:
