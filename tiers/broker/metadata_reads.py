@@ -76,6 +76,8 @@ class MetadataReads:
         """The time of the last request for all topics; -1 before the first."""
         self._topic_asked_at_ms: dict[UUID, int] = {}
         """The times of the last requests for topics by their ids."""
+        self._topic_read: dict[UUID, int] = {}
+        """The numbers of these requests. A number is exact where two times may be the same millisecond."""
         self._reads_begun = 0
         self._read_known = 0
         self._whole_known = 0
@@ -104,6 +106,7 @@ class MetadataReads:
                 if is_whole:
                     self._whole_known, self._whole_at_ms = self._read_known, asked_at_ms
                     self._topic_asked_at_ms.clear()
+                    self._topic_read.clear()
                 return metadata
         except TimeoutError as error:
             raise BrokerError("the cluster's metadata was not read in time", retriable=True) from error
@@ -116,12 +119,12 @@ class MetadataReads:
 
     async def topic(self, topic_id: UUID, timeout_ms: int) -> TopicMetadata | None:
         """Returns the topic with this id, read after this call. Callers that wait at the same time share requests."""
-        called_at_ms = self._clock_ms()
+        called_at_ms, reads_before = self._clock_ms(), self._reads_begun
         deadline = Deadline(self._clock_ms, timeout_ms)
         self._wanted_ids[topic_id] = None
         try:
             async with asyncio.timeout(deadline.remaining_ms() / 1000), self._lock:
-                if self.known_topic(topic_id, called_at_ms + 1) is None:
+                if max(self._topic_read.get(topic_id, 0), self._whole_known) <= reads_before:
                     others = [each for each in self._wanted_ids if each != topic_id][: _TOPICS_PER_REQUEST - 1]
                     for each in (topic_id, *others):
                         self._wanted_ids.pop(each, None)
@@ -134,12 +137,16 @@ class MetadataReads:
         asked_at_ms, times = self._clock_ms(), self._topic_asked_at_ms
         for each in ids:
             times.pop(each, None)
+            self._topic_read.pop(each, None)
         # The topics that were not asked for for the longest time are forgotten. They may be deleted by now.
         forgotten = list(times)[: max(0, len(times) + len(ids) - _MAX_TOPICS_BY_ID)]
         for each in forgotten:
             del times[each]
+            self._topic_read.pop(each, None)
         metadata = await self._read([(None, each) for each in ids], deadline, forgotten)
-        times.update((each, asked_at_ms) for each in ids if each in metadata.topics_by_id)
+        found = [each for each in ids if each in metadata.topics_by_id]
+        times.update(dict.fromkeys(found, asked_at_ms))
+        self._topic_read.update(dict.fromkeys(found, self._read_known))
 
     async def named(
         self,
