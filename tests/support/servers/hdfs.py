@@ -139,13 +139,13 @@ class HdfsCluster:
     def synced(self) -> int:
         """Returns how many times the DataNode called fsync so far."""
         query = f"http://127.0.0.1:{self._data_node_http_port}/jmx?qry=Hadoop:service=DataNode,name=DataNodeActivity*"
-        with urllib.request.urlopen(query, timeout=5) as answer:
+        with urllib.request.urlopen(query, timeout=30) as answer:
             return sum(int(bean["FsyncCount"]) for bean in json.load(answer)["beans"])
 
     def blocks(self, path: str) -> int:
         """Returns the number of blocks of a file."""
         query = f"{self.web_url}/webhdfs/v1{path}?op=GET_BLOCK_LOCATIONS&user.name={SUPERUSER}"
-        with urllib.request.urlopen(query, timeout=5) as answer:
+        with urllib.request.urlopen(query, timeout=30) as answer:
             return len(json.load(answer)["LocatedBlocks"]["locatedBlocks"])
 
     @contextlib.contextmanager
@@ -186,13 +186,13 @@ class HdfsCluster:
 
     def _name_node_metric(self, bean: str, name: str) -> int:
         query = f"{self.web_url}/jmx?qry=Hadoop:service=NameNode,name={bean}"
-        with urllib.request.urlopen(query, timeout=5) as answer:
+        with urllib.request.urlopen(query, timeout=30) as answer:
             return int(json.load(answer)["beans"][0][name])
 
     def _is_ready(self) -> bool:
         query = f"http://127.0.0.1:{self._http_port}/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
         try:
-            with urllib.request.urlopen(query, timeout=5) as answer:
+            with urllib.request.urlopen(query, timeout=30) as answer:
                 (info,) = json.load(answer)["beans"]
         except (OSError, ValueError):
             return False
