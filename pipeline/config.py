@@ -22,6 +22,10 @@ class PipelineConfig(TierConfig):
     limits: object = Field(default=None, repr=False, exclude=True)
     workers: object = Field(default=None, repr=False, exclude=True)
 
+    @classmethod
+    def foreign_sections(cls) -> list[str]:
+        return [name for name in cls.model_fields if name not in TierConfig.model_fields]
+
 
 def load_pipeline_config(path: Path) -> PipelineConfig:
     """Raises `ConfigError`."""

@@ -66,7 +66,6 @@ app = typer.Typer(
     name="tidegate",
     help="A Kafka-protocol proxy that gives any Kafka cluster a second storage tier.",
     no_args_is_help=False,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

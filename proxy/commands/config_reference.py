@@ -14,8 +14,8 @@ from pydantic_core import PydanticUndefined
 
 from proxy.config import TidegateConfig
 from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX
+from tiers.config.setting_keys import key_of, own_fields
 from tiers.config.settings import DurationMs, SizeBytes
-from tiers.config.tier_config import key_of, own_fields
 from tiers.config.topic_settings import (
     COPY_DISABLE,
     DELETE_ON_DISABLE,
@@ -35,6 +35,31 @@ keys stand at the top of the file, before the first section. An unknown key is a
 A duration is a number of milliseconds, or a string with a unit (`"500ms"`, `"10s"`, `"5m"`, `"12h"`, `"7d"`). A size is
 a number of bytes, or a string with a unit (`"64MiB"`, `"1GB"`). `docs/tidegate.example.toml` is a complete example.
 `proxy/commands/config_reference.py` generates this page from the code.
+
+Without `--config`, every command reads the first of these files: the one that `TIDEGATE_CONFIG` names, `tidegate.toml`
+in the working folder, and `/etc/tidegate/tidegate.toml`.
+
+## Environment variables
+
+An environment variable can set every setting, and takes precedence over the file. No file is needed if variables set
+all that is required. The name is `TIDEGATE`, then the sections, then the key, each after two underscores, in capitals.
+One underscore stands for each dot of a key. The entries of a list have numbers from 0 on, and the number after the last
+one adds an entry.
+
+* `TIDEGATE__UPSTREAM__BOOTSTRAP_SERVERS=kafka-1:9092,kafka-2:9092` sets `bootstrap.servers` in `[upstream]`.
+* `TIDEGATE__REMOTE_LOG_READER_THREADS=20` sets `remote.log.reader.threads`, at the top of the file.
+* `TIDEGATE__TOPICS__0__LOCAL_RETENTION_MS=6h` sets `local.retention.ms` in the first `[[topics]]`.
+* `TIDEGATE__UPSTREAM__SASL__PASSWORD_FILE=/run/secrets/kafka` sets `password.file` in `[upstream.sasl]`.
+* `TIDEGATE__STORAGE__BUCKET=tier` sets `bucket` in `[storage]`.
+
+A value has the form that it has in the file: `true`, `20`, `["10.0.0.0/8"]`. Text needs no quotes. An unknown variable
+that begins with `TIDEGATE__` is an error.
+
+## Secrets
+
+Instead of a secret, the configuration can name a file that has it: `password.file` for `password`. The same holds for
+the keys of a store: `secret.access.key.file`. A line break at the end of the file does not count. For Spark jobs, the
+files of a store's keys must exist on every executor.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, is_dataclass
@@ -20,6 +21,7 @@ from rich.text import Text
 
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
+from tiers.config.environment import PREFIX
 from tiers.config.tier_config import ConfigError
 from tiers.errors import TRY_AGAIN, RemoteLogError, RetriableRemoteStorageError
 
@@ -31,7 +33,36 @@ FAILED = 3
 _WIDTH = 1_000
 """The width of a table that goes to a file or a pipe: large enough that no cell is folded."""
 
-ConfigFile = Annotated[Path, typer.Option("--config", help="The TOML file; docs/configuration.md describes every key.")]
+CONFIG_VARIABLE = "TIDEGATE_CONFIG"
+_CONFIG_FILES = (Path("tidegate.toml"), Path("/etc/tidegate/tidegate.toml"))
+
+
+def _config_file() -> Path:
+    """Returns the first file that exists. Without one, variables alone can configure Tidegate.
+
+    Raises `ConfigError`."""
+    for path in _CONFIG_FILES:
+        if path.exists():
+            return path
+    if any(name.startswith(PREFIX) for name in os.environ):
+        return Path(os.devnull)
+    places = " or ".join(map(str, _CONFIG_FILES))
+    raise ConfigError(
+        f"there is no configuration: name a file with --config or {CONFIG_VARIABLE}, write {places}, or set"
+        f" {PREFIX}* variables (docs/configuration.md)"
+    )
+
+
+ConfigFile = Annotated[
+    Path,
+    typer.Option(
+        "--config",
+        envvar=CONFIG_VARIABLE,
+        default_factory=_config_file,
+        show_default="tidegate.toml, or /etc/tidegate/tidegate.toml",
+        help="The TOML file; docs/configuration.md describes every key.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

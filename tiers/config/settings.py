@@ -22,8 +22,10 @@ from pydantic import (
     model_validator,
 )
 
+from tiers.config.setting_keys import file_keys
 from tiers.metadata.topic.metadata_topic import DEFAULT_PARTITION_COUNT, DEFAULT_TOPIC_NAME, MetadataTopicSettings
 from tiers.quota import DEFAULT_WINDOW_NUM, DEFAULT_WINDOW_SIZE_MS, QuotaWindow
+from tiers.storage.settings import read_secret
 
 MIB = 1024 * 1024
 DEFAULT_COPIER_THREADS: Final = 10
@@ -79,7 +81,13 @@ class Section(BaseModel):
         if not isinstance(values, Mapping):
             return values
         whole = {key: value for key, value in values.items() if key in cls.subsections}
-        return {**flatten({key: value for key, value in values.items() if key not in whole}), **whole}
+        flat = flatten({key: value for key, value in values.items() if key not in whole})
+        for file_key, key in file_keys(cls).items():
+            if file_key in flat:
+                if key in flat:
+                    raise ValueError(f"{key} and {file_key} are both set: remove one of them")
+                flat[key] = read_secret(file_key, flat.pop(file_key))
+        return {**flat, **whole}
 
     @field_validator("*", mode="before")
     @classmethod

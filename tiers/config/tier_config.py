@@ -7,16 +7,19 @@ per mistake in the file.
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 
 from tiers.config.encryption_config import EncryptionConfig
+from tiers.config.environment import Settings, overlaid
 from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX, gathered
+from tiers.config.setting_keys import key_of, keys_of_field, own_fields
 from tiers.config.settings import (
     RemoteLogConfig,
     Section,
@@ -102,6 +105,17 @@ class TierConfig(BaseModel):
         return self.storage is not None and self.remote_log.enabled
 
     @classmethod
+    def settings_by_variable(cls) -> Settings:
+        """Returns the settings by the environment variables that set them."""
+        fields = {name: field for name, field in cls.model_fields.items() if name != "remote_log"}
+        return Settings(cls.section_models, fields)
+
+    @classmethod
+    def foreign_sections(cls) -> list[str]:
+        """Returns the sections, and the keys at the top of the file, that only another program reads."""
+        return []
+
+    @classmethod
     def keys_at_top(cls) -> list[str]:
         """Returns the keys at the top of the file that are no keys of Kafka."""
         return [name for name in cls.model_fields if name not in cls.section_models and name != "remote_log"]
@@ -122,42 +136,33 @@ class TierConfig(BaseModel):
 C = TypeVar("C", bound=TierConfig)
 
 
-def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Returns the fields of the model that are no sections."""
-    inner = getattr(model, "subsections", ())
-    return {name: field for name, field in model.model_fields.items() if name not in inner}
-
-
-def key_of(name: str, field: FieldInfo) -> str:
-    """Returns the key in the file for a field; of several keys the first."""
-    return keys_of_field(name, field)[0]
-
-
-def keys_of_field(name: str, field: FieldInfo) -> list[str]:
-    """Returns all keys in the file for a field."""
-    alias = field.validation_alias
-    return [str(key) for key in alias.choices] if isinstance(alias, AliasChoices) else [str(alias or name)]
-
-
 def load_config_file(path: Path, model: type[C]) -> C:
     """Reads and validates a file. Raises `ConfigError`."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    return parse_config_text(text, model, str(path))
+    name = "the environment" if str(path) == os.devnull else str(path)
+    return parse_config_text(text, model, name, os.environ)
 
 
-def parse_config_text(text: str, model: type[C], name: str) -> C:
-    """Validates TOML text; `name` is for the messages. Raises `ConfigError`."""
+def parse_config_text(text: str, model: type[C], name: str, environ: Mapping[str, str] = MappingProxyType({})) -> C:
+    """Validates TOML text; `name` is for the messages. The settings in `environ` take precedence.
+
+    Raises `ConfigError`."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: not TOML: {_explain_syntax(error)}") from None
     try:
+        values, sources = overlaid(values, environ, model.settings_by_variable(), model.foreign_sections())
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    try:
         return model.model_validate(values, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{name}: {line}" for line in _explain(error, model))) from None
+        mistakes = _explain(error, model)
+        raise ConfigError("\n".join(f"{sources.get(place, name)}: {line}" for place, line in mistakes)) from None
 
 
 def _explain_syntax(error: tomllib.TOMLDecodeError) -> str:
@@ -165,23 +170,25 @@ def _explain_syntax(error: tomllib.TOMLDecodeError) -> str:
     return str(error).replace("Cannot overwrite a value", twice)
 
 
-def _explain(error: ValidationError, model: type[TierConfig]) -> Iterator[str]:
+def _explain(error: ValidationError, model: type[TierConfig]) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yields the section and the key of each mistake, and what is wrong."""
     details = error.errors(include_url=False, include_input=False, include_context=False)
     for detail in details:
         if detail["type"] == "too_short" and any(_is_within(other["loc"], detail["loc"]) for other in details):
             continue  # an entry is invalid, which another line reports
         where = [str(part) for part in detail["loc"] if part != "remote_log"]
-        section, key = _place(where, model)
+        place = section, key = _place(where, model)
         match detail["type"]:
             case "extra_forbidden" if other := _other_name(section, key, model):
-                yield f"{_quoted(section, key)}: this is another name of {other}, which is set as well: remove one"
+                both = f"this is another name of {other}, which is set as well: remove one"
+                yield place, f"{_quoted(section, key)}: {both}"
             case "extra_forbidden":
-                yield f"unknown key {_quoted(section, key)}{_hint(section, key, model)}"
+                yield place, f"unknown key {_quoted(section, key)}{_hint(section, key, model)}"
             case "missing":
-                yield f"missing key {_quoted(section, key)}" if key else f"missing section [{section}]"
+                yield place, f"missing key {_quoted(section, key)}" if key else f"missing section [{section}]"
             case _:
                 message = detail["msg"].removeprefix("Value error, ")
-                yield f"{_quoted(section, key)}: {message}" if where else message
+                yield place, f"{_quoted(section, key)}: {message}" if where else message
 
 
 def _is_within(inner: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:

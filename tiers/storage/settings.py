@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 
 class UnknownSettingError(ValueError):
@@ -24,9 +25,10 @@ def read_settings(
 ) -> dict[str, str]:
     """Returns `settings` with the missing ones from `defaults`. A setting whose default is None is required.
 
-    The keys of `defaults` are all settings of the manager. Raises `ValueError`, whose message names the setting but
-    never quotes a value, because values may be secrets.
+    The keys of `defaults` are all settings of the manager. `KEY.file` names a file with the value of KEY. Raises
+    `ValueError`, whose message names the setting but never quotes a value, because values may be secrets.
     """
+    settings = _with_files(settings, defaults)
     for key in settings:
         if key not in defaults:
             raise UnknownSettingError(f"unknown setting {key!r} of the {manager} {kind}", key, list(defaults))
@@ -36,6 +38,16 @@ def read_settings(
         if value is None or (default is None and not value):
             raise ValueError(f"setting {key!r} of the {manager} {kind} is missing")
         values[key] = value
+    return values
+
+
+def _with_files(settings: Mapping[str, str], declared: Collection[str]) -> Mapping[str, str]:
+    values = dict(settings)
+    for file_key in [key for key in settings if key not in declared and key.removesuffix(".file") in declared]:
+        key = file_key.removesuffix(".file")
+        if key in settings:
+            raise ValueError(f"settings {key!r} and {file_key!r} are both set: remove one of them")
+        values[key] = read_secret(f"setting {file_key!r}", values.pop(file_key))
     return values
 
 
@@ -56,3 +68,19 @@ def read_flag(values: Mapping[str, str], key: str) -> bool:
         case "false":
             return False
     raise ValueError(f"setting {key!r}: expected true or false")
+
+
+def read_secret(key: str, file: object) -> str:
+    """Returns the contents of the file that the setting `key` names, without the last line break.
+
+    Raises `ValueError`."""
+    if not isinstance(file, str):
+        raise ValueError(f"{key}: expected the path of a file")
+    try:
+        text = Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{key}: {file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+    secret = text.removesuffix("\n").removesuffix("\r")
+    if not secret:
+        raise ValueError(f"{key}: {file} is empty")
+    return secret

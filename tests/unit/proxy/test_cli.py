@@ -27,7 +27,7 @@ def config(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["serve"], "Missing option '--config'"),
+        (["serve"], "there is no configuration: name a file with --config or TIDEGATE_CONFIG"),
         (["serve", "--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file or directory"),
         (["serve", "--confg", "x"], "No such option: --confg"),
         (["sevre"], "No such command 'sevre'"),
@@ -35,13 +35,34 @@ def config(tmp_path: Path) -> Path:
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     assert cli.run(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert said in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def test_the_configuration_is_found_without_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The variable names a file, else the working folder has one, else other variables are all there is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIDEGATE__LOG__LEVEL", "loud")
+    assert cli.run(["check"]) == 2
+    assert "the environment: missing section [upstream]" in capsys.readouterr().err
+    (tmp_path / "tidegate.toml").write_text("x = 1")
+    assert cli.run(["check"]) == 2
+    assert "tidegate.toml: unknown key x" in capsys.readouterr().err
+    monkeypatch.setenv("TIDEGATE_CONFIG", str(tmp_path / "other.toml"))
+    assert cli.run(["check"]) == 2
+    assert capsys.readouterr().err == f"tidegate: {tmp_path}/other.toml: No such file or directory\n"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +76,15 @@ def test_without_a_command_the_help_is_printed(
     assert captured.out.startswith("Usage: tidegate")
     assert f"  {command} " in captured.out
     assert captured.err == ""
+
+
+def test_a_shell_completes_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("_TIDEGATE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "tidegate ser")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    with pytest.raises(SystemExit, match="0"):
+        cli.run([])
+    assert capsys.readouterr().out.strip() == "serve"
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["version"]])

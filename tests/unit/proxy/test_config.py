@@ -122,6 +122,21 @@ def test_no_key_is_the_first_part_of_another_key() -> None:
         assert not [(key, other) for key in keys for other in keys if other.startswith(f"{key}.")]
 
 
+def test_a_secret_can_be_in_a_file_of_its_own(tmp_path: Path) -> None:
+    secret, sasl = tmp_path / "secret", UPSTREAM + '[upstream.sasl]\nmechanism = "PLAIN"\nusername = "u"\n'
+    secret.write_text("s3cret\n")
+    config = parse_config(f'{sasl}password.file = "{secret}"\n')
+    assert config.upstream.sasl is not None
+    assert config.upstream.sasl.credentials().password == "s3cret"
+    assert mistakes(f'{sasl}password.file = "{tmp_path}/none"') == [
+        f"f.toml: [upstream.sasl]: password.file: {tmp_path}/none: No such file or directory"
+    ]
+    secret.write_text("\n")
+    assert mistakes(f'{sasl}password.file = "{secret}"') == [
+        f"f.toml: [upstream.sasl]: password.file: {secret} is empty"
+    ]
+
+
 def test_secrets_show_nowhere() -> None:
     text = UPSTREAM + "[storage]\nimplementation = 's3'\nsecret.access.key = 'hush'\npath.style = true\n"
     config = parse_config(text)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tiers.storage.settings import read_flag, read_number, read_settings
@@ -36,3 +38,20 @@ def test_values_are_never_quoted() -> None:
     with pytest.raises(ValueError, match="whole number") as raised:
         read_number({"timeout.ms": "s3cr3t"}, "timeout.ms", 1)
     assert "s3cr3t" not in str(raised.value)
+
+
+def test_a_file_can_hold_the_value_of_a_declared_setting(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret\n")
+    declared = {"key": "", "log.file": ""}
+    assert read_settings("x", {"key.file": str(secret), "log.file": "a"}, declared) == {
+        "key": "s3cret",
+        "log.file": "a",
+    }
+    with pytest.raises(ValueError, match=r"'key' and 'key\.file' are both set"):
+        read_settings("x", {"key.file": str(secret), "key": "a"}, declared)
+    with pytest.raises(ValueError, match=r"unknown setting 'other\.file'"):
+        read_settings("x", {"other.file": str(secret)}, declared)
+    secret.unlink()
+    with pytest.raises(ValueError, match=r"setting 'key\.file': .*secret: No such file or directory"):
+        read_settings("x", {"key.file": str(secret)}, declared)

@@ -1,0 +1,149 @@
+"""Settings from environment variables, which override those of the file.
+
+`TIDEGATE__UPSTREAM__BOOTSTRAP_SERVERS` sets `bootstrap.servers` in `[upstream]`. Two underscores begin each part: the
+sections, and then the key, in capitals, with one underscore for each dot. The entries of a list such as `[[topics]]`
+have numbers from 0 on, as in `TIDEGATE__TOPICS__0__NAME`. A value has the form that it has in the file. Text needs no
+quotes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from tiers.config.setting_keys import file_keys, is_list, is_table, is_text, keys_of_field, own_fields
+
+PREFIX = "TIDEGATE__"
+_OPEN_KEYS = {"": "remote.log.", "storage": "", "storage.locations": "", "encryption": "keys."}
+"""By section: how the keys begin that a manager declares, or that the user chooses."""
+
+
+class Setting(NamedTuple):
+    """A setting: its section, which is empty at the top of the file, and its key. `is_text`: its values are text."""
+
+    section: str
+    key: str
+    is_text: bool
+
+
+class Settings:
+    """The settings of the sections, by the variables that set them."""
+
+    def __init__(self, sections: Mapping[str, type[BaseModel]], fields: Mapping[str, FieldInfo]) -> None:
+        """`fields` are the sections of the file, and the settings at its top that no model of `sections` has."""
+        self._known: dict[tuple[str, ...], Setting] = {}
+        self._sections = {tuple(section.split(".")): section for section in sections if section}
+        self.lists: set[tuple[str, ...]] = set()
+        """The sections that are lists."""
+        for section, model in sections.items():
+            path = tuple(section.split(".")) if section else ()
+            own = {name: field for name, field in own_fields(model).items() if not is_table(field)}
+            inner = {name: field for name, field in model.model_fields.items() if name not in own}
+            if not section:
+                own |= {name: field for name, field in fields.items() if name not in sections}
+                inner |= {name: field for name, field in fields.items() if name in sections}
+            for name, field in own.items():
+                for key in keys_of_field(name, field):
+                    self._known[*path, key.replace(".", "_")] = Setting(section, key, is_text(field))
+            for key in file_keys(model):
+                self._known[*path, key.replace(".", "_")] = Setting(section, key, is_text=True)
+            self.lists |= {(*path, name) for name, field in inner.items() if is_list(field)}
+
+    def variables(self) -> dict[str, Setting]:
+        """Returns every setting by its variable, without the numbers of entries."""
+        return {_variable(path): setting for path, setting in self._known.items()}
+
+    def named(self, path: tuple[str, ...]) -> Setting:
+        """Raises `ValueError`."""
+        if path in self._known:
+            return self._known[path]
+        *section_path, key = path
+        section = ".".join(section_path)
+        begins = _OPEN_KEYS.get(section)
+        open_key = key.replace("_", ".")
+        if (
+            begins is not None
+            and (not section or tuple(section_path) in self._sections)
+            and open_key.startswith(begins)
+        ):
+            return Setting(section, open_key, is_text=True)
+        names = {"__".join(known): known for known in self._known}
+        nearest = difflib.get_close_matches("__".join(path), names, 1)
+        hint = f"; did you mean {_variable(names[nearest[0]])}?" if nearest else ""
+        raise ValueError(f"there is no such setting{hint}")
+
+
+def overlaid(
+    values: Mapping[str, Any], environ: Mapping[str, str], settings: Settings, foreign: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
+    """Returns the values of a file with those of the environment in their places, and the variables by section and key.
+
+    `foreign` are the sections that only another program reads. Raises `ValueError`, whose message has one line for each
+    variable that does not fit."""
+    result, sources, mistakes = deepcopy(dict(values)), {}, []
+    paths = {name: tuple(name.removeprefix(PREFIX).lower().split("__")) for name in environ if name.startswith(PREFIX)}
+    for name, path in sorted(paths.items(), key=lambda item: [(part.isdecimal(), part.zfill(9)) for part in item[1]]):
+        if path[0] in foreign:
+            continue
+        try:
+            setting = settings.named(tuple(part for part in path if not part.isdecimal()))
+            value = environ[name] if setting.is_text else _parsed(environ[name])
+            node = _section(result, path[:-1], settings.lists)
+            *parents, last = setting.key.split(".")
+            for part in parents:
+                node = _table(node, part)
+            node[last] = value
+        except ValueError as error:
+            mistakes.append(f"{name}: {error}")
+        else:
+            sources[setting.section, setting.key] = name
+    if mistakes:
+        raise ValueError("\n".join(mistakes))
+    return result, sources
+
+
+def _variable(path: Sequence[str]) -> str:
+    return PREFIX + "__".join(path).upper()
+
+
+def _parsed(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _section(values: dict[str, Any], path: tuple[str, ...], lists: set[tuple[str, ...]]) -> dict[str, Any]:
+    """Returns the table of a section, or of an entry of a list, and creates what is missing."""
+    node: dict[str, Any] = values
+    within: tuple[str, ...] = ()
+    parts = iter(path)
+    for part in parts:
+        within = (*within, part)
+        if within not in lists:
+            node = _table(node, part)
+            continue
+        number = next(parts, "")
+        entries = node.setdefault(part, [])
+        if not number.isdecimal():
+            example = _variable((*within, "0", "key"))
+            raise ValueError(f"[[{'.'.join(within)}]] is a list: name an entry, as in {example}")
+        if int(number) > len(entries):
+            raise ValueError(f"entry {number} would leave a hole: there are only {len(entries)} before it")
+        if int(number) == len(entries):
+            entries.append({})
+        node = entries[int(number)]
+    return node
+
+
+def _table(node: dict[str, Any], key: str) -> dict[str, Any]:
+    table = node.setdefault(key, {})
+    if not isinstance(table, dict):
+        raise ValueError(f"the file has a value for {key}, where this variable needs a table")
+    return table

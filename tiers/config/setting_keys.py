@@ -1,0 +1,65 @@
+"""The keys that the fields of a section have in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import AliasChoices, BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+_TEXT = (str, SecretStr, Path, NoneType)
+_UNIONS = (Union, UnionType)
+
+
+def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Returns the fields of the model that are no sections."""
+    inner = getattr(model, "subsections", ())
+    return {name: field for name, field in model.model_fields.items() if name not in inner}
+
+
+def key_of(name: str, field: FieldInfo) -> str:
+    """Returns the key in the file for a field; of several keys the first."""
+    return keys_of_field(name, field)[0]
+
+
+def keys_of_field(name: str, field: FieldInfo) -> list[str]:
+    """Returns all keys in the file for a field."""
+    alias = field.validation_alias
+    return [str(key) for key in alias.choices] if isinstance(alias, AliasChoices) else [str(alias or name)]
+
+
+def file_keys(model: type[BaseModel]) -> dict[str, str]:
+    """Returns the keys of the model's secrets, by the keys with which the file names a file that has the secret."""
+    fields = own_fields(model).items()
+    secrets = [key_of(name, field) for name, field in fields if SecretStr in _kinds(field.annotation)]
+    return {f"{key}.file": key for key in secrets}
+
+
+def is_text(field: FieldInfo) -> bool:
+    """Returns whether every value of the field is text in the file."""
+    return all(kind in _TEXT for kind in _kinds(field.annotation))
+
+
+def is_table(field: FieldInfo) -> bool:
+    """Returns whether the keys below the field are those of a manager, or the user's own."""
+    return get_origin(field.annotation) is Mapping
+
+
+def is_list(field: FieldInfo) -> bool:
+    return any(get_origin(kind) is tuple for kind in (field.annotation, *get_args(field.annotation)))
+
+
+def _kinds(annotation: Any) -> Iterator[object]:
+    """Yields the types that an annotation names, except those of a mapping's entries."""
+    if get_origin(annotation) is Literal:
+        yield from map(type, get_args(annotation))
+    elif not get_args(annotation) or get_origin(annotation) is Mapping:
+        yield get_origin(annotation) or annotation
+    else:
+        if get_origin(annotation) not in _UNIONS:
+            yield get_origin(annotation)
+        for argument in get_args(annotation):
+            yield from _kinds(argument)
