@@ -53,7 +53,8 @@ async def epoch_before(
     """Returns the leader epoch of the record before `offset`, which must be in the log of the leader of `leader_epoch`.
 
     That epoch is the lowest one whose end reaches `offset`. `UNKNOWN_EPOCH`: the leader does not know the epochs. The
-    caller checks that the leader is the same before and after. Raises `BrokerError`."""
+    caller checks that the leader is the same before and after. If the result is not `leader_epoch`, the caller also
+    checks that the log still begins below `offset` after that. Raises `BrokerError`."""
     lowest, highest = 0, leader_epoch
     asked = highest - 1  # most records are of the leader's own epoch
     while lowest < highest:
