@@ -329,8 +329,9 @@ class RemoteLogMetadataState:
             for start in starts
             if all(first >= start.offset for epoch, first in epochs if epoch > start.leader_epoch)
             and self._last_epoch_stands(txn, partition, start)
+            and not any(other.says_more_than(start) for other in starts)
         ]
-        return sorted(standing, key=lambda start: (start.position, start.reason), reverse=True)
+        return sorted(standing, key=lambda start: (start.position, start.reason, start.last_epoch), reverse=True)
 
     def _last_epoch_stands(self, txn: lmdb.Transaction, partition: TopicIdPartition, start: LogStart) -> bool:
         """Returns False if a readable segment holds the record before the log start in another leader epoch."""

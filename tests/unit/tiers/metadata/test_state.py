@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +44,7 @@ from tiers.metadata.records.serde import (
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.written_records import is_log_start_known, records_of_deletion, records_of_log_start
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
     LogDivergenceUpdate,
@@ -211,6 +212,27 @@ def test_a_log_start_does_not_stand_where_another_epoch_wrote_the_record_before_
     assert state.log_start_offset(PARTITION) == 0
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["named first", "named last"])
+def test_a_log_start_without_the_last_epoch_hides_none_that_has_it(
+    state: RemoteLogMetadataStateWriter, order: tuple[int, int]
+) -> None:
+    """Two processes record the same deletion at the same time. One of them asked after the records had gone."""
+    topic, starts = Topic(state), (user(100, 5, last_epoch=4), user(100, 5))
+    topic.put(*(log_start("ab"[place], starts[place]) for place in order))
+    assert state.log_starts(PARTITION) == [starts[0]]
+
+
+def test_the_last_epoch_of_a_recorded_log_start_is_added(state: RemoteLogMetadataStateWriter) -> None:
+    topic, unnamed, named = Topic(state), user(100, 5), user(100, 5, last_epoch=4)
+    topic.put(log_start("a", unnamed))
+    assert is_log_start_known(state, PARTITION, unnamed, ())
+    assert not is_log_start_known(state, PARTITION, named, ())
+    topic.put(log_start("a", named))
+    assert is_log_start_known(state, PARTITION, named, ())
+    assert is_log_start_known(state, PARTITION, unnamed, ())
+    assert is_log_start_known(state, PARTITION, user(99, 5, last_epoch=4), ())
+
+
 def test_a_lower_log_start_of_a_later_epoch_replaces_no_earlier_one(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     topic.put(log_start("a", user(500, 2)), log_start("a", user(50, 5)))
@@ -363,7 +385,9 @@ steps = st.lists(
         st.tuples(st.just("add"), ranges, st.integers(0, 2)),
         st.tuples(st.just("move"), st.integers(0, 11), st.sampled_from(list(State)[1:])),
         st.tuples(
-            st.just("start"), st.tuples(st.integers(0, 30), st.integers(0, 3)), st.sampled_from(list(LogStartReason))
+            st.just("start"),
+            st.tuples(st.integers(0, 30), st.integers(0, 3), st.integers(UNKNOWN_EPOCH, 3)),
+            st.sampled_from(list(LogStartReason)),
         ),
         st.tuples(st.just("clamp"), st.integers(0, 40), st.none()),
     ),
@@ -399,8 +423,8 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
                 case ("clamp", int(end), None):
                     await model.put_remote_log_clamp(clamp(end))
                     topic.put(clamp(end))
-                case ("start", (int(offset), int(epoch)), LogStartReason() as reason):
-                    recorded = LogStart(offset, epoch, reason)
+                case ("start", (int(offset), int(epoch), int(last_epoch)), LogStartReason() as reason):
+                    recorded = LogStart(offset, epoch, reason, last_epoch)
                     await model.put_log_start(PARTITION, recorded)
                     if not is_log_start_known(state, PARTITION, recorded, ()):
                         raised = log_start("a", recorded)
