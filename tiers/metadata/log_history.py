@@ -69,6 +69,12 @@ async def epoch_before(
     return highest
 
 
+def remote_epoch_before(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> int:
+    """Returns the leader epoch of the record before `offset`. `UNKNOWN_EPOCH`: no readable segment has the record."""
+    segment = metadata.remote_log_segment_metadata(partition, offset - 1)
+    return UNKNOWN_EPOCH if segment is None else leader_epoch_at(segment.segment_leader_epochs, offset - 1)
+
+
 def is_of_the_history(start: LogStart, leader_epochs: Sequence[LeaderEpochEntry], end_offset: int) -> bool:
     """Returns whether records up to `end_offset` (inclusive) can be of the history of the log start."""
     last = start.offset - 1
