@@ -177,6 +177,10 @@ class InMemoryRemoteLogMetadataManager:
         ]
         return sorted(standing, key=lambda start: (start.position, start.reason, start.last_epoch), reverse=True)
 
+    def contradicted_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        recorded = self.recorded_log_starts.get(partition, ())
+        return [start for start in recorded if start.deletes and not self._last_epoch_stands(partition, start)]
+
     def _last_epoch_stands(self, partition: TopicIdPartition, start: LogStart) -> bool:
         last = start.offset - 1
         segment = None if last < 0 else self.remote_log_segment_metadata(partition, last)

@@ -196,7 +196,7 @@ def test_a_log_start_of_another_history_does_not_stand(state: RemoteLogMetadataS
     assert not is_log_start_known(state, PARTITION, user(60, 4), ())
 
 
-def test_a_log_start_does_not_stand_where_another_epoch_wrote_the_record_before_it(
+def test_a_log_start_stands_only_where_its_last_record_has_its_epoch(
     state: RemoteLogMetadataStateWriter,
 ) -> None:
     """A leader that was cut off had records of epoch 4 there, and an unclean election made it the leader again."""
@@ -210,6 +210,10 @@ def test_a_log_start_does_not_stand_where_another_epoch_wrote_the_record_before_
     topic.put(other, to(other, State.COPY_SEGMENT_FINISHED))
     assert state.log_starts(PARTITION) == []
     assert state.log_start_offset(PARTITION) == 0
+    assert state.contradicted_log_starts(PARTITION) == [start]
+    topic.put(clamp(98))
+    assert state.log_starts(PARTITION) == [start]
+    assert state.contradicted_log_starts(PARTITION) == []
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["named first", "named last"])
@@ -445,6 +449,8 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
             assert state.remote_end_offset(PARTITION) == model.remote_end_offset(PARTITION)
             assert state.log_start_offset(PARTITION) == model.log_start_offset(PARTITION)
             assert state.log_starts(PARTITION) == model.log_starts(PARTITION)
+            contradicted = set(state.contradicted_log_starts(PARTITION))
+            assert contradicted == set(model.contradicted_log_starts(PARTITION))
             assert state.is_known(PARTITION) == model.is_known(PARTITION)
             assert state.partitions() == model.partitions()
             assert state.is_tiered(TOPIC_ID) == model.is_tiered(TOPIC_ID)
