@@ -20,6 +20,7 @@ from tiers.metadata.log_history import remote_epoch_before
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
+from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.segment_metadata import CUT_ALL, leader_epoch_at
 
 
@@ -120,10 +121,12 @@ async def _contradicted_end(
     lies above the end of the copied record's epoch."""
     ends: list[int] = []
     for start in metadata.contradicted_log_starts(partition):
-        copied_epoch = remote_epoch_before(metadata, partition, start.offset)
         deleted = await source.end_offset_for_epoch(partition, start.last_epoch, timeout_ms)
         if deleted.leader_epoch != start.last_epoch or deleted.end_offset < start.offset:
             continue
+        copied_epoch = remote_epoch_before(metadata, partition, start.offset)
+        if copied_epoch in (start.last_epoch, UNKNOWN_EPOCH):
+            continue  # the segment was replaced or deleted meanwhile
         copied = await source.end_offset_for_epoch(partition, copied_epoch, timeout_ms)
         if copied.leader_epoch != copied_epoch or copied.end_offset < deleted.end_offset:
             ends.append(start.offset - 2)
