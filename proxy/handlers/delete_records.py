@@ -230,7 +230,12 @@ class DeleteRecordsHandler:
         if not is_local or tools.tiered.leader_epoch_at(partition, offset - 1) != UNKNOWN_EPOCH:
             return None
         epoch = await tools.log_starts.epoch_before(partition, offset, bounds.leader_epoch, timeout_ms)
-        return _LastRecord(offset, epoch, bounds.leader_epoch)
+        if epoch != bounds.leader_epoch:
+            # The leader forgets the epochs below its log start, which may have passed the record meanwhile.
+            now = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
+            if now.log_start_offset >= offset:
+                return None
+        return _LastRecord(partition, offset, epoch, bounds.leader_epoch)
 
     async def complete(self, state: _State, payload: memoryview) -> Buffers:
         request = state.request
@@ -302,7 +307,7 @@ class DeleteRecordsHandler:
         if offset > (confirmed.offset or 0):
             last_epoch = tools.tiered.leader_epoch_at(partition, offset - 1)
             if last_epoch == UNKNOWN_EPOCH and last_record is not None:
-                last_epoch = last_record.epoch_below(offset, bounds.leader_epoch)
+                last_epoch = last_record.epoch_below(partition, offset, bounds.leader_epoch)
             start = LogStart(offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
             # The write may take the rest of the client's timeout: the open transaction of a dead owner delays it.
             left_ms = deadline_ms - tools.clock_ms()
@@ -315,13 +320,19 @@ class DeleteRecordsHandler:
 class _LastRecord(NamedTuple):
     """The last record that a deletion to `offset` deletes: its leader epoch, by the leader of `leader_epoch`."""
 
+    partition: TopicIdPartition
     offset: int
     epoch: int
     leader_epoch: int
 
-    def epoch_below(self, offset: int, leader_epoch: int) -> int:
-        """Returns the epoch of the record before `offset`, if the same leader still leads."""
-        return self.epoch if (self.offset, self.leader_epoch) == (offset, leader_epoch) else UNKNOWN_EPOCH
+    def epoch_below(self, partition: TopicIdPartition, offset: int, leader_epoch: int) -> int:
+        """Returns the epoch of the record before `offset`, if the same leader still leads the same partition.
+
+        A deletion up to the high watermark may have deleted later records, too. They have the leader's epoch. That is
+        known only if this record has it."""
+        is_same = (self.partition, self.leader_epoch) == (partition, leader_epoch)
+        is_named = offset == self.offset or (offset > self.offset and self.epoch == leader_epoch)
+        return self.epoch if is_same and is_named else UNKNOWN_EPOCH
 
 
 class _CurrentTopics:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 from uuid import UUID
 
+from cachetools import LRUCache
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.apis.metadata import LAST_VERSION
@@ -76,8 +77,10 @@ class MetadataReads:
         """The time of the last request for all topics; -1 before the first."""
         self._topic_asked_at_ms: dict[UUID, int] = {}
         """The times of the last requests for topics by their ids."""
-        self._topic_read: dict[UUID, int] = {}
-        """The numbers of these requests. A number is exact where two times may be the same millisecond."""
+        self._topic_read: LRUCache[UUID, int] = LRUCache(_MAX_TOPICS_BY_ID)
+        """The numbers of the last requests for topics by their ids, also for topics that were not found.
+
+        A number is exact where two times may be the same millisecond."""
         self._reads_begun = 0
         self._read_known = 0
         self._whole_known = 0
@@ -146,7 +149,7 @@ class MetadataReads:
         metadata = await self._read([(None, each) for each in ids], deadline, forgotten)
         found = [each for each in ids if each in metadata.topics_by_id]
         times.update(dict.fromkeys(found, asked_at_ms))
-        self._topic_read.update(dict.fromkeys(found, self._read_known))
+        self._topic_read.update(dict.fromkeys(ids, self._read_known))
 
     async def named(
         self,

@@ -53,7 +53,8 @@ async def epoch_before(
     """Returns the leader epoch of the record before `offset`, which must be in the log of the leader of `leader_epoch`.
 
     That epoch is the lowest one whose end reaches `offset`. `UNKNOWN_EPOCH`: the leader does not know the epochs. The
-    caller checks that the leader is the same before and after. Raises `BrokerError`."""
+    caller checks that the leader is the same before and after. If the result is not `leader_epoch`, the caller also
+    checks that the log still begins below `offset` after that. Raises `BrokerError`."""
     lowest, highest = 0, leader_epoch
     asked = highest - 1  # most records are of the leader's own epoch
     while lowest < highest:
@@ -66,6 +67,12 @@ async def epoch_before(
             lowest = asked + 1
         asked = (lowest + highest) // 2
     return highest
+
+
+def remote_epoch_before(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> int:
+    """Returns the leader epoch of the record before `offset`. `UNKNOWN_EPOCH`: no readable segment has the record."""
+    segment = metadata.remote_log_segment_metadata(partition, offset - 1)
+    return UNKNOWN_EPOCH if segment is None else leader_epoch_at(segment.segment_leader_epochs, offset - 1)
 
 
 def is_of_the_history(start: LogStart, leader_epochs: Sequence[LeaderEpochEntry], end_offset: int) -> bool:

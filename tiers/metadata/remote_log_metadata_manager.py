@@ -148,7 +148,10 @@ class RemoteLogMetadataReader(Protocol):
         """Returns every recorded log start whose reason deletes records, the highest first.
 
         If a remote segment begins in a later leader epoch below a log start, that log start does not count, and the
-        list leaves it out."""
+        list leaves it out. Those of `contradicted_log_starts` do not count either."""
+
+    def contradicted_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        """Returns the recorded log starts whose last deleted record a readable segment has in another leader epoch."""
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
         """Returns the end of the last trim that began; None before the first. The local log may start below it."""

@@ -143,10 +143,15 @@ def records_of_plan_end(state: RemoteLogMetadataState, plan: CopyPlan) -> list[K
 def is_log_start_known(
     state: RemoteLogMetadataState, partition: TopicIdPartition, start: LogStart, denied: Collection[LogStart]
 ) -> bool:
-    """Returns whether a log start at or above `start` is recorded and not in `denied`, so that no record is needed."""
+    """Returns whether a log start at or above `start` is recorded and not in `denied`, so that no record is needed.
+
+    A log start that lacks the last epoch of `start` does not make its record needless."""
     if not start.deletes:
         return bool(state.recorded_log_starts(partition))
-    return any(known.offset >= start.offset and known not in denied for known in state.log_starts(partition))
+    return any(
+        known.offset >= start.offset and known not in denied and not start.says_more_than(known)
+        for known in state.log_starts(partition)
+    )
 
 
 def records_of_log_start(state: RemoteLogMetadataState, update: LogStartOffsetUpdate) -> list[KeyAndValue]:

@@ -44,6 +44,10 @@ class LogStart:
     reason: LogStartReason
     last_epoch: int = UNKNOWN_EPOCH
 
+    def says_more_than(self, other: LogStart) -> bool:
+        """Whether both are of one leader's log and one offset, and only this one has the last epoch."""
+        return self.position == other.position and self.last_epoch != UNKNOWN_EPOCH == other.last_epoch
+
     @property
     def position(self) -> OffsetAndEpoch:
         return OffsetAndEpoch(self.offset, self.leader_epoch)

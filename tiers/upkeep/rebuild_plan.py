@@ -137,8 +137,8 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
         plan.tier_config = dict(manifest.tier_config)
     accepted = {} if manifest is None else {each.id: each for each in manifest.segments}
     dead = frozenset(() if manifest is None else manifest.dead)
+    _judge_log_start(plan, [each for uuid, each in found.segments.items() if uuid not in accepted and uuid not in dead])
     candidates = _whole_segments(found, plan, accepted, dead)
-    _judge_log_start(plan, [each.metadata for uuid, each in candidates.items() if uuid not in accepted])
     contents: dict[tuple[int, int], bytes] = {}
     gone_to = _take_accepted(found, plan, manifest, candidates, contents)
     _drop_merged(plan, candidates)
@@ -159,7 +159,7 @@ def _whole_segments(
         name = f"segment {uuid} ({segment.base_offset} to {segment.end_offset})"
         if uuid in dead:
             plan.dropped.append(f"{name}: its deletion had begun")
-        elif uuid not in accepted and segment.end_offset < plan.log_start_offset and not _is_denied(plan, segment):
+        elif uuid not in accepted and segment.end_offset < plan.log_start_offset:
             plan.dropped.append(f"{name}: it lies below the log start")
         elif segment.indexes is None and uuid not in accepted:
             plan.dropped.append(f"{name}: its copy did not end")
@@ -178,10 +178,6 @@ def _whole_segments(
     return whole
 
 
-def _is_denied(plan: PartitionPlan, segment: FoundSegment) -> bool:
-    return isinstance(segment.indexes, FoundIndexes) and _denies(segment.indexes.metadata, plan.log_start)
-
-
 def _denies(segment: RemoteLogSegmentMetadata, start: LogStart | None) -> bool:
     """Whether the segment has another record below the log start than the log start's history, or a later one."""
     if start is None:
@@ -192,15 +188,18 @@ def _denies(segment: RemoteLogSegmentMetadata, start: LogStart | None) -> bool:
     return is_later or (is_named and leader_epoch_at(epochs, last) != start.last_epoch)
 
 
-def _judge_log_start(plan: PartitionPlan, unnamed: Iterable[RemoteLogSegmentMetadata]) -> None:
-    """Leaves out a log start that a segment denies which came after the manifest, as the metadata would."""
+def _judge_log_start(plan: PartitionPlan, unnamed: Iterable[FoundSegment]) -> None:
+    """Leaves out a log start that a segment denies which came after the manifest, as the metadata would.
+
+    Then no segment below that log start is dropped for it, since an earlier segment of that history may lie there."""
     start = plan.log_start
-    denying = next((each for each in unnamed if _denies(each, start)), None)
+    read = [each.indexes.metadata for each in unnamed if isinstance(each.indexes, FoundIndexes)]
+    denying = next((each for each in read if _denies(each, start)), None)
     if start is not None and denying is not None:
         plan.log_start = None
         plan.notes.append(
             f"the log start {start.offset} of leader epoch {start.leader_epoch} does not count any more: "
-            f"segment {denying.segment_id.id} has records of a later leader epoch below it"
+            f"segment {denying.segment_id.id} has records of another leader epoch below it"
         )
 
 

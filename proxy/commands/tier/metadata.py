@@ -28,12 +28,13 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason
 from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    leader_epoch_at,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.upkeep.importing import WRITER, write_all
@@ -197,7 +198,8 @@ def records_of_file(
     for segment in file.segments:
         records += _records_of_segment(segment)
     if log_start is not None:
-        start = LogStart(log_start, _leader_epoch_at(file.segments, log_start), LogStartReason.USER)
+        leader_epoch, last_epoch = _leader_epoch_at(file.segments, log_start), _epoch_before(file.segments, log_start)
+        start = LogStart(log_start, leader_epoch, LogStartReason.USER, last_epoch)
         records.append(key_and_value(LogStartOffsetUpdate(partition, WRITER, now_ms, start)))
     if file.deletion is not None:
         # All states in order: replay accepts no step back, and an owner resumes from the last state.
@@ -214,6 +216,14 @@ def _leader_epoch_at(segments: Sequence[RemoteLogSegmentMetadata], offset: int) 
     epochs = sorted((entry.start_offset, entry.epoch) for each in segments for entry in each.segment_leader_epochs)
     known = [epoch for start_offset, epoch in epochs if start_offset <= offset]
     return known[-1] if known else min((epoch for _, epoch in epochs), default=_UNKNOWN_EPOCH)
+
+
+def _epoch_before(segments: Sequence[RemoteLogSegmentMetadata], offset: int) -> int:
+    """Returns the leader epoch of the record before `offset`, if all readable segments that have it agree."""
+    readable = [each for each in segments if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
+    holding = [each for each in readable if each.start_offset < offset <= each.end_offset + 1]
+    epochs = {leader_epoch_at(each.segment_leader_epochs, offset - 1) for each in holding}
+    return epochs.pop() if len(epochs) == 1 else UNKNOWN_EPOCH
 
 
 def _records_of_segment(segment: RemoteLogSegmentMetadata) -> list[KeyAndValue]:

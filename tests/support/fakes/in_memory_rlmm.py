@@ -173,8 +173,13 @@ class InMemoryRemoteLogMetadataManager:
                 if known == partition and epoch > start.leader_epoch
             )
             and self._last_epoch_stands(partition, start)
+            and not any(other.says_more_than(start) for other in self.recorded_log_starts[partition])
         ]
-        return sorted(standing, key=lambda start: (start.position, start.reason), reverse=True)
+        return sorted(standing, key=lambda start: (start.position, start.reason, start.last_epoch), reverse=True)
+
+    def contradicted_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        recorded = self.recorded_log_starts.get(partition, ())
+        return [start for start in recorded if start.deletes and not self._last_epoch_stands(partition, start)]
 
     def _last_epoch_stands(self, partition: TopicIdPartition, start: LogStart) -> bool:
         last = start.offset - 1
@@ -364,7 +369,8 @@ class InMemoryRemoteLogMetadataManager:
         self._write_anybodys()
         known = self.recorded_log_starts.setdefault(partition, [])
         if start.deletes:
-            if not any(one.offset >= start.offset and one not in denied for one in self.log_starts(partition)):
+            covering = [one for one in self.log_starts(partition) if one.offset >= start.offset and one not in denied]
+            if all(start.says_more_than(one) for one in covering):
                 known[:] = [one for one in known if not _replaces(start, one)]
                 known.append(start)
         elif not known:

@@ -10,7 +10,7 @@ from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, LogStartReason
+from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     LogGapUpdate,
@@ -92,8 +92,8 @@ def log_start(writer: str, start: LogStart) -> LogStartOffsetUpdate:
     return LogStartOffsetUpdate(PARTITION, writer, NOW_MS, start)
 
 
-def user(offset: int, leader_epoch: int = 0) -> LogStart:
-    return LogStart(offset, leader_epoch, LogStartReason.USER)
+def user(offset: int, leader_epoch: int = 0, last_epoch: int = UNKNOWN_EPOCH) -> LogStart:
+    return LogStart(offset, leader_epoch, LogStartReason.USER, last_epoch)
 
 
 def gap(first_offset: int, next_offset: int) -> LogGapUpdate:

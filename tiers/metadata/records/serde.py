@@ -198,7 +198,10 @@ def log_start_key(partition: TopicIdPartition, start: LogStart) -> RecordKey:
     """The key names the whole log start, so no record replaces another log start, in whatever order records come.
 
     A log start that was only seen deletes nothing: of these the last record counts."""
-    name = INT32.pack(start.leader_epoch) + INT64.pack(start.offset) + INT8.pack(start.reason) if start.deletes else b""
+    if not start.deletes:
+        return RecordKey(LOG_START_OFFSET_API_KEY, partition)
+    position = INT32.pack(start.leader_epoch) + INT64.pack(start.offset)
+    name = position + INT8.pack(start.reason) + INT32.pack(start.last_epoch)
     return RecordKey(LOG_START_OFFSET_API_KEY, partition, name)
 
 

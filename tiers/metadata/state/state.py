@@ -318,6 +318,11 @@ class RemoteLogMetadataState:
         with self._env.begin() as txn:
             return self._standing_log_starts(txn, partition)
 
+    def contradicted_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        with self._env.begin() as txn:
+            recorded = self._recorded_log_starts(txn, partition_key(partition))
+            return [start for start in recorded if start.deletes and not self._last_epoch_stands(txn, partition, start)]
+
     def _standing_log_starts(self, txn: lmdb.Transaction, partition: TopicIdPartition) -> list[LogStart]:
         key = partition_key(partition)
         starts = [start for start in self._recorded_log_starts(txn, key) if start.deletes]
@@ -329,8 +334,9 @@ class RemoteLogMetadataState:
             for start in starts
             if all(first >= start.offset for epoch, first in epochs if epoch > start.leader_epoch)
             and self._last_epoch_stands(txn, partition, start)
+            and not any(other.says_more_than(start) for other in starts)
         ]
-        return sorted(standing, key=lambda start: (start.position, start.reason), reverse=True)
+        return sorted(standing, key=lambda start: (start.position, start.reason, start.last_epoch), reverse=True)
 
     def _last_epoch_stands(self, txn: lmdb.Transaction, partition: TopicIdPartition, start: LogStart) -> bool:
         """Returns False if a readable segment holds the record before the log start in another leader epoch."""

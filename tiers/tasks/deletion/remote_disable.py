@@ -14,7 +14,7 @@ from functools import partial
 
 from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
 from tiers.errors import RemoteLogError
-from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.log_history import LogStartConfirmation, remote_epoch_before
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.tasks.deletion.segment_deletion import delete_all, end_copy_plans
@@ -72,7 +72,8 @@ class RemoteDisableTask:
         await check_stored_positions(services, partition)
         self._check(partition)
         # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
-        start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER)
+        last_epoch = remote_epoch_before(services.metadata, partition, bounds.log_start_offset)
+        start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
         await services.metadata.put_log_start(partition, start, denied=confirmed.denied)
         await services.metadata.put_local_log_start(partition, start.position)
         services.checkpoint("log-start-raised")

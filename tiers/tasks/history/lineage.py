@@ -16,9 +16,11 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError
+from tiers.metadata.log_history import remote_epoch_before
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
+from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.segment_metadata import CUT_ALL, leader_epoch_at
 
 
@@ -101,6 +103,34 @@ async def check_leader(
             await check_lineage(
                 source, partition, leader_epoch_at(last.segment_leader_epochs, end), end + 1, timeout_ms
             )
+    contradicted_end = await _contradicted_end(source, metadata, partition, timeout_ms)
+    if contradicted_end is not None:
+        raise LogDivergedError(
+            f"{partition}: by a recorded log start of the leader's history, offset {contradicted_end + 1} had another"
+            " leader epoch than the copied record"
+        )
+
+
+async def _contradicted_end(
+    source: LogSource, metadata: RemoteLogMetadataReader, partition: TopicIdPartition, timeout_ms: int
+) -> int | None:
+    """Returns the offset (inclusive) at which the tier ends at most, by the recorded log starts that it contradicts.
+
+    None: the leader's log has the history of none of them. A leader gives the same end for all epochs that lie below
+    its log start (docs/semantics.md 6.1). So the leader had the deleted record only if the end of that record's epoch
+    lies above the end of the copied record's epoch."""
+    ends: list[int] = []
+    for start in metadata.contradicted_log_starts(partition):
+        deleted = await source.end_offset_for_epoch(partition, start.last_epoch, timeout_ms)
+        if deleted.leader_epoch != start.last_epoch or deleted.end_offset < start.offset:
+            continue
+        copied_epoch = remote_epoch_before(metadata, partition, start.offset)
+        if copied_epoch in (start.last_epoch, UNKNOWN_EPOCH):
+            continue  # the segment was replaced or deleted meanwhile
+        copied = await source.end_offset_for_epoch(partition, copied_epoch, timeout_ms)
+        if copied.leader_epoch != copied_epoch or copied.end_offset < deleted.end_offset:
+            ends.append(start.offset - 2)
+    return min(ends, default=None)
 
 
 async def check_history(
@@ -144,7 +174,10 @@ async def clamp_end(
         raise LogDivergedError(
             f"{partition}: the leader had another history than the copied records, and has none of them now"
         )
-    return common
+    end = await _contradicted_end(source, metadata, partition, timeout_ms)
+    if end is None or common.offset <= end:
+        return common
+    return CommonEnd(end, remote_epoch_before(metadata, partition, end + 1))
 
 
 async def accepted_end(

@@ -24,11 +24,11 @@ from itertools import pairwise
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import Retention, recorded_total
 from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.metadata.log_history import ConfirmedLogStart
+from tiers.metadata.log_history import ConfirmedLogStart, remote_epoch_before
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, leader_epoch_at
+from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
 from tiers.tasks.deletion.segment_deletion import try_to_delete
@@ -119,7 +119,8 @@ class RLMExpirationTask:
             and await self._total_is_recorded(policy)
         ):
             self._check_ownership()
-            expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION, self._epoch_before(expired_to))
+            last_epoch = remote_epoch_before(services.metadata, partition, expired_to)
+            expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION, last_epoch)
             await services.metadata.put_log_start(partition, expired, denied=log_start.denied)
             logger.info(
                 "records expired by the total retention",
@@ -184,10 +185,6 @@ class RLMExpirationTask:
             local_only_bytes,
             services.settings.expire_max_bytes_per_run,
         )
-
-    def _epoch_before(self, offset: int) -> int:
-        segment = self._services.metadata.remote_log_segment_metadata(self._partition, offset - 1)
-        return UNKNOWN_EPOCH if segment is None else leader_epoch_at(segment.segment_leader_epochs, offset - 1)
 
     def _answering(self, offset: int) -> Iterator[StoredSegment]:
         """Yields the segments that answer for the offsets from `offset` on.

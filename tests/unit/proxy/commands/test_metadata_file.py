@@ -24,6 +24,8 @@ from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.segment_metadata import LogStartOffsetUpdate
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
 PARTITION = TopicIdPartition(UUID(int=7), 2, "orders")
@@ -56,6 +58,28 @@ def test_every_state_is_what_it_was(tmp_path: Path) -> None:
         assert state.remote_partition_delete_state(PARTITION) is deletion.state
     finally:
         state.close()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "last_epoch"),
+    [
+        ([(0, 89, 3), (90, 120, 4)], 4),
+        ([(0, 99, 3), (100, 120, 4)], 3),
+        ([(90, 120, 3), (90, 120, 4)], -1),
+        ([(100, 120, 4)], -1),
+    ],
+)
+def test_the_log_start_names_the_epoch_of_the_record_before_it(
+    ranges: list[tuple[int, int, int]], last_epoch: int
+) -> None:
+    """A leader that was cut off in epoch 3 may have other records up to the log start."""
+    finished = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    made = [replace(segment(PARTITION, start, end, epoch=epoch), state=finished) for start, end, epoch in ranges]
+    *_, (_, value) = records_of_file(FlatFile(PARTITION.topic_id, 5, tuple(made)), PARTITION, 100, 1)
+    assert value is not None
+    update = decode_value(value)
+    assert isinstance(update, LogStartOffsetUpdate)
+    assert update.log_start == LogStart(100, 4, LogStartReason.USER, last_epoch)
 
 
 async def test_the_existing_one_of_two_topics_of_a_name_is_exported(bench: CommandBench) -> None:

@@ -49,7 +49,8 @@ from tiers.config.topic_policy import TopicConfig
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.log_source import EpochEndOffset
+from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.tasks.history.lineage import check_before_deletion
 
@@ -288,6 +289,52 @@ async def test_a_leader_that_comes_during_the_deletion_leaves_the_epoch_unknown(
     bench.meanwhile = elect_and_delete
     assert await bench.delete(2, 45, 45) == (0, 45)
     assert bench.tier.rlmm.log_starts(P0) == [user_log_start(45, leader_epoch=6)]
+
+
+async def test_a_log_start_that_moves_during_the_question_names_no_wrong_epoch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader forgets the epochs below its log start, and a copy in progress brings the record back in its epoch."""
+    log = bench.cluster.logs[P0] = LocalLog([batch_of(30, 30)], log_start_offset=30, epochs=((3, 30), (5, 50)))
+    answer = bench.cluster.end_offset_for_epoch
+
+    async def answer_after_retention(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+        if leader_epoch == log.leader_epoch - 1:
+            log.log_start_offset, log.epochs = 60, ((5, 60),)
+        return await answer(partition, leader_epoch, timeout_ms)
+
+    monkeypatch.setattr(bench.cluster, "end_offset_for_epoch", answer_after_retention)
+    assert await bench.delete(2, 45, 60) == (0, 60)
+    await bench.tier.add(P0, [batch_of(30, 20, leader_epoch=3), batch_of(50, 10, leader_epoch=5)], 3)
+    assert bench.tier.rlmm.log_starts(P0) == [user_log_start(45)]
+
+
+@pytest.mark.parametrize(("leader_since", "last_epoch"), [(59, 5), (60, UNKNOWN_EPOCH)])
+async def test_records_that_come_during_the_deletion_are_of_the_leaders_epoch(
+    bench: Bench, leader_since: int, last_epoch: int
+) -> None:
+    """A deletion up to the high watermark also deletes the records that come after the question.
+
+    They have the leader's epoch for sure only if the record before them has it."""
+    epochs = ((3, 30), (5, leader_since))
+    log = bench.cluster.logs[P0] = LocalLog([batch_of(30, 30)], log_start_offset=30, epochs=epochs)
+    bench.meanwhile = partial(setattr, log, "log_start_offset", 75)
+    assert await bench.delete(2, HIGH_WATERMARK, 75) == (0, 75)
+    assert bench.tier.rlmm.log_starts(P0) == [user_log_start(75, last_epoch=last_epoch)]
+
+
+async def test_the_epoch_of_a_topic_that_was_recreated_meanwhile_is_not_taken(bench: Bench) -> None:
+    bench.cluster.logs[P0] = LocalLog([batch_of(30, 30)], log_start_offset=30, epochs=((3, 30), (5, 50)))
+    anew = TopicIdPartition(uuid.UUID(int=9), 0, "orders")
+    await bench.tier.rlmm.put_log_start(anew, LogStart(0, 5, LogStartReason.SEEN))
+
+    def recreate() -> None:
+        bench.cluster.topics["orders"] = anew.topic_id
+        bench.cluster.logs[anew] = LocalLog([batch_of(45, 30)], log_start_offset=45)
+
+    bench.meanwhile = recreate
+    assert await bench.delete(2, 45, 45) == (0, 45)
+    assert bench.tier.rlmm.log_starts(anew) == [user_log_start(45)]
 
 
 async def test_a_deletion_ahead_of_the_first_copy_is_recorded(bench: Bench) -> None:

@@ -167,6 +167,27 @@ async def test_leaders_that_are_wanted_together_share_a_request() -> None:
     assert len(rest) <= 1
 
 
+async def test_callers_share_the_answer_that_a_topic_is_missing() -> None:
+    async with ScriptedBroker() as broker:
+        broker.topics = [ORDERS]
+        client = client_of(broker)
+        await client.open()
+        asked, go_on = holding_metadata(broker)
+        first = asyncio.create_task(client.leader_of(TopicIdPartition(TOPIC_ID, 0), max_age_ms=0))
+        await asked.wait()
+        gone = [TopicIdPartition(PAYMENTS.topic_id, number) for number in range(5)]
+        others = [asyncio.create_task(client.leader_of(each, max_age_ms=0)) for each in gone]
+        await asyncio.sleep(0)
+        go_on.set()
+        await first
+        for other in others:
+            with pytest.raises(BrokerError, match="there is no partition"):
+                await other
+        await client.close()
+    requests = [{topic.topic_id for topic in one.topics} for one in broker.received(MetadataRequest)]
+    assert requests == [set(), {TOPIC_ID}, {PAYMENTS.topic_id}]
+
+
 async def test_topics_are_asked_for_in_batches() -> None:
     async with ScriptedBroker() as broker:
         broker.topics = [TopicMetadata(f"t{number}", UUID(int=100 + number), {}) for number in range(700)]

@@ -30,7 +30,7 @@ from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.written_records import records_of_log_start
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
     LogDivergenceUpdate,
@@ -92,7 +92,8 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
     lives = [life(number + 1, *shape) for number, shape in enumerate(draw(segments))]
     for writer in "ab":
         # In any order: a repeated request may append an older record after a newer one.
-        updates = [log_start(writer, user(offset, epoch)) for epoch, offset in draw(positions)]
+        last_epochs = st.integers(UNKNOWN_EPOCH, 3)
+        updates = [log_start(writer, user(offset, epoch, draw(last_epochs))) for epoch, offset in draw(positions)]
         lives.append([[(key_of(update), update)] for update in updates])
     seen = [log_start("a", LogStart(offset, epoch, LogStartReason.SEEN)) for epoch, offset in draw(positions)[:1]]
     lives.append([[(key_of(update), update)] for update in seen])

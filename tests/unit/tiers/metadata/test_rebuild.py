@@ -271,13 +271,15 @@ def test_a_log_start_that_a_later_segment_denies_is_left_out(store: Store) -> No
     assert "log start 100 of leader epoch" in plan.notes[0]
 
 
-def test_a_log_start_that_an_uncommitted_end_denies_is_left_out(store: Store) -> None:
-    """The next copy has records of an old epoch below the log start, and none of the epoch that was deleted."""
+@pytest.mark.parametrize("later", [[(90, 120)], [(90, 94), (95, 120)]], ids=["one segment", "two segments"])
+def test_a_log_start_that_an_uncommitted_end_denies_is_left_out(store: Store, later: list[tuple[int, int]]) -> None:
+    """The next copies have records of an old epoch below the log start, and none of the epoch that was deleted."""
     first = store.holds(0, 89, epoch=4)
     store.manifest(first, log_start=LogStart(100, 5, LogStartReason.USER, last_epoch=5))
-    store.holds(90, 120, epoch=4)
+    for start, end in later:
+        store.holds(start, end, epoch=4)
     plan = plan_partition(store.found)
-    assert (live(plan), plan.refused, plan.dropped) == ([(0, 89), (90, 120)], [], [])
+    assert (live(plan), plan.refused, plan.dropped) == ([(0, 89), *later], [], [])
     assert plan.log_start is None
 
 

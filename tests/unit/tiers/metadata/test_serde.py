@@ -278,6 +278,7 @@ def test_keys_tell_segments_record_types_and_log_starts_apart() -> None:
         key_of(LogStartOffsetUpdate(PARTITION, "a", 0, LogStart(1, 1, LogStartReason.USER))),
         key_of(LogStartOffsetUpdate(PARTITION, "a", 0, LogStart(2, 0, LogStartReason.USER))),
         key_of(LogStartOffsetUpdate(PARTITION, "a", 0, LogStart(1, 0, LogStartReason.RETENTION))),
+        key_of(LogStartOffsetUpdate(PARTITION, "a", 0, LogStart(1, 0, LogStartReason.USER, last_epoch=0))),
         key_of(LogStartOffsetUpdate(PARTITION, "b", 0, LogStart(1, 0, LogStartReason.SEEN))),
         nothing_key(PARTITION),
         key_of(LocalLogStartUpdate(PARTITION, "a", 0, OffsetAndEpoch(1, 0))),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +44,7 @@ from tiers.metadata.records.serde import (
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.written_records import is_log_start_known, records_of_deletion, records_of_log_start
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
     LogDivergenceUpdate,
@@ -195,7 +196,7 @@ def test_a_log_start_of_another_history_does_not_stand(state: RemoteLogMetadataS
     assert not is_log_start_known(state, PARTITION, user(60, 4), ())
 
 
-def test_a_log_start_does_not_stand_where_another_epoch_wrote_the_record_before_it(
+def test_a_log_start_stands_only_where_its_last_record_has_its_epoch(
     state: RemoteLogMetadataStateWriter,
 ) -> None:
     """A leader that was cut off had records of epoch 4 there, and an unclean election made it the leader again."""
@@ -209,6 +210,31 @@ def test_a_log_start_does_not_stand_where_another_epoch_wrote_the_record_before_
     topic.put(other, to(other, State.COPY_SEGMENT_FINISHED))
     assert state.log_starts(PARTITION) == []
     assert state.log_start_offset(PARTITION) == 0
+    assert state.contradicted_log_starts(PARTITION) == [start]
+    topic.put(clamp(98))
+    assert state.log_starts(PARTITION) == [start]
+    assert state.contradicted_log_starts(PARTITION) == []
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["named first", "named last"])
+def test_a_log_start_without_the_last_epoch_hides_none_that_has_it(
+    state: RemoteLogMetadataStateWriter, order: tuple[int, int]
+) -> None:
+    """Two processes record the same deletion at the same time. One of them asked after the records had gone."""
+    topic, starts = Topic(state), (user(100, 5, last_epoch=4), user(100, 5))
+    topic.put(*(log_start("ab"[place], starts[place]) for place in order))
+    assert state.log_starts(PARTITION) == [starts[0]]
+
+
+def test_the_last_epoch_of_a_recorded_log_start_is_added(state: RemoteLogMetadataStateWriter) -> None:
+    topic, unnamed, named = Topic(state), user(100, 5), user(100, 5, last_epoch=4)
+    topic.put(log_start("a", unnamed))
+    assert is_log_start_known(state, PARTITION, unnamed, ())
+    assert not is_log_start_known(state, PARTITION, named, ())
+    topic.put(log_start("a", named))
+    assert is_log_start_known(state, PARTITION, named, ())
+    assert is_log_start_known(state, PARTITION, unnamed, ())
+    assert is_log_start_known(state, PARTITION, user(99, 5, last_epoch=4), ())
 
 
 def test_a_lower_log_start_of_a_later_epoch_replaces_no_earlier_one(state: RemoteLogMetadataStateWriter) -> None:
@@ -363,7 +389,9 @@ steps = st.lists(
         st.tuples(st.just("add"), ranges, st.integers(0, 2)),
         st.tuples(st.just("move"), st.integers(0, 11), st.sampled_from(list(State)[1:])),
         st.tuples(
-            st.just("start"), st.tuples(st.integers(0, 30), st.integers(0, 3)), st.sampled_from(list(LogStartReason))
+            st.just("start"),
+            st.tuples(st.integers(0, 30), st.integers(0, 3), st.integers(UNKNOWN_EPOCH, 3)),
+            st.sampled_from(list(LogStartReason)),
         ),
         st.tuples(st.just("clamp"), st.integers(0, 40), st.none()),
     ),
@@ -399,8 +427,8 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
                 case ("clamp", int(end), None):
                     await model.put_remote_log_clamp(clamp(end))
                     topic.put(clamp(end))
-                case ("start", (int(offset), int(epoch)), LogStartReason() as reason):
-                    recorded = LogStart(offset, epoch, reason)
+                case ("start", (int(offset), int(epoch), int(last_epoch)), LogStartReason() as reason):
+                    recorded = LogStart(offset, epoch, reason, last_epoch)
                     await model.put_log_start(PARTITION, recorded)
                     if not is_log_start_known(state, PARTITION, recorded, ()):
                         raised = log_start("a", recorded)
@@ -421,6 +449,8 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
             assert state.remote_end_offset(PARTITION) == model.remote_end_offset(PARTITION)
             assert state.log_start_offset(PARTITION) == model.log_start_offset(PARTITION)
             assert state.log_starts(PARTITION) == model.log_starts(PARTITION)
+            contradicted = set(state.contradicted_log_starts(PARTITION))
+            assert contradicted == set(model.contradicted_log_starts(PARTITION))
             assert state.is_known(PARTITION) == model.is_known(PARTITION)
             assert state.partitions() == model.partitions()
             assert state.is_tiered(TOPIC_ID) == model.is_tiered(TOPIC_ID)

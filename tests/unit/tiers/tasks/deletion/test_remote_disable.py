@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
@@ -48,6 +49,17 @@ async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench) -
     assert copied.steps[0] == "log-start-raised"
     assert copied.metadata.log_start_offset(PARTITION) == 0
     assert await task.run(idle) == 0
+
+
+async def test_the_log_start_names_the_epoch_of_the_last_remote_record(bench: Workbench) -> None:
+    """Otherwise, a leader that was cut off in epoch 3 could lose its own records when the topic is tiered again."""
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, leader_epoch=3 if n < 4 else 5) for n in range(10)])
+    bench.log.leader_epoch = 6
+    await bench.copy_all()
+    bench.log.log_start_offset = 60
+    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    assert await RemoteDisableTask(bench.services).run(idle) == 3
+    assert bench.metadata.log_starts(PARTITION) == [user_log_start(60, leader_epoch=6, last_epoch=5)]
 
 
 async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) -> None:

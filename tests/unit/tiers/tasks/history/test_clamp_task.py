@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
 from tiers.errors import LogDivergedError, OwnershipLostError
@@ -109,6 +110,55 @@ async def test_a_segment_that_is_cut_hands_on_no_state_of_producers(bench: Workb
     assert last is not None
     stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
     assert decode_producer_snapshot(stored.indexes.producer_snapshot) == ()
+
+
+def tens(first: int, end: int, leader_epoch: int) -> list[bytes]:
+    return [batch_of(offset, 10, value_bytes=15, leader_epoch=leader_epoch) for offset in range(first, end, 10)]
+
+
+async def lead(bench: Workbench, leader_epoch: int, log_start_offset: int, *batches: bytes) -> None:
+    """Elects a replica with this log, and runs a round."""
+    log = bench.log
+    log.records, log.leader_epoch, log.log_start_offset = b"".join(batches), leader_epoch, log_start_offset
+    if await bench.clamp_task.run(await log.bounds(PARTITION, 1000), (await bench.log_start()).offset):
+        bench.copy_task.start_over()
+    await bench.copy_all(AT_ONCE)
+    await bench.expire(POLICY)
+
+
+@pytest.mark.parametrize("copied_to", [180, 90])
+async def test_a_deletion_counts_again_when_a_leader_of_its_history_returns(bench: Workbench, copied_to: int) -> None:
+    """One leader deletes to 90, and a leader that was cut off in epoch 3 has other records there.
+
+    The first leader's log begins at the log start now. So this leader confirms the other one's records below."""
+    deleting = [*tens(0, 60, 3), *tens(60, 150, 4)]
+    await lead(bench, 4, 0, *deleting)
+    deleted = user_log_start(90, leader_epoch=4, last_epoch=4)
+    await bench.metadata.put_log_start(PARTITION, deleted)
+    await lead(bench, 4, 90, *deleting)
+    assert (answering(bench)[0][0], answering(bench)[-1][1]) == (90, 149)
+
+    bench.log.last_stable_offset = copied_to
+    await lead(bench, 5, 0, *tens(0, 120, 3), *tens(120, 180, 5))
+    assert (answering(bench)[0][0], answering(bench)[-1][1]) == (0, copied_to - 1)
+    bench.log.last_stable_offset = None
+    assert (bench.metadata.log_starts(PARTITION), (await bench.log_start()).offset) == ([], None)
+
+    await lead(bench, 7, 90, *deleting)
+    assert (bench.metadata.log_starts(PARTITION), (await bench.log_start()).offset) == ([deleted], 90)
+    below = [end for start, end in answering(bench) if start < 90]
+    assert below == [88], "the cut segment is in quarantine"
+    assert answering(bench)[-1][1] == 149
+
+
+async def test_a_log_that_begins_above_both_gives_no_deletion_its_records(bench: Workbench) -> None:
+    """The leader that was cut off has forgotten its epoch 3. It answers for epochs 3 and 4 alike."""
+    cut_off = [*tens(0, 120, 3), *tens(120, 180, 5)]
+    await bench.metadata.put_log_start(PARTITION, user_log_start(90, leader_epoch=4, last_epoch=4))
+    await lead(bench, 5, 0, *cut_off)
+    readable = answering(bench)
+    await lead(bench, 5, 140, *cut_off)
+    assert (answering(bench), (await bench.log_start()).offset) == (readable, None)
 
 
 async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench) -> None:
