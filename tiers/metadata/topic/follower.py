@@ -13,6 +13,7 @@
   partition, and reads it from its start (`TombstoneAge`). Until then that partition is not fresh.
 * The follower reads a metadata partition with records of a later release up to the first of them. The partition is then
   not fresh (`committed_records`).
+* While `rebuild` has not written a metadata partition to its end, the follower reads all of them, and none is fresh.
 * If the topic lacks records that were read before, the follower keeps the state and does not read the topic from its
   start. The state is then not fresh (`MetadataLineage`). Every Fetch names the leader epoch of the last batch that was
   read, so that a leader with another history answers with the offset at which the histories diverge.
@@ -124,7 +125,8 @@ class MetadataFollower:
     @property
     def trouble(self) -> str | None:
         """Returns why the state does not follow the topic, as a text for an operator; None when it does."""
-        return self._followed.trouble or self._lineage.reason or self._unreadable.reason
+        followed = self._followed
+        return followed.trouble or self._lineage.reason or self._unreadable.reason or followed.unfinished_rebuild
 
     @property
     def trouble_of_all(self) -> str | None:
@@ -175,7 +177,7 @@ class MetadataFollower:
                         await self._back_off(failures)
                         failures += 1
         except TimeoutError as error:
-            stopped = self._stopped(metadata_partition)
+            stopped = self._stopped(metadata_partition) or self._followed.unfinished_rebuild
             raise RemoteLogMetadataNotReadyError(
                 f"metadata partition {metadata_partition} was not read to its end in {timeout_ms} ms"
                 f"{'' if stopped is None else f': {stopped}'}"
@@ -198,9 +200,9 @@ class MetadataFollower:
             raise BrokerError("the metadata topic lost records", retriable=True)
         await self._followed.wait_for_position(metadata_partition, high_watermark)
         as_of_ms = self._leadership.holds_as_of(metadata_partition, leader, asked_at.monotonic_ms)
-        if self._followed.is_to_clear(metadata_partition) or as_of_ms is None or as_of_ms < not_before_ms:
+        if self._followed.is_incomplete(metadata_partition) or as_of_ms is None or as_of_ms < not_before_ms:
             raise BrokerError(
-                "the leader of the metadata partition is not confirmed, or the state is being read again",
+                "the leader of the metadata partition is not confirmed, or the state is being read or written again",
                 retriable=True,
             )
         self._followed.mark_fresh({metadata_partition: as_of_ms}, asked_at)
