@@ -3,7 +3,8 @@
 The topic must be compacted and nothing else, or records would be lost. It must have LogAppendTime, since expiry trusts
 no producer's clock (docs/design.md, safety rule 6). The number of partitions decides where the records of a user
 partition are, so it must never change. If the topic was grown, deleted, created again or given another policy, no
-process writes to it until an operator undoes that.
+process writes to it until an operator undoes that. To change the configured number as well does not undo it: the order
+of records, which decides what a clamp cuts and which segment answers, exists in one metadata partition only.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ _REQUIRED = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTi
 _FIRST_PAUSE_MS = 20
 _LONGEST_PAUSE_MS = 400
 _TIERED_STORAGE_OF_KAFKA = "remote.log.storage.system.enable"
+REBUILD_AFTER_GROWTH = (
+    "the number of partitions must not change after the first record, since later records of a user partition would be"
+    " in another metadata partition than the earlier ones. Rebuild the metadata into a new topic: see 'The metadata"
+    " topic is lost' in docs/operations.md"
+)
 
 
 class MetadataTopicUnfitError(RemoteLogMetadataError):
@@ -96,6 +102,11 @@ async def _refuse_to_replace(
         topic = metadata.topics.get(settings.name)
         if topic is not None and topic.error == ErrorCode.NONE:
             if topic.topic_id == saved.topic_id:
+                if saved.partition_count != settings.partition_count:
+                    raise MetadataTopicUnfitError(
+                        f"the saved state was read from topic {settings.name} when it had {saved.partition_count}"
+                        f" partitions, and {settings.partition_count} are configured: {REBUILD_AFTER_GROWTH}"
+                    )
                 return
             raise MetadataTopicLostError(f"topic {settings.name} is not the one that the saved state was read from")
         if topic is not None:
