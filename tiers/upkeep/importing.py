@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,15 @@ _WRITE_TIMEOUT_MS = 8_000
 RecordsOf = Callable[[TopicBasedRemoteLogMetadataManager], Sequence[tuple[TopicIdPartition, Sequence[KeyAndValue]]]]
 
 
-async def refuse_beside_owners(config: TierConfig, client: BrokerClient) -> None:
-    """Raises `RemoteTierError` while any process owns partitions of the metadata topic."""
-    topic = config.remote_log.metadata_topic
-    owners = await count_owners(client, topic, TIMEOUT_MS)
-    if owners:
-        raise RemoteTierError(
-            f"{owners} processes own partitions of {topic}: stop every `tidegate serve` of this cluster, and wait "
-            "until their sessions end"
-        )
+async def refuse_beside_owners(client: BrokerClient, topics: Iterable[str]) -> None:
+    """Raises `RemoteTierError` while any process owns partitions of one of these metadata topics."""
+    for topic in topics:
+        owners = await count_owners(client, topic, TIMEOUT_MS)
+        if owners:
+            raise RemoteTierError(
+                f"{owners} processes own partitions of {topic}: stop every `tidegate serve` of this cluster, and wait "
+                "until their sessions end"
+            )
 
 
 async def records_read(
@@ -77,7 +77,7 @@ async def write_all(
 
     Creates the metadata topic if it is missing. With `into_empty`, an existing topic must be empty, and no process
     believes a metadata partition before all its records are written. Raises `RemoteTierError`."""
-    await refuse_beside_owners(config, client)
+    await refuse_beside_owners(client, [config.remote_log.metadata_topic])
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
         async with metadata_to_now(config, client, Path(folder), progress=progress) as metadata:
             if into_empty and _taken(metadata):

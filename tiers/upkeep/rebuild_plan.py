@@ -95,6 +95,8 @@ class PartitionPlan:
 
     topic_id_partition: TopicIdPartition
     has_manifest: bool = False
+    manifest: PartitionManifest | None = None
+    """The manifest that the plan was made of."""
     positions: list[tuple[TopicIdPartition, MetadataPosition]] = field(default_factory=list)
     segments: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     unnamed: list[RemoteLogSegmentMetadata] = field(default_factory=list)
@@ -129,7 +131,7 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
         plan.notes.append("there is no manifest: the log starts at the first segment, even if it was trimmed further")
     else:
         plan.topic_id_partition = manifest.topic_id_partition
-        plan.has_manifest = True
+        plan.has_manifest, plan.manifest = True, manifest
         plan.positions = list(manifest.positions())
         plan.log_start = manifest.log_start
         plan.local_log_start = manifest.local_log_start
