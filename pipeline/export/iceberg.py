@@ -19,7 +19,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from pipeline.export.ledger import TileResult, written_tiles
+from pipeline.export.ledger import NO_EPOCHS, TileResult, known_epochs, written_tiles
 from pipeline.export.plan import Exported, Tile
 from pipeline.export.target import ExportTarget, TargetSettings
 from pipeline.spark.job import JobError
@@ -74,17 +74,21 @@ class IcebergLedger:
         self._plan_id = plan_id or str(uuid.uuid4())
         self._topic_id = UUID(int=0)
         self._next: dict[int, int] = {}
+        self._epochs: dict[int, int] = {}
+        self._leader_epochs: Mapping[int, int] = NO_EPOCHS
 
-    def load(self, topic_id: UUID) -> Exported:
-        self._topic_id = topic_id
+    def load(self, topic_id: UUID, leader_epochs: Mapping[int, int] = NO_EPOCHS) -> Exported:
+        self._topic_id, self._leader_epochs = topic_id, leader_epochs
         table = self._open()
         self._next = self._next_offsets(table)
+        found = offsets_of(table).get(self._topic, {}).get("leaderEpochs", {})
+        self._epochs = {int(partition): epoch for partition, epoch in found.items()}
         written = tuple(
             tile
             for tile in written_tiles(self._target, topic_id)
             if tile.first_offset >= self._next.get(tile.partition, 0)
         )
-        return Exported(self._next, written=written)
+        return Exported(self._next, written=written, leader_epochs=self._epochs)
 
     def promise(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
         return True
@@ -101,28 +105,32 @@ class IcebergLedger:
                 counted.append(result)
         if not counted:
             return []
+        epochs = known_epochs(self._epochs, [one.tile for one in counted], self._leader_epochs)
         files = [self._target.uri(one.tile.file_name(self._topic_id)) for one in counted if one.records]
         for _ in range(COMMIT_ATTEMPTS):
             table = self._open()
             if self._next_offsets(table) != self._next:
                 return None
             try:
-                self._append(table, files, next_offsets)
+                self._append(table, files, next_offsets, epochs)
             except CommitFailedException:
                 continue
             except Exception as error:
                 raise JobError(
                     f"the commit to {self._name} failed: {error}: run the export again, it continues from the table"
                 ) from error
-            self._next = next_offsets
+            self._next, self._epochs = next_offsets, epochs
             return counted
         raise JobError(f"{self._name}: other writers always commit first, {COMMIT_ATTEMPTS} attempts failed")
 
-    def _append(self, table: Table, files: list[str], next_offsets: Mapping[int, int]) -> None:
+    def _append(
+        self, table: Table, files: list[str], next_offsets: Mapping[int, int], epochs: Mapping[int, int]
+    ) -> None:
         known = dict(offsets_of(table))
         known[self._topic] = {
             "topicId": str(self._topic_id),
             "next": {str(partition): offset for partition, offset in sorted(next_offsets.items())},
+            "leaderEpochs": {str(partition): epoch for partition, epoch in sorted(epochs.items())},
         }
         text = json.dumps(known)
         properties = {OFFSETS: text, PLAN_ID: self._plan_id}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
@@ -26,7 +26,7 @@ from pipeline.config import PipelineConfig
 from pipeline.decode.record_columns import ALL_COLUMNS, KAFKA_COLUMNS, RecordColumns
 from pipeline.export.ledger import ExportLedger, ParquetLedger, TileResult
 from pipeline.export.parquet_writer import layout_of, write_parquet
-from pipeline.export.plan import ExportPlan, PlannedTile, plan_export
+from pipeline.export.plan import Exported, ExportPlan, PlannedTile, plan_export
 from pipeline.export.target import ExportTarget, TargetSettings, open_target
 from pipeline.export.typed_values import TypedValues
 from pipeline.source.local_read import TIMEOUT_MS
@@ -48,7 +48,10 @@ from pipeline.spark.scratch import scratch_folder
 from pipeline.spark.worker import worker
 from protocol.errors import CorruptBatchError, ErrorCode
 from tiers.access.progress import SILENCE, Progress
+from tiers.bounded_gather import bounded_gather
 from tiers.errors import BrokerError, CorruptSegmentError
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import OffsetAndEpoch
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +61,9 @@ WAVE_FILES = 64
 _ATTEMPTS = 2
 """Attempts to read a batch before the task reports it as corrupt."""
 _FRUITLESS_ROUNDS = 5
+_PARTITIONS_AT_ONCE = 16
 
+Confirms = Callable[[TopicIdPartition, OffsetAndEpoch], Awaitable[bool]]
 RunTasks = Callable[[str, Sequence[PlannedTile], Callable[[PlannedTile], TileResult]], list[TileResult]]
 
 
@@ -267,7 +272,9 @@ async def _plan(
         topic_id = next(iter(partitions.values())).topic_id
         ends = ends or {partition: each.end for partition, each in bounds.items()}
         # On a thread, because the ledger's calls may run on this event loop.
-        exported = await asyncio.to_thread(ledger.load, topic_id)
+        epochs = {partition: each.leader_epoch for partition, each in bounds.items() if each.leader_epoch >= 0}
+        exported = await asyncio.to_thread(ledger.load, topic_id, epochs)
+        await check_history(log.confirms, partitions, exported)
         plan = plan_export(
             exported,
             {partition: (bounds[partition].log_start, end) for partition, end in ends.items() if partition in bounds},
@@ -276,6 +283,25 @@ async def _plan(
             request.file_bytes,
         )
         return _Round(topic_id, log.cluster_id, ends, plan)
+
+
+async def check_history(confirms: Confirms, partitions: Mapping[int, TopicIdPartition], exported: Exported) -> None:
+    """Raises `JobError` if a leader's log has another history than the exported records.
+
+    `confirms` asks whether the leader's log had reached a position in its leader epoch. After an unclean election, or
+    the restore of a broker, other records come in the place of the exported ones. They lie below the offset at which
+    the export continues, so it would skip them."""
+
+    async def check(number: int) -> None:
+        partition, epoch = partitions[number], exported.leader_epochs[number]
+        next_offset = exported.next_offsets.get(number, 0)
+        if not await confirms(partition, OffsetAndEpoch(next_offset, epoch)):
+            raise JobError(
+                f"{partition}: records were exported up to offset {next_offset} in leader epoch {epoch}, and the"
+                " leader's log has another history now: export the topic to another place"
+            )
+
+    await bounded_gather(exported.leader_epochs.keys() & partitions.keys(), check, _PARTITIONS_AT_ONCE)
 
 
 def export_tile(task: ExportTask, planned: PlannedTile) -> TileResult:

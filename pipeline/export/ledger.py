@@ -19,10 +19,11 @@ import logging
 import sys
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 from uuid import UUID
 
 from pipeline.export.plan import Exported, Tile, tile_of_name
@@ -33,6 +34,7 @@ from tiers.errors import RemoteStorageError
 logger = logging.getLogger(__name__)
 
 PLANS = "_tidegate_export"
+NO_EPOCHS: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,11 @@ class TileResult:
 class ExportLedger(Protocol):
     """The state of an export. Only the driver uses it."""
 
-    def load(self, topic_id: UUID) -> Exported:
-        """Returns the current state. Raises `JobError` if the target holds something else."""
+    def load(self, topic_id: UUID, leader_epochs: Mapping[int, int] = NO_EPOCHS) -> Exported:
+        """Returns the current state. Raises `JobError` if the target holds something else.
+
+        `leader_epochs` are those of the leaders that told the bounds of the next plan, by partition. The ledger keeps
+        them with the offsets that it records from then on."""
 
     def promise(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
         """Promises `wave` before it is written; `left` is promised too and written later. Returns False if another
@@ -69,6 +74,7 @@ class _Plan:
     number: int
     next_offsets: dict[int, int]
     files: frozenset[Tile]
+    leader_epochs: dict[int, int] = field(default_factory=dict)
 
 
 class ParquetLedger:
@@ -80,9 +86,10 @@ class ParquetLedger:
         self._layout = layout
         self._topic_id = UUID(int=0)
         self._plan = _Plan(0, {}, frozenset())
+        self._leader_epochs: Mapping[int, int] = NO_EPOCHS
 
-    def load(self, topic_id: UUID) -> Exported:
-        self._topic_id = topic_id
+    def load(self, topic_id: UUID, leader_epochs: Mapping[int, int] = NO_EPOCHS) -> Exported:
+        self._topic_id, self._leader_epochs = topic_id, leader_epochs
         staged = self._staged()
         is_begun = self._read_last()
         there = written_tiles(self._target, topic_id)
@@ -94,7 +101,7 @@ class ParquetLedger:
         pending = [tile for tile in sorted(self._plan.files) if _written_with(tile, written) is None]
         # These files were staged before the plan was read, and every plan repeats the files that do not exist yet.
         self._discard(one for one in staged if tile_of_name(one.name) not in pending)
-        return Exported(self._plan.next_offsets, tuple(pending))
+        return Exported(self._plan.next_offsets, tuple(pending), leader_epochs=self._plan.leader_epochs)
 
     def promise(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
         if self._plan.files.issuperset(wave):
@@ -102,7 +109,12 @@ class ParquetLedger:
         next_offsets = dict(self._plan.next_offsets)
         for tile in wave:
             next_offsets[tile.partition] = max(next_offsets.get(tile.partition, 0), tile.end_offset + 1)
-        plan = _Plan(self._plan.number + 1, next_offsets, frozenset((*wave, *left)))
+        plan = _Plan(
+            self._plan.number + 1,
+            next_offsets,
+            frozenset((*wave, *left)),
+            known_epochs(self._plan.leader_epochs, wave, self._leader_epochs),
+        )
         if not create_bytes(self._target, self._name(plan.number), self._text(plan).encode()):
             return False
         promised = sorted(self._plan.files)
@@ -186,6 +198,7 @@ class ParquetLedger:
                 "topicId": str(self._topic_id),
                 "layout": self._layout,
                 "nextOffsets": plan.next_offsets,
+                "leaderEpochs": plan.leader_epochs,
                 "files": [[tile.partition, tile.first_offset, tile.end_offset] for tile in sorted(plan.files)],
             }
         )
@@ -203,7 +216,13 @@ class ParquetLedger:
                 "or another place"
             )
         next_offsets = {int(partition): offset for partition, offset in text["nextOffsets"].items()}
-        return _Plan(int(Path(name).stem), next_offsets, frozenset(Tile(*each) for each in text["files"]))
+        epochs = {int(partition): epoch for partition, epoch in text.get("leaderEpochs", {}).items()}
+        return _Plan(int(Path(name).stem), next_offsets, frozenset(Tile(*each) for each in text["files"]), epochs)
+
+
+def known_epochs(known: Mapping[int, int], wave: Iterable[Tile], asked: Mapping[int, int]) -> dict[int, int]:
+    """Returns the leader epochs to record with the offsets behind `wave`. `asked` are those of the last `load`."""
+    return {**known, **{tile.partition: asked[tile.partition] for tile in wave if tile.partition in asked}}
 
 
 def _written_with(tile: Tile, written: Sequence[Tile]) -> Tile | None:

@@ -42,11 +42,13 @@ def tile_of_name(name: str) -> Tile | None:
 @dataclass(frozen=True, slots=True)
 class Exported:
     """The progress of an export. `next_offsets` is by partition. `pending` was promised and is not written yet.
-    `written` are existing files from `next_offsets` on, which are used as they are."""
+    `written` are existing files from `next_offsets` on, which are used as they are. `leader_epochs` has, by partition,
+    a leader epoch in which the log had reached the next offset."""
 
     next_offsets: Mapping[int, int] = field(default_factory=dict)
     pending: tuple[Tile, ...] = ()
     written: tuple[Tile, ...] = ()
+    leader_epochs: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

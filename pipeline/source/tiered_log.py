@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pipeline.config import PipelineConfig
@@ -27,8 +27,10 @@ from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_bounds import earliest_readable
+from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
+from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.stored_segment import StoredSegment
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
@@ -50,11 +52,14 @@ class DataLossError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """`log_start` is the first readable offset of both tiers, `local_start` that of the leader. `end` is exclusive."""
+    """`log_start` is the first readable offset of both tiers, `local_start` that of the leader. `end` is exclusive.
+
+    `leader_epoch` is that of the leader; -1: it is not known."""
 
     log_start: int
     local_start: int
     end: int
+    leader_epoch: int = field(default=-1, compare=False)
 
 
 class TieredLog:
@@ -134,9 +139,16 @@ class TieredLog:
             self._tier = await self._stack.enter_async_context(open_tier(self._tier_config))
             await self._check_cluster(self._tier.cluster.cluster_id)
         return {
-            partition: self._with_remote(partition, local.log_start_offset, ends[partition] or 0)
+            partition: replace(
+                self._with_remote(partition, local.log_start_offset, ends[partition] or 0),
+                leader_epoch=local.leader_epoch,
+            )
             for partition, local in zip(partitions, found, strict=True)
         }
+
+    async def confirms(self, partition: TopicIdPartition, position: OffsetAndEpoch) -> bool:
+        """Returns whether the leader's log had reached the position in its leader epoch. Raises `BrokerError`."""
+        return await confirms(self._source, partition, position, TIMEOUT_MS)
 
     async def _check_cluster(self, of_tier: str) -> None:
         """Raises `OptionError` if the brokers are of another cluster. A proxy answers with its cluster's own id."""

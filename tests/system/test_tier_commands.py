@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.support.rigs import tier_command
 from tests.support.rigs.strict_consumer import consumer_at, read, until_trimmed
@@ -269,19 +270,24 @@ async def export_and_import(site: Site) -> None:
 
 
 async def begin_without(site: Site) -> None:
-    """A proxy without metadata does not create the metadata topic.
+    """A proxy without metadata does not create the metadata topic, and does not start with one without records.
 
-    If another program created the topic, the proxy copies no segments beside the existing ones, and keeps the
+    If another program wrote to the topic, the proxy copies no segments beside the existing ones, and keeps the
     manifests."""
     topic, home = site.metadata_topic, site.home
     site.metadata_topic, site.home = f"{site.metadata_topic}-begun", site.home / "begun"
     site.home.mkdir()
-    refused = site.proxy()
-    with pytest.raises(ServerUnavailable, match="the store holds segments of this cluster"):
-        await asyncio.to_thread(refused.start)
-    shutil.rmtree(refused.folder)
     compacted = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
-    create_topic(site.kafka.bootstrap_servers, site.metadata_topic, partitions=4, config=compacted)
+    for is_there in (False, True):
+        if is_there:
+            create_topic(site.kafka.bootstrap_servers, site.metadata_topic, partitions=4, config=compacted)
+        refused = site.proxy()
+        with pytest.raises(ServerUnavailable, match="the store holds segments of this cluster"):
+            await asyncio.to_thread(refused.start)
+        shutil.rmtree(refused.folder)
+    stranger = Producer({"bootstrap.servers": site.kafka.bootstrap_servers})
+    stranger.produce(site.metadata_topic, key=b"of another program", value=b"a record")
+    assert stranger.flush(60) == 0
     before = {path: path.read_bytes() for path in site.bucket.rglob("*") if path.is_file()}
     with site.proxy() as proxy:
 

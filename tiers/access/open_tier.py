@@ -131,8 +131,8 @@ async def segments_without_metadata(config: TierConfig, cluster_id: str, storage
             if not config.remote_log.is_topic_based:
                 return "the store holds segments of this cluster already, whose metadata is elsewhere"
             return (
-                f"there is no topic {config.remote_log.metadata_topic}, but the store holds segments of this cluster:"
-                " see 'The metadata topic is lost' in docs/operations.md"
+                f"topic {config.remote_log.metadata_topic} is missing or has no record, but the store holds segments of"
+                " this cluster: see 'The metadata topic is lost' in docs/operations.md"
             )
     return None
 

@@ -29,6 +29,7 @@ from tiers.storage.settings import read_secret
 
 MIB = 1024 * 1024
 DEFAULT_COPIER_THREADS: Final = 10
+DEFAULT_VISIBLE_AFTER_MS: Final = 10_000
 
 _DURATION_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZE_UNITS: Final = {
@@ -391,11 +392,23 @@ class RemoteLogConfig(Section):
         ),
     )
     visible_after_ms: DurationMs = Field(
-        default=10_000,
+        default=DEFAULT_VISIBLE_AFTER_MS,
         validation_alias="remote.log.visible.after.ms",
         gt=0,
-        description="How long a copied segment must be visible before the owner may trim the broker's copy (T_vis).",
+        description=(
+            "How long a copied segment must be visible before the owner may trim the broker's copy (T_vis). A value "
+            "below the default must be the same in all proxies. So stop all proxies before you change it from or to "
+            "such a value."
+        ),
     )
+
+    @property
+    def fresh_within_ms(self) -> int:
+        """The greatest age of metadata that is fresh (docs/design.md, safety rule 1).
+
+        It never exceeds half of the default T_vis: the owner may be another process, whose T_vis is shorter than the
+        one here while an operator changes the setting."""
+        return min(self.visible_after_ms, DEFAULT_VISIBLE_AFTER_MS) // 2
 
     @property
     def manager_pool_size(self) -> int:

@@ -130,6 +130,13 @@ def is_enabled(rule: TopicConfig | None, own: Mapping[str, str]) -> bool:
     return tier_values(rule, own)[REMOTE_STORAGE_ENABLE].value == "true"
 
 
+def is_deletion_requested(own: Mapping[str, str]) -> bool:
+    """Whether a topic's own settings request the deletion of its remote log (KIP-950). Both keys must be recorded.
+
+    A topic that is only missing in the settings file stays."""
+    return own.get(REMOTE_STORAGE_ENABLE) == "false" and own.get(DELETE_ON_DISABLE) == "true"
+
+
 def check_tier_config(
     rule: TopicConfig | None, before: Mapping[str, str], after: Mapping[str, str], broker: Mapping[str, str]
 ) -> None:

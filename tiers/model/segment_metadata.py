@@ -265,6 +265,18 @@ class TopicMissingUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class UnfinishedRebuildUpdate:
+    """Tidegate's own record type: `rebuild` has not yet written all records of a metadata partition.
+
+    `topic_id_partition` is the metadata partition itself. The record precedes every other record of the topic. A
+    tombstone follows the last record that `rebuild` writes into the metadata partition."""
+
+    topic_id_partition: TopicIdPartition
+    writer: str
+    event_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class QuarantineDeletionUpdate:
     """Tidegate's own record type: an operator requests the deletion of a quarantined segment. The owner deletes it."""
 

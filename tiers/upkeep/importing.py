@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.tier_config import TierConfig
 from tiers.errors import BrokerError
 from tiers.metadata.records.record_types import KeyAndValue
+from tiers.metadata.records.serde import unfinished_rebuild_key
 from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, TransactionalProducer, find_coordinator
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.written_records import key_and_value, tombstone
 from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import UnfinishedRebuildUpdate
 
 WRITER = "tidegate-import"
 """The writer in the log start records of an import."""
@@ -34,15 +38,15 @@ _WRITE_TIMEOUT_MS = 8_000
 RecordsOf = Callable[[TopicBasedRemoteLogMetadataManager], Sequence[tuple[TopicIdPartition, Sequence[KeyAndValue]]]]
 
 
-async def refuse_beside_owners(config: TierConfig, client: BrokerClient) -> None:
-    """Raises `RemoteTierError` while any process owns partitions of the metadata topic."""
-    topic = config.remote_log.metadata_topic
-    owners = await count_owners(client, topic, TIMEOUT_MS)
-    if owners:
-        raise RemoteTierError(
-            f"{owners} processes own partitions of {topic}: stop every `tidegate serve` of this cluster, and wait "
-            "until their sessions end"
-        )
+async def refuse_beside_owners(client: BrokerClient, topics: Iterable[str]) -> None:
+    """Raises `RemoteTierError` while any process owns partitions of one of these metadata topics."""
+    for topic in topics:
+        owners = await count_owners(client, topic, TIMEOUT_MS)
+        if owners:
+            raise RemoteTierError(
+                f"{owners} processes own partitions of {topic}: stop every `tidegate serve` of this cluster, and wait "
+                "until their sessions end"
+            )
 
 
 async def records_read(
@@ -71,9 +75,9 @@ async def write_all(
 ) -> None:
     """Writes the records of `records_of`, and then passes the metadata that results to `check`.
 
-    Creates the metadata topic if it is missing. With `into_empty`, an existing topic must be empty. Raises
-    `RemoteTierError`."""
-    await refuse_beside_owners(config, client)
+    Creates the metadata topic if it is missing. With `into_empty`, an existing topic must be empty, and no process
+    believes a metadata partition before all its records are written. Raises `RemoteTierError`."""
+    await refuse_beside_owners(client, [config.remote_log.metadata_topic])
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
         async with metadata_to_now(config, client, Path(folder), progress=progress) as metadata:
             if into_empty and _taken(metadata):
@@ -81,9 +85,27 @@ async def write_all(
             by_partition: dict[int, list[KeyAndValue]] = {}
             for partition, records in records_of(metadata):
                 by_partition.setdefault(metadata.metadata_partition(partition), []).extend(records)
+            if into_empty:
+                announced, by_partition = as_a_whole(metadata.topic, by_partition, time.time_ns() // 1_000_000)
+                await write_records(client, metadata.topic, announced, _WRITE_TIMEOUT_MS)
             await _write(client, metadata, by_partition, progress)
             await read_all(metadata.follower, metadata.topic, 0, TIMEOUT_MS)
             check(metadata)
+
+
+def as_a_whole(
+    topic: MetadataTopic, records: Mapping[int, Sequence[KeyAndValue]], now_ms: int
+) -> tuple[dict[int, list[KeyAndValue]], dict[int, list[KeyAndValue]]]:
+    """Returns what is written into every metadata partition first, and `records` with what ends each of them.
+
+    A write of many records is many transactions, and may end between any two of them. A process that reads the topic
+    meanwhile, or after that, believes no metadata partition that lacks records."""
+    announced, whole = {}, {}
+    for number in range(topic.partition_count):
+        own = TopicIdPartition(topic.topic_id, number, topic.name)
+        announced[number] = [key_and_value(UnfinishedRebuildUpdate(own, WRITER, now_ms))]
+        whole[number] = [*records.get(number, ()), tombstone(unfinished_rebuild_key(own))]
+    return announced, whole
 
 
 async def _write(

@@ -4,7 +4,9 @@
 first object is written (docs/design.md, safety rule 3), so a copy in progress never looks orphaned. Nothing is deleted
 automatically. The objects of a deleted segment that the metadata keeps are not reported: the owner deletes them once
 more. An object is deletable if it is older than a grace period and no partition manifest names it. If a
-manifest names an object that the metadata lacks, metadata was lost, and `rebuild` restores it.
+manifest names an object that the metadata lacks, metadata was lost, and `rebuild` restores it. A manifest is written
+before the first copy. So if the cluster has the topic and the store has no manifest of the partition, the manifest was
+lost, and no object of the partition is deletable (docs/design.md, safety rule 5).
 
 Probes of the store are in progress all the time, so their objects are reported only when they are old.
 
@@ -166,7 +168,7 @@ def _leaves_uploads(tier: OpenTier, key: SegmentObjectKey) -> bool:
 async def _without_the_accepted(tier: OpenTier, orphans: list[Orphan]) -> list[Orphan]:
     """Marks the objects that a partition manifest names. They are not deletable.
 
-    If a manifest is malformed, no object of its partition is deletable.
+    If a manifest is malformed, or missing although the topic exists, no object of its partition is deletable.
     """
     accepted: dict[TopicIdPartition, frozenset[str] | None] = {}
     judged = []
@@ -188,7 +190,7 @@ async def _accepted(tier: OpenTier, partition: TopicIdPartition) -> frozenset[st
     try:
         manifest = decode_partition_manifest(await with_retries(lambda: tier.storage.get_object(key)))
     except RemoteResourceNotFoundError:
-        return frozenset()
+        return None if partition.topic_id in tier.cluster.topics_by_id else frozenset()
     except RemoteLogMetadataError:
         return None
     return frozenset(str(each.id) for each in manifest.segments)

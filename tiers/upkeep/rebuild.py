@@ -30,12 +30,13 @@ from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
-from tiers.tasks.history.stored_manifest import manifest_of, overwrite_manifest, readable_manifest
+from tiers.tasks.history.stored_manifest import manifest_of, overwrite_manifest, read_manifest, readable_manifest
 from tiers.upkeep.bucket_scan import BucketScan
-from tiers.upkeep.importing import WRITER, records_read, write_all
+from tiers.upkeep.importing import WRITER, records_read, refuse_beside_owners, write_all
 from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition, records_of, tier_configs_of
 from tiers.verify.segment_verification import verify_segment
 
+_MANIFESTS_AT_ONCE = 16
 PlanOfStore = Callable[[str], Awaitable["Rebuild"]]
 """Makes a plan from the objects with the given cluster id."""
 
@@ -82,12 +83,16 @@ async def rebuild(
 
     Raises `RemoteTierError` and the errors of `plan_of_store`.
     """
+    topics = topics_replaced(config.remote_log.metadata_topic, options)
     if options.into is not None:
         remote_log = config.remote_log.model_copy(update={"metadata_topic": options.into})
         config = config.model_copy(update={"remote_log": remote_log})
     async with tiered_cluster(config, is_new=True) as (client, cluster):
         own_cluster_id = storage_cluster_id(config, cluster.cluster_id)
         cluster_id = options.cluster_id or own_cluster_id
+        if options.is_applied:
+            # Owners would change what the plan is made of. Those of the topic that `into` replaces count as well.
+            await refuse_beside_owners(client, topics)
         done = await plan_of_store(cluster_id)
         topic_ids = {each.topic_id_partition.topic_id for each in done.plans}
         judge_unknown_topics(
@@ -111,14 +116,23 @@ async def rebuild(
                 if cluster_id == own_cluster_id:  # another cluster's owners keep its manifests
                     manifests.extend(manifests_of(wanted, metadata, cluster_id))
 
+            await refuse_beside_owners(client, topics)
+            if cluster_id == own_cluster_id:
+                async with open_storage(config, cluster_id) as storage:
+                    await check_manifests(storage, cluster_id, wanted)
             await write_all(
                 config, client, lambda metadata: list(_records(wanted)), check, into_empty=True, progress=progress
             )
             if manifests:
                 async with open_storage(config, cluster_id) as storage:
-                    await write_manifests(storage, manifests)
+                    await write_manifests(storage, manifests, wanted)
             done.written = True
         return done
+
+
+def topics_replaced(configured: str, options: RebuildOptions) -> list[str]:
+    """Returns the metadata topics whose owners must not run: the configured one, and the one to write."""
+    return [configured] if options.into in (None, configured) else [configured, str(options.into)]
 
 
 async def plan_rebuild(
@@ -217,14 +231,40 @@ def manifests_of(
     return [manifest_of(metadata, cluster_id, plan.topic_id_partition) for plan in plans if plan.has_manifest]
 
 
-async def write_manifests(storage: RemoteStorageManager, manifests: Sequence[PartitionManifest]) -> None:
-    """Raises `RemoteTierError`. The metadata is written before.
+async def check_manifests(storage: RemoteStorageManager, cluster_id: str, plans: Iterable[PartitionPlan]) -> None:
+    """Raises `RemoteTierError` if the store has another manifest than one of the plans was made of.
+
+    An owner wrote it meanwhile. The plan lacks what that owner has copied, and what users have deleted since."""
+
+    async def check(plan: PartitionPlan) -> None:
+        _check_unchanged(plan, await read_manifest(storage, cluster_id, plan.topic_id_partition))
+
+    await bounded_gather(plans, check, _MANIFESTS_AT_ONCE)
+
+
+def _check_unchanged(plan: PartitionPlan, stored: bytes | None) -> None:
+    if readable_manifest(stored) != plan.manifest:
+        raise RemoteTierError(
+            f"the manifest of {plan.topic_id_partition} was replaced since the store was read: a process still owns the"
+            " partition, perhaps with another metadata topic. Stop every `tidegate serve` of this cluster, delete the"
+            " new metadata topic if there is one, and try again"
+        )
+
+
+async def write_manifests(
+    storage: RemoteStorageManager, manifests: Sequence[PartitionManifest], plans: Iterable[PartitionPlan]
+) -> None:
+    """Raises `RemoteTierError`. The metadata is written before, from `plans`.
 
     A manifest that reflects a later offset of the same metadata topic stays: an owner that runs already wrote it."""
+    planned = {each.topic_id_partition: each for each in plans}
 
     async def decide(manifest: PartitionManifest, stored: bytes | None) -> PartitionManifest | None:
         other = readable_manifest(stored)
-        return None if other is not None and other.is_later_than(manifest.position) else manifest
+        if other is not None and other.is_later_than(manifest.position):
+            return None
+        _check_unchanged(planned[manifest.topic_id_partition], stored)
+        return manifest
 
     for manifest in manifests:
         partition = manifest.topic_id_partition

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from tiers.config.topic_settings import is_deletion_requested
 from tiers.config.total_retention import TOTAL_KEYS, longest_total, recorded_total
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
 from tiers.metadata.records.record_types import KeyAndValue
@@ -94,6 +95,8 @@ class PartitionPlan:
 
     topic_id_partition: TopicIdPartition
     has_manifest: bool = False
+    manifest: PartitionManifest | None = None
+    """The manifest that the plan was made of."""
     positions: list[tuple[TopicIdPartition, MetadataPosition]] = field(default_factory=list)
     segments: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     unnamed: list[RemoteLogSegmentMetadata] = field(default_factory=list)
@@ -128,7 +131,7 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
         plan.notes.append("there is no manifest: the log starts at the first segment, even if it was trimmed further")
     else:
         plan.topic_id_partition = manifest.topic_id_partition
-        plan.has_manifest = True
+        plan.has_manifest, plan.manifest = True, manifest
         plan.positions = list(manifest.positions())
         plan.log_start = manifest.log_start
         plan.local_log_start = manifest.local_log_start
@@ -392,7 +395,8 @@ def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValu
 def tier_configs_of(plans: Iterable[PartitionPlan], writer: str, now_ms: int) -> Iterator[TopicTierConfigUpdate]:
     """Yields one update per topic with tier settings. The manifest of every partition repeats them.
 
-    A manifest may be older than the topic's last settings. So the longest total retention of all manifests counts."""
+    A manifest may be older than the topic's last settings. So the longest total retention of all manifests counts. A
+    request to delete the remote log counts only if every manifest has it, since the user may have taken it back."""
     by_topic: dict[UUID, list[PartitionPlan]] = {}
     for plan in plans:
         by_topic.setdefault(plan.topic_id_partition.topic_id, []).append(plan)
@@ -401,11 +405,13 @@ def tier_configs_of(plans: Iterable[PartitionPlan], writer: str, now_ms: int) ->
         if not said:
             continue
         first = TopicIdPartition(topic_id, 0, said[0].topic_id_partition.topic)
-        own = {key: value for key, value in said[0].tier_config.items() if key not in TOTAL_KEYS}
-        total = longest_total(
-            [recorded_total(each.tier_config) for each in alike if each.has_manifest or each.tier_config]
-        )
-        yield TopicTierConfigUpdate(first, writer, now_ms, own | total.config())
+        manifests = [each.tier_config for each in alike if each.has_manifest or each.tier_config]
+        keeping = [each for each in manifests if not is_deletion_requested(each)]
+        chosen = next((each for each in keeping or manifests if each), {})
+        own = {key: value for key, value in chosen.items() if key not in TOTAL_KEYS}
+        total = longest_total([recorded_total(each) for each in manifests])
+        if config := own | total.config():
+            yield TopicTierConfigUpdate(first, writer, now_ms, config)
 
 
 def _finished(segment: RemoteLogSegmentMetadata, partition: TopicIdPartition) -> list[KeyAndValue]:

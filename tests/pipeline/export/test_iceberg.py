@@ -62,14 +62,14 @@ def offsets(catalog: Catalog) -> list[int]:
 
 def test_a_commit_is_as_far_as_no_tile_is_missing(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
     one = ledger(catalog, target)
-    assert one.load(TOPIC_ID).next_offsets == {}
+    assert one.load(TOPIC_ID, {0: 4, 1: 7, 2: 9}).next_offsets == {}
     tiles = [Tile(0, 0, 4), Tile(1, 0, 2), Tile(0, 5, 9), Tile(0, 10, 14)]
     results = [written(target, tmp_path, tile) for tile in tiles]
     results[2] = TileResult(tiles[2], stopped_at=7)
     assert one.commit(results) == [results[0], results[1]]
     assert offsets(catalog) == [0, 0, 1, 1, 2, 2, 3, 4]
     again = ledger(catalog, target).load(TOPIC_ID)
-    assert again.next_offsets == {0: 5, 1: 3}
+    assert (again.next_offsets, again.leader_epochs) == ({0: 5, 1: 3}, {0: 4, 1: 7})
     assert sorted(again.written) == [Tile(0, 5, 9), Tile(0, 10, 14)]
 
 

@@ -56,6 +56,16 @@ def test_a_promised_file_that_is_missing_is_pending(target: ExportTarget) -> Non
     assert len(target.names("_tidegate_export/orders/")) == 2
 
 
+def test_the_leader_epochs_of_the_offsets_are_kept(target: ExportTarget) -> None:
+    one = ledger(target)
+    one.load(TOPIC_ID, {0: 4, 1: 7})
+    assert one.promise([FIRST], [])
+    again = ledger(target)
+    assert again.load(TOPIC_ID, {0: 5, 1: 7}).leader_epochs == {0: 4}
+    assert again.promise([SECOND], [FIRST])
+    assert ledger(target).load(TOPIC_ID).leader_epochs == {0: 5}
+
+
 def test_one_of_two_exporters_gets_the_next_plan(target: ExportTarget) -> None:
     one, other = ledger(target), ledger(target)
     one.load(TOPIC_ID)

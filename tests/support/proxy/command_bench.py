@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from uuid import UUID
 
 from proxy.config import TidegateConfig
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
@@ -14,6 +15,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import OpenTier
+from tiers.broker.cluster_metadata import ClusterMetadata, TopicMetadata
 from tiers.metadata.partition_manifest import encode_partition_manifest
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -39,13 +41,17 @@ class CommandBench:
         self.storage = storage
         self.rlmm = InMemoryRemoteLogMetadataManager()
         self.ring = KeyRing()
+        self.topics: set[UUID] = set()
+        """The ids of the topics that the cluster has."""
         self._made = 0
 
     def tier(self) -> OpenTier:
         config: TidegateConfig = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
         none: Any = None
         metadata = cast(Any, self.rlmm)
-        return Tier(config, none, none, metadata, self.storage, CLUSTER_ID, self.ring)
+        topics = {each: TopicMetadata(str(each), each, {}) for each in self.topics}
+        cluster = ClusterMetadata(CLUSTER_ID, 1, {}, {}, 0, topics)
+        return Tier(config, none, cluster, metadata, self.storage, CLUSTER_ID, self.ring)
 
     async def stored(self, start: int) -> RemoteLogSegmentMetadata:
         """Objects without a record."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from tiers.metadata.records.serde import encode_key, encode_value, key_of
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.metadata_topic import MetadataTopic
-from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
@@ -160,7 +161,12 @@ class Cluster:
 
 
 class Following:
-    def __init__(self, cluster: Cluster, state: RemoteLogMetadataStateWriter) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        state: RemoteLogMetadataStateWriter,
+        home_of: Callable[[TopicIdPartition], int] | None = None,
+    ) -> None:
         self.state = state
         self.now_ms = 1_000
         self.wall_ms = NOW_MS
@@ -172,6 +178,7 @@ class Following:
             clock_ms=self._tick,
             wall_clock_ms=lambda: self.wall_ms,
             on_finished=self.seen.extend,
+            home_of=home_of,
             jitter=lambda: 0.01,
         )
 

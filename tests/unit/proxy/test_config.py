@@ -10,7 +10,9 @@ import pytest
 
 from proxy.commands.config_reference import reference
 from proxy.config import TidegateConfig, load_config
+from proxy.handlers.base import FetchSettings
 from tests.support.proxy.parsed_config import parse_config
+from tiers.config.settings import RemoteLogConfig
 from tiers.config.tier_config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -266,3 +268,12 @@ def test_every_documented_key_is_known(section: str, key: str) -> None:
 def test_the_name_of_a_field_is_no_key(text: str) -> None:
     (line,) = mistakes(text)
     assert "unknown key" in line
+
+
+@pytest.mark.parametrize("owner_ms", [10_000, 60_000])
+@pytest.mark.parametrize("proxy_ms", [1_000, 10_000, 60_000])
+def test_an_owner_waits_for_the_reads_of_proxies_with_another_setting(owner_ms: int, proxy_ms: int) -> None:
+    """An operator changes the setting in one proxy after the other."""
+    owner, proxy = RemoteLogConfig(visible_after_ms=owner_ms), RemoteLogConfig(visible_after_ms=proxy_ms)
+    assert FetchSettings(proxy).metadata_max_age_ms <= owner.visible_after_ms // 2
+    assert FetchSettings(proxy).metadata_max_age_ms == min(proxy_ms // 2, 5_000)

@@ -42,6 +42,7 @@ from tiers.model.segment_metadata import (
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
+    UnfinishedRebuildUpdate,
 )
 
 
@@ -223,6 +224,11 @@ def read_topic_deletion(buf: Buffer, pos: int) -> tuple[TopicDeletionUpdate, int
 def read_topic_missing(buf: Buffer, pos: int) -> tuple[TopicMissingUpdate, int]:
     partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
     return TopicMissingUpdate(partition, writer, event_timestamp_ms), skip_tagged_section(buf, pos)
+
+
+def read_unfinished_rebuild(buf: Buffer, pos: int) -> tuple[UnfinishedRebuildUpdate, int]:
+    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
+    return UnfinishedRebuildUpdate(partition, writer, event_timestamp_ms), skip_tagged_section(buf, pos)
 
 
 def write_copy_plan(plan: CopyPlan) -> bytes:

@@ -44,6 +44,7 @@ from tiers.metadata.records.own_records import (
     read_tier_config,
     read_topic_deletion,
     read_topic_missing,
+    read_unfinished_rebuild,
     write_clamp,
     write_copy_plan,
     write_head_alone,
@@ -80,6 +81,7 @@ from tiers.model.segment_metadata import (
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
+    UnfinishedRebuildUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
@@ -95,6 +97,7 @@ COPY_PLAN_API_KEY = 1005
 LOG_GAP_API_KEY = 1006
 OPERATOR_ACCEPTANCE_API_KEY = 1007
 LOG_DIVERGENCE_API_KEY = 1008
+UNFINISHED_REBUILD_API_KEY = 1009
 TOPIC_DELETION_API_KEY = 2000
 TOPIC_MISSING_API_KEY = 2001
 
@@ -117,6 +120,7 @@ MetadataRecord = (
     | LogGapUpdate
     | OperatorAcceptanceUpdate
     | LogDivergenceUpdate
+    | UnfinishedRebuildUpdate
     | TopicDeletionUpdate
     | TopicMissingUpdate
 )
@@ -175,6 +179,8 @@ def key_of(record: MetadataRecord) -> RecordKey:
             return operator_acceptance_key(record.topic_id_partition)
         case LogDivergenceUpdate():
             return log_divergence_key(record.topic_id_partition)
+        case UnfinishedRebuildUpdate():
+            return unfinished_rebuild_key(record.topic_id_partition)
         case TopicDeletionUpdate():
             return topic_deletion_key(record.topic_id_partition)
         case TopicMissingUpdate():
@@ -230,6 +236,10 @@ def operator_acceptance_key(partition: TopicIdPartition) -> RecordKey:
 
 def log_divergence_key(partition: TopicIdPartition) -> RecordKey:
     return RecordKey(LOG_DIVERGENCE_API_KEY, partition)
+
+
+def unfinished_rebuild_key(metadata_partition: TopicIdPartition) -> RecordKey:
+    return RecordKey(UNFINISHED_REBUILD_API_KEY, metadata_partition)
 
 
 def topic_deletion_key(partition: TopicIdPartition) -> RecordKey:
@@ -312,6 +322,8 @@ def encode_value(record: MetadataRecord) -> bytes:
             api_key, message = OPERATOR_ACCEPTANCE_API_KEY, write_operator_acceptance(record)
         case LogDivergenceUpdate():
             api_key, message = LOG_DIVERGENCE_API_KEY, write_head_alone(record)
+        case UnfinishedRebuildUpdate():
+            api_key, message = UNFINISHED_REBUILD_API_KEY, write_head_alone(record)
         case TopicDeletionUpdate():
             api_key, message = TOPIC_DELETION_API_KEY, write_head_alone(record)
         case TopicMissingUpdate():
@@ -416,6 +428,7 @@ _READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
     LOG_GAP_API_KEY: read_log_gap,
     OPERATOR_ACCEPTANCE_API_KEY: read_operator_acceptance,
     LOG_DIVERGENCE_API_KEY: read_log_divergence,
+    UNFINISHED_REBUILD_API_KEY: read_unfinished_rebuild,
     TOPIC_DELETION_API_KEY: read_topic_deletion,
     TOPIC_MISSING_API_KEY: read_topic_missing,
 }

@@ -17,6 +17,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     gaps         partition, first offset   -> next offset
     acceptances  partition                 -> witness: an operator accepts the known records as all that is left
     divergences  partition                 -> empty: the owner saw that the leader has another history
+    unfinished_rebuilds metadata partition -> empty: `rebuild` has not written all records (topic id and number)
     topic_deletions partition 0 of a topic -> empty: the topic was deleted
     missing_topics partition 0 of a topic  -> time (the brokers' clock) since which no broker knows the topic
     deletions    partition                 -> RemotePartitionDeleteState
@@ -51,7 +52,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
@@ -74,6 +75,7 @@ DATABASES = (
     "gaps",
     "acceptances",
     "divergences",
+    "unfinished_rebuilds",
     "topic_deletions",
     "missing_topics",
     "consumed",
@@ -148,6 +150,7 @@ class Databases:
     gaps: lmdb._Database
     acceptances: lmdb._Database
     divergences: lmdb._Database
+    unfinished_rebuilds: lmdb._Database
     topic_deletions: lmdb._Database
     missing_topics: lmdb._Database
     consumed: lmdb._Database

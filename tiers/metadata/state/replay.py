@@ -28,6 +28,7 @@ from tiers.metadata.records.serde import (
     TOPIC_DELETION_API_KEY,
     TOPIC_MISSING_API_KEY,
     TOPIC_TIER_CONFIG_API_KEY,
+    UNFINISHED_REBUILD_API_KEY,
     MetadataRecord,
     RecordKey,
     encode_value,
@@ -69,6 +70,7 @@ from tiers.model.segment_metadata import (
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
+    UnfinishedRebuildUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState, is_forward
 from tiers.model.stored_segment import (
@@ -160,6 +162,8 @@ class Replay:
                 self._txn.put(partition_key(update.topic_id_partition), witness, db=self._db.acceptances)
             case LogDivergenceUpdate() as update:
                 self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.divergences)
+            case UnfinishedRebuildUpdate() as update:
+                self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.unfinished_rebuilds)
             case TopicDeletionUpdate() as update:
                 self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.topic_deletions)
             case TopicMissingUpdate() as update:
@@ -379,6 +383,8 @@ class Replay:
             self._txn.delete(key, db=self._db.acceptances)
         elif named.api_key == LOG_DIVERGENCE_API_KEY:
             self._txn.delete(key, db=self._db.divergences)
+        elif named.api_key == UNFINISHED_REBUILD_API_KEY:
+            self._txn.delete(key, db=self._db.unfinished_rebuilds)
         elif named.api_key == TOPIC_DELETION_API_KEY:
             self._txn.delete(key, db=self._db.topic_deletions)
         elif named.api_key == TOPIC_MISSING_API_KEY:

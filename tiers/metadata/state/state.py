@@ -129,6 +129,14 @@ class RemoteLogMetadataState:
         with self._env.begin() as txn:
             return {I32.unpack(number)[0]: str(reason, "utf-8") for number, reason in txn.cursor(db=self._db.diverged)}
 
+    def unfinished_rebuilds(self) -> frozenset[int]:
+        """Returns the metadata partitions that `rebuild` has not written to their end."""
+        with self._env.begin() as txn:
+            return frozenset(
+                I32.unpack_from(key, PARTITION_KEY_BYTES - I32.size)[0]
+                for key, _ in txn.cursor(db=self._db.unfinished_rebuilds)
+            )
+
     def read_at_ms(self) -> dict[int, int]:
         """Returns when (wall clock) each metadata partition was last read to its end, or its read began at its start.
 

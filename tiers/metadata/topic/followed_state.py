@@ -62,6 +62,8 @@ class FollowedState:
         self.events_read = 0
         self._troubles: dict[int, str] = {}
         """Why what a leader answered could not be written, by its node id."""
+        self._unfinished = state.unfinished_rebuilds()
+        """The metadata partitions that lack records which `rebuild` has still to write."""
         self._to_clear: dict[int, str] = {}
         """The metadata partitions that the state must forget before anything is replayed, each with the reason."""
         self._marked_at_ms: int | None = None
@@ -90,8 +92,23 @@ class FollowedState:
         """Replaces the leader epoch of the position by one that the leader knows, and that means the same records."""
         self._positions[number] = OffsetAndEpoch(self._positions[number].offset, leader_epoch)
 
-    def is_to_clear(self, number: int) -> bool:
-        return number in self._to_clear
+    def is_incomplete(self, number: int) -> bool:
+        """Returns whether the state lacks records that lie before the position, or that `rebuild` has still to write.
+
+        The metadata partition is not fresh then, wherever the position is. A rebuild that was killed may have marked
+        only some metadata partitions, so a mark of one of them concerns all."""
+        return number in self._to_clear or bool(self._unfinished)
+
+    @property
+    def unfinished_rebuild(self) -> str | None:
+        """Returns which metadata partitions `rebuild` has not written to their end, as a text for an operator."""
+        if not self._unfinished:
+            return None
+        return (
+            f"`rebuild` has not written all records of the metadata partitions {sorted(self._unfinished)}: if it is not"
+            " running any more, delete the topic and rebuild it again: see 'The metadata topic is lost' in"
+            " docs/operations.md"
+        )
 
     def doubt(self, number: int) -> None:
         """Ends the freshness of a metadata partition, until it is read to its end again."""
@@ -130,6 +147,7 @@ class FollowedState:
                 self._on_finished([each for read in with_events for each in _finished(read)])
                 applied = await self._apply(with_events)
                 self.events_read += sum(len(read.events) for read in applied)
+                self._see_unfinished(self._state.unfinished_rebuilds())
                 reads = [read for read in reads if not read.events or read in applied]
             async with self._progress:
                 for read in reads:
@@ -144,6 +162,15 @@ class FollowedState:
             still_read = {read.metadata_partition for read in reads}
             self.mark_fresh({number: at_ms for number, at_ms in reached.items() if number in still_read}, asked_at)
             return len(applied) == len(with_events)
+
+    def _see_unfinished(self, numbers: frozenset[int]) -> None:
+        was_unfinished, self._unfinished = bool(self._unfinished), numbers
+        if numbers:
+            self.fresh_at_ms.clear()
+        if numbers and not was_unfinished:
+            logger.error("the remote log metadata is not followed", extra={"reason": self.unfinished_rebuild})
+        elif was_unfinished and not numbers:
+            logger.warning("the remote log metadata is followed again")
 
     async def _apply(self, reads: list[PartitionRead]) -> list[PartitionRead]:
         """Replays the reads, and returns those that could be replayed.
@@ -210,7 +237,7 @@ class FollowedState:
             for number, at_ms in fresh_at_ms.items()
             if at_ms > self.fresh_at_ms.get(number, -1)
             and not self._is_stopped(number)
-            and number not in self._to_clear
+            and not self.is_incomplete(number)
         }
         if later:
             self.fresh_at_ms |= later

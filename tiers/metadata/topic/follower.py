@@ -11,8 +11,11 @@
 * Trouble with the records of one metadata partition concerns that partition alone: corrupt, unknown or lost records.
 * If compaction may have removed tombstones that the follower has not read, it forgets what it has of that metadata
   partition, and reads it from its start (`TombstoneAge`). Until then that partition is not fresh.
+* A record in another metadata partition than that of its user partition shows that the number of partitions was
+  changed. Then no metadata partition is fresh.
 * The follower reads a metadata partition with records of a later release up to the first of them. The partition is then
   not fresh (`committed_records`).
+* While `rebuild` has not written a metadata partition to its end, the follower reads all of them, and none is fresh.
 * If the topic lacks records that were read before, the follower keeps the state and does not read the topic from its
   start. The state is then not fresh (`MetadataLineage`). Every Fetch names the leader epoch of the last batch that was
   read, so that a leader with another history answers with the offset at which the histories diverge.
@@ -41,10 +44,10 @@ from tiers.metadata.topic.committed_records import read_committed
 from tiers.metadata.topic.followed_state import FollowedState
 from tiers.metadata.topic.leadership import LATEST_TIMESTAMP, MetadataLeadership
 from tiers.metadata.topic.lineage import MetadataLineage
-from tiers.metadata.topic.metadata_topic import MetadataTopic, delete_retention_ms
+from tiers.metadata.topic.metadata_topic import REBUILD_AFTER_GROWTH, MetadataTopic, delete_retention_ms
 from tiers.metadata.topic.tombstone_age import ASK_AFTER_MS
 from tiers.metadata.topic.unreadable_partitions import UnreadablePartitions
-from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
 
 logger = logging.getLogger(__name__)
@@ -74,10 +77,14 @@ class MetadataFollower:
         clock_ms: Callable[[], int],
         wall_clock_ms: Callable[[], int],
         on_finished: Callable[[list[RemoteLogSegmentId]], None],
+        home_of: Callable[[TopicIdPartition], int] | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        """`home_of` returns the metadata partition of a user partition. None: every record is in its place."""
         self._client = client
         self._topic = topic
+        self._home_of = home_of
+        self._misplaced: str | None = None
         self._clock_ms = clock_ms
         self._jitter = jitter
         self._readers: set[int] = set()
@@ -124,12 +131,13 @@ class MetadataFollower:
     @property
     def trouble(self) -> str | None:
         """Returns why the state does not follow the topic, as a text for an operator; None when it does."""
-        return self._followed.trouble or self._lineage.reason or self._unreadable.reason
+        lost = self._lineage.reason or self._unreadable.reason or self._followed.unfinished_rebuild
+        return self.trouble_of_all or lost
 
     @property
     def trouble_of_all(self) -> str | None:
-        """Returns why the state cannot be written, which affects every metadata partition, also the fresh ones."""
-        return self._followed.trouble
+        """Returns why the state cannot be written, or must not be believed, in every metadata partition."""
+        return self._followed.trouble or self._misplaced
 
     def position(self, metadata_partition: int) -> int:
         return self._followed.position(metadata_partition).offset
@@ -175,7 +183,7 @@ class MetadataFollower:
                         await self._back_off(failures)
                         failures += 1
         except TimeoutError as error:
-            stopped = self._stopped(metadata_partition)
+            stopped = self._stopped(metadata_partition) or self._followed.unfinished_rebuild
             raise RemoteLogMetadataNotReadyError(
                 f"metadata partition {metadata_partition} was not read to its end in {timeout_ms} ms"
                 f"{'' if stopped is None else f': {stopped}'}"
@@ -198,9 +206,9 @@ class MetadataFollower:
             raise BrokerError("the metadata topic lost records", retriable=True)
         await self._followed.wait_for_position(metadata_partition, high_watermark)
         as_of_ms = self._leadership.holds_as_of(metadata_partition, leader, asked_at.monotonic_ms)
-        if self._followed.is_to_clear(metadata_partition) or as_of_ms is None or as_of_ms < not_before_ms:
+        if self._followed.is_incomplete(metadata_partition) or as_of_ms is None or as_of_ms < not_before_ms:
             raise BrokerError(
-                "the leader of the metadata partition is not confirmed, or the state is being read again",
+                "the leader of the metadata partition is not confirmed, or the state is being read or written again",
                 retriable=True,
             )
         self._followed.mark_fresh({metadata_partition: as_of_ms}, asked_at)
@@ -367,7 +375,8 @@ class MetadataFollower:
         """Returns why the follower does not read the metadata partition any more; None while it reads it.
 
         The follower reads on only after an operator decides, or upgrades this process."""
-        return self._lineage.divergence(metadata_partition) or self._unreadable.unknown_record(metadata_partition)
+        diverged = self._lineage.divergence(metadata_partition)
+        return self._misplaced or diverged or self._unreadable.unknown_record(metadata_partition)
 
     async def _read_or_none(
         self, fetched: FetchedPartition, position: OffsetAndEpoch, is_known: bool
@@ -404,7 +413,31 @@ class MetadataFollower:
             return None
         read = read_committed(fetched, position.offset)
         self.foreign_records_read += read.foreign_records
-        return read
+        return None if self._is_misplaced(read) else read
+
+    def _is_misplaced(self, read: PartitionRead) -> bool:
+        """Returns whether a record belongs to another metadata partition. Then no metadata partition is believed.
+
+        The topic or the settings had another number of partitions when the record was written. The order of a user
+        partition's records is unknown then."""
+        if self._home_of is None:
+            return False
+        number = read.metadata_partition
+        for partition in {event.key.topic_id_partition for event in read.events}:
+            is_own = partition.topic_id == self._topic.topic_id
+            home = partition.partition if is_own else self._home_of(partition)
+            if home == number:
+                continue
+            self._misplaced = (
+                f"metadata partition {number} has records of partition {partition.partition} of topic"
+                f" {partition.topic_id}, which belong to metadata partition {home} of {self._topic.partition_count}:"
+                f" {REBUILD_AFTER_GROWTH}"
+            )
+            logger.error("the remote log metadata is not followed", extra={"reason": self._misplaced})
+            for each in range(self._topic.partition_count):
+                self._followed.doubt(each)
+            return True
+        return False
 
     async def _look_for_lost_records(self, metadata_partition: int, position: int) -> None:
         earliest = await self._list_offset(metadata_partition, EARLIEST_TIMESTAMP, _FETCH_TIMEOUT_MS)

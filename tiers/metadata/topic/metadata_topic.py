@@ -3,7 +3,8 @@
 The topic must be compacted and nothing else, or records would be lost. It must have LogAppendTime, since expiry trusts
 no producer's clock (docs/design.md, safety rule 6). The number of partitions decides where the records of a user
 partition are, so it must never change. If the topic was grown, deleted, created again or given another policy, no
-process writes to it until an operator undoes that.
+process writes to it until an operator undoes that. To change the configured number as well does not undo it: the order
+of records, which decides what a clamp cuts and which segment answers, exists in one metadata partition only.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from uuid import UUID
 from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 
 from protocol.errors import ErrorCode
+from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, RemoteLogMetadataError
+from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.state.layout import StateIdentity
+from tiers.model.ids import TopicIdPartition
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +40,13 @@ _DELETE_RETENTION = "delete.retention.ms"
 _REQUIRED = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
 _FIRST_PAUSE_MS = 20
 _LONGEST_PAUSE_MS = 400
+_BOUNDS_TIMEOUT_MS = 5_000
 _TIERED_STORAGE_OF_KAFKA = "remote.log.storage.system.enable"
+REBUILD_AFTER_GROWTH = (
+    "the number of partitions must not change after the first record, since later records of a user partition would be"
+    " in another metadata partition than the earlier ones. Rebuild the metadata into a new topic: see 'The metadata"
+    " topic is lost' in docs/operations.md"
+)
 
 
 class MetadataTopicUnfitError(RemoteLogMetadataError):
@@ -75,17 +85,45 @@ async def open_metadata_topic(
 
     `saved` is the identity of the state that would be forgotten. Raises `MetadataTopicLostError` when the topic of that
     state is gone. `refusal_to_create` is called before the topic is created. It returns why that must not happen, or
-    None. Raises `BrokerError`."""
+    None. A topic without any record is as good as a missing one: another program may have created it in the place of a
+    lost one. Raises `BrokerError`."""
     metadata = await client.topic_named(settings.name, timeout_ms)
     await _refuse_to_share(client, settings, timeout_ms)
     if saved is not None and saved.cluster_id == metadata.cluster_id:
         await _refuse_to_replace(client, settings, saved, timeout_ms)
-    if settings.name not in metadata.topics:
-        refusal = None if refusal_to_create is None else await refusal_to_create()
-        if refusal is not None:
-            raise MetadataTopicUnfitError(refusal)
+    is_missing = settings.name not in metadata.topics
+    if is_missing:
+        await _refuse(refusal_to_create)
         await _create(client, metadata, settings, timeout_ms)
-    return await _wait_until_shown(client, settings, timeout_ms)
+    topic = await _wait_until_shown(client, settings, timeout_ms)
+    if not (is_missing or saved or refusal_to_create is None or await _has_records(client, topic, timeout_ms)):
+        await _refuse(refusal_to_create)
+    return topic
+
+
+async def _refuse(refusal_to_create: Callable[[], Awaitable[str | None]] | None) -> None:
+    refusal = None if refusal_to_create is None else await refusal_to_create()
+    if refusal is not None:
+        raise MetadataTopicUnfitError(refusal)
+
+
+async def _has_records(client: BrokerClient, topic: MetadataTopic, timeout_ms: int) -> bool:
+    """Returns whether the topic was ever written to. Raises `BrokerError` if a leader that may know does not answer."""
+    source = BrokerLogSource(client)
+    troubles: list[BrokerError] = []
+
+    async def is_written(number: int) -> bool:
+        partition = TopicIdPartition(topic.topic_id, number, topic.name)
+        try:
+            return (await source.bounds(partition, min(timeout_ms, _BOUNDS_TIMEOUT_MS))).high_watermark > 0
+        except BrokerError as error:
+            troubles.append(error)
+            return False
+
+    found = any(await bounded_gather(range(topic.partition_count), is_written, topic.partition_count))
+    if troubles and not found:
+        raise BrokerError(f"it is not known whether topic {topic.name} has records: {troubles[0]}", retriable=True)
+    return found
 
 
 async def _refuse_to_replace(
@@ -96,6 +134,11 @@ async def _refuse_to_replace(
         topic = metadata.topics.get(settings.name)
         if topic is not None and topic.error == ErrorCode.NONE:
             if topic.topic_id == saved.topic_id:
+                if saved.partition_count != settings.partition_count:
+                    raise MetadataTopicUnfitError(
+                        f"the saved state was read from topic {settings.name} when it had {saved.partition_count}"
+                        f" partitions, and {settings.partition_count} are configured: {REBUILD_AFTER_GROWTH}"
+                    )
                 return
             raise MetadataTopicLostError(f"topic {settings.name} is not the one that the saved state was read from")
         if topic is not None:

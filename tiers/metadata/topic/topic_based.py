@@ -136,6 +136,7 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             clock_ms=self._clock_ms,
             wall_clock_ms=self._wall_clock_ms,
             on_finished=self._seen.finished,
+            home_of=self.metadata_partition,
         )
         if lost is not None:
             self._set_alarm(lost)

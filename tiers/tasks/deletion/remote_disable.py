@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
+from tiers.config.topic_settings import is_deletion_requested
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import LogStartConfirmation, remote_epoch_before
 from tiers.model.ids import TopicIdPartition
@@ -49,11 +49,7 @@ class RemoteDisableTask:
         return deleted
 
     def _is_to_go(self, partition: TopicIdPartition) -> bool:
-        """Whether a user asked for the deletion. Both keys must be recorded.
-
-        A topic that is only missing in the settings file stays."""
-        own = self._services.metadata.topic_tier_config(partition.topic_id)
-        return own.get(REMOTE_STORAGE_ENABLE) == "false" and own.get(DELETE_ON_DISABLE) == "true"
+        return is_deletion_requested(self._services.metadata.topic_tier_config(partition.topic_id))
 
     async def _delete(self, partition: TopicIdPartition) -> int:
         services, settings = self._services, self._services.settings
@@ -62,7 +58,7 @@ class RemoteDisableTask:
             await end_copy_plans(services, partition)
             return 0
         timeout_ms = settings.request_timeout_ms
-        await services.metadata.ensure_fresh(partition, settings.remote_log.visible_after_ms // 2, timeout_ms)
+        await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         confirmed = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await check_remote_lineage(

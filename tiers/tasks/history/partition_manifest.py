@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
 
@@ -60,6 +61,7 @@ from tiers.tasks.history.stored_manifest import (
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
+_PROBED_SEGMENTS = 3
 _NOT_ACCEPTED = -2
 """No clamp has this offset."""
 
@@ -144,6 +146,8 @@ class PartitionManifestTask:
             await self._put()
         if not self.is_accepted:
             if self._stored is None:
+                if not self._is_unreadable:
+                    await self._check_place()
                 self._check_leftovers(local_log_start)
             else:
                 await self._refuse_to_forget(self._stored)
@@ -422,6 +426,26 @@ class PartitionManifestTask:
             RemoteLogSegmentId(self._partition, segment.id)
         )
         return known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED
+
+    async def _check_place(self) -> None:
+        """Raises `MetadataLostError` when the store has neither a manifest nor any of the copied segments.
+
+        The settings of this process may name another bucket or folder than those of the process that copied. Copies
+        would go where no other process reads them, and the brokers' records would be trimmed. Some of the segments are
+        enough, and the oldest are not merely late."""
+        metadata, partition = self._services.metadata, self._partition
+        finished = [each for each in metadata.stored_segments(partition) if each.is_finished]
+        if not finished:
+            return
+        for each in sorted(finished, key=lambda segment: segment.event_timestamp_ms)[:_PROBED_SEGMENTS]:
+            with suppress(RemoteResourceNotFoundError):
+                await self._services.storage.fetch_indexes(each.metadata)
+                return
+        raise MetadataLostError(
+            f"the store has neither the manifest of {partition} nor its oldest segments: does [storage] name another"
+            " place than that of the process which copied them? Correct it; if the store lost them, `tidegate tier"
+            " accept` goes on without them"
+        )
 
     def _check_leftovers(self, local_log_start: int) -> None:
         """Raises `MetadataLostError` when a copy that looks unfinished may be the only copy of its records.

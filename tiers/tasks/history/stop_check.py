@@ -103,7 +103,8 @@ async def may_be_stopped(
     if _has_unexplained_offsets(metadata, partition, bounds, log_start):
         return True
     if stored_manifest is None:
-        return False
+        # The manifest is written before the first copy. If the store lacks the copies too, it may be another place.
+        return any(each.is_finished for each in metadata.stored_segments(partition))
     try:
         manifest = decode_partition_manifest(stored_manifest)
     except RemoteLogMetadataError:

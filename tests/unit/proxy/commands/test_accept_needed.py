@@ -87,6 +87,10 @@ async def unreadable_manifest(bench: CommandBench, log: InMemoryLog) -> None:
     await bench.storage.put_object(partition_manifest_key(CLUSTER_ID, PARTITION), b"{}")
 
 
+async def missing_manifest(bench: CommandBench, log: InMemoryLog) -> None:
+    await bench.storage.delete_object(partition_manifest_key(CLUSTER_ID, PARTITION))
+
+
 async def lost_position(bench: CommandBench, log: InMemoryLog) -> None:
     bench.rlmm.is_position_confirmed = False
 
@@ -106,6 +110,7 @@ async def unfinished_copy(bench: CommandBench, log: InMemoryLog) -> None:
         emptied_broker,
         forgotten_segment,
         unreadable_manifest,
+        missing_manifest,
         lost_position,
         unfinished_copy,
     ],

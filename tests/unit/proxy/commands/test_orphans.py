@@ -125,6 +125,17 @@ async def test_a_manifest_that_cannot_be_read_protects_its_partition(bench: Comm
     assert what(await found(bench)) == [(ORPHAN, False)] * 2
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_lost_manifest_protects_the_partition_of_a_topic(bench: CommandBench, is_there: bool) -> None:
+    """The last objects of a deleted topic have no manifest either: what comes after them may be deleted."""
+    bench.topics = {PARTITION.topic_id} if is_there else set()
+    await bench.tiered(0)
+    await bench.stored(10)
+    assert what(await found(bench)) == [(ORPHAN, not is_there)] * 2
+    await bench.put_manifest()
+    assert what(await found(bench)) == [(ORPHAN, True)] * 2
+
+
 async def test_metadata_that_knows_nothing_deletes_nothing(bench: CommandBench) -> None:
     await bench.stored(0)
     report = await found(bench)

@@ -10,6 +10,7 @@ import pytest
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.access.open_tier import RemoteTierError
+from tiers.broker.client import BrokerClient
 from tiers.commands.rebuild_report import show_rebuild
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
@@ -18,13 +19,16 @@ from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpo
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.history.stored_manifest import manifest_of, read_manifest
+from tiers.upkeep.importing import refuse_beside_owners
 from tiers.upkeep.rebuild import (
     Rebuild,
     RebuildOptions,
+    check_manifests,
     compare,
     judge_unknown_topics,
     manifests_of,
     plan_rebuild,
+    topics_replaced,
     write_manifests,
 )
 
@@ -134,7 +138,7 @@ async def test_the_manifests_name_the_new_topic_then(bench: CommandBench, monkey
     await bench.tiered(10)
     done = await planned(bench)
     monkeypatch.setattr(bench.rlmm, "position", lambda partition: NEW_POSITION)
-    await write_manifests(bench.storage, manifests_of(done.plans, bench.rlmm, CLUSTER_ID))
+    await write_manifests(bench.storage, manifests_of(done.plans, bench.rlmm, CLUSTER_ID), done.plans)
     found = await stored(bench)
     assert found == manifest_of(bench.rlmm, CLUSTER_ID, found.topic_id_partition if found else PARTITION)
     assert found is not None
@@ -150,10 +154,45 @@ async def test_the_manifest_of_an_owner_that_runs_already_stays(
     monkeypatch.setattr(bench.rlmm, "position", lambda partition: NEW_POSITION._replace(next_offset=20))
     (of_the_owner,) = manifests_of(plans, bench.rlmm, CLUSTER_ID)
     of_the_owner = replace(of_the_owner, dead=(UUID(int=5),))
-    await write_manifests(bench.storage, [of_the_owner])
+    await write_manifests(bench.storage, [of_the_owner], plans)
     monkeypatch.setattr(bench.rlmm, "position", lambda partition: NEW_POSITION)
-    await write_manifests(bench.storage, manifests_of(plans, bench.rlmm, CLUSTER_ID))
+    await write_manifests(bench.storage, manifests_of(plans, bench.rlmm, CLUSTER_ID), plans)
     assert await stored(bench) == of_the_owner
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+async def test_a_manifest_that_an_owner_writes_meanwhile_ends_the_rebuild(bench: CommandBench, was_there: bool) -> None:
+    """The plan lacks the log start that a user has recorded since, so deleted records would come back."""
+    await bench.tiered(0)
+    if was_there:
+        await bench.put_manifest()
+    plans = (await planned(bench)).plans
+    manifests = [replace(each, position=NEW_POSITION) for each in manifests_of(plans, bench.rlmm, CLUSTER_ID)]
+    await check_manifests(bench.storage, CLUSTER_ID, plans)
+    await bench.rlmm.put_log_start(PARTITION, LogStart(3, 0, LogStartReason.USER))
+    await bench.put_manifest()
+    of_the_owner = await stored(bench)
+    with pytest.raises(RemoteTierError, match="was replaced since the store was read"):
+        await check_manifests(bench.storage, CLUSTER_ID, plans)
+    if was_there:
+        with pytest.raises(RemoteTierError, match="was replaced since the store was read"):
+            await write_manifests(bench.storage, manifests, plans)
+    assert await stored(bench) == of_the_owner
+
+
+async def test_a_rebuild_waits_for_the_owners_of_both_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--into`, the owners of the topic that is replaced may still run."""
+
+    async def count_owners(client: BrokerClient, topic: str, timeout_ms: int) -> int:
+        return int(topic == "__old")
+
+    monkeypatch.setattr("tiers.upkeep.importing.count_owners", count_owners)
+    client = BrokerClient([("127.0.0.1", 1)], client_id="test")
+    await refuse_beside_owners(client, ["__new"])
+    with pytest.raises(RemoteTierError, match="1 processes own partitions of __old"):
+        await refuse_beside_owners(client, ["__new", "__old"])
+    assert topics_replaced("__old", RebuildOptions(into="__new")) == ["__old", "__new"]
+    assert topics_replaced("__old", RebuildOptions()) == ["__old"]
 
 
 async def test_where_no_manifest_was_none_is_written(bench: CommandBench) -> None:
@@ -161,7 +200,7 @@ async def test_where_no_manifest_was_none_is_written(bench: CommandBench) -> Non
     await bench.tiered(0)
     done = await planned(bench)
     assert [len(plan.segments) for plan in done.plans] == [1]
-    await write_manifests(bench.storage, manifests_of(done.plans, bench.rlmm, CLUSTER_ID))
+    await write_manifests(bench.storage, manifests_of(done.plans, bench.rlmm, CLUSTER_ID), done.plans)
     assert await stored(bench) is None
 
 
@@ -170,11 +209,12 @@ async def test_a_manifest_that_cannot_be_written_is_no_success(
 ) -> None:
     await bench.tiered(0)
     await bench.put_manifest()
-    manifests = manifests_of((await planned(bench)).plans, bench.rlmm, CLUSTER_ID)
+    plans = (await planned(bench)).plans
+    manifests = manifests_of(plans, bench.rlmm, CLUSTER_ID)
 
     async def put_object(key: str, data: bytes, if_match: object = None) -> None:
         raise RetriableRemoteStorageError("503")
 
     monkeypatch.setattr(bench.storage, "put_object", put_object)
     with pytest.raises(RemoteTierError, match=r"the metadata was written, but .* delete the new metadata topic"):
-        await write_manifests(bench.storage, manifests)
+        await write_manifests(bench.storage, manifests, plans)

@@ -37,6 +37,7 @@ from tiers.model.segment_metadata import (
     OperatorAcceptanceUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
+    UnfinishedRebuildUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
@@ -106,6 +107,7 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
     presences: tuple[MetadataRecord, ...] = (
         OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS, "7f"),
         LogDivergenceUpdate(PARTITION, "a", NOW_MS),
+        UnfinishedRebuildUpdate(PARTITION, "a", NOW_MS),
         TopicMissingUpdate(first_partition, "a", NOW_MS),
         TopicDeletionUpdate(first_partition, "a", NOW_MS),
     )
@@ -144,6 +146,7 @@ def answers(state: RemoteLogMetadataStateWriter) -> list[object]:
         state.gaps(PARTITION),
         state.acceptance(PARTITION),
         state.is_diverged(PARTITION),
+        state.unfinished_rebuilds(),
         state.missing_topics(),
         state.is_topic_deleted(TOPIC_ID),
         state.partitions(),

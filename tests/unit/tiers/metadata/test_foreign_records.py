@@ -31,6 +31,7 @@ from tiers.model.segment_metadata import (
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
+    UnfinishedRebuildUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
@@ -75,13 +76,14 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
     st.builds(LogGapUpdate, PARTITIONS, NAMES, INT64, st.builds(LogGap, INT64, INT64), INT32),
     st.builds(OperatorAcceptanceUpdate, PARTITIONS, NAMES, INT64, NAMES),
     st.builds(LogDivergenceUpdate, PARTITIONS, NAMES, INT64),
+    st.builds(UnfinishedRebuildUpdate, PARTITIONS, NAMES, INT64),
     st.builds(TopicDeletionUpdate, PARTITIONS, NAMES, INT64),
     st.builds(TopicMissingUpdate, PARTITIONS, NAMES, INT64),
     PLANS,
 )
 KEYS = st.builds(
     RecordKey,
-    st.sampled_from([0, 1, 2, 3, *range(1000, 1009), *range(2000, 2003)]),
+    st.sampled_from([0, 1, 2, 3, *range(1000, 1010), *range(2000, 2003)]),
     PARTITIONS,
     st.sampled_from([UUID(int=2).bytes, b"", b"a", b"x" * 600]) | st.binary(max_size=20),
 )

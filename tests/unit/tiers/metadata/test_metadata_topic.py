@@ -11,11 +11,13 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 from protocol.api_keys import ApiKey
 from protocol.apis.metadata import PartitionMetadata
 from protocol.errors import ErrorCode
+from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.record_batches import batch_of
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError
-from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, open_metadata_topic
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
 
 TOPIC = TopicMetadata("segments", UUID(int=7), {0: PartitionMetadata(0, 1, 5)})
 SETTINGS = MetadataTopicSettings("segments", 1)
@@ -78,4 +80,24 @@ async def test_a_new_topic_that_no_broker_shows_in_time_is_an_error(monkeypatch:
         client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
         with pytest.raises(BrokerError, match="does not show topic segments"):
             await open_metadata_topic(client, SETTINGS, 30_000)
+        await client.close()
+
+
+@pytest.mark.parametrize(("batches", "is_refused"), [([], True), ([batch_of(0, 1)], False)])
+async def test_a_topic_without_records_is_as_good_as_a_missing_one(batches: list[bytes], is_refused: bool) -> None:
+    """Another program may have created it in the place of a lost one."""
+
+    async def refusal() -> str:
+        return "the store holds segments"
+
+    async with ScriptedBroker() as broker:
+        broker.topics = [TOPIC]
+        broker.logs[TOPIC.name, 0] = LocalLog(batches)
+        broker.answers[ApiKey.DESCRIBE_CONFIGS] = fit
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        if is_refused:
+            with pytest.raises(MetadataTopicUnfitError, match="the store holds segments"):
+                await open_metadata_topic(client, SETTINGS, 30_000, None, refusal)
+        else:
+            assert (await open_metadata_topic(client, SETTINGS, 30_000, None, refusal)).topic_id == TOPIC.topic_id
         await client.close()

@@ -431,3 +431,16 @@ def test_the_longest_total_retention_of_all_manifests_is_rebuilt() -> None:
     assert config.config == {RETENTION_MINUTES: "-1", RETENTION_BYTES: "-1", "local.retention.ms": "5"}
     [config] = tier_configs_of([old], "writer", 1)
     assert config.config == old.tier_config
+
+
+@pytest.mark.parametrize("other", [{}, {"remote.storage.enable": "true", "local.retention.ms": "5"}])
+def test_a_deletion_that_one_manifest_does_not_ask_for_is_not_rebuilt(other: dict[str, str]) -> None:
+    """The user may have taken the request back after the owner of the other partition had written its manifest."""
+    asks = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+    asking, keeping = (
+        PartitionPlan(replace(PARTITION, partition=number), has_manifest=True, tier_config=config)
+        for number, config in enumerate([asks, other])
+    )
+    assert [each.config for each in tier_configs_of([asking, keeping], "writer", 1)] == ([other] if other else [])
+    [config] = tier_configs_of([asking, asking], "writer", 1)
+    assert config.config == asks

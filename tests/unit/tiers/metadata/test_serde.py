@@ -45,6 +45,7 @@ from tiers.model.segment_metadata import (
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
+    UnfinishedRebuildUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
@@ -150,10 +151,16 @@ def test_a_gap_keeps_its_bytes_and_what_is_none_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("record_type", "api_key"),
-    [(LogDivergenceUpdate, "f007"), (TopicDeletionUpdate, "d00f"), (TopicMissingUpdate, "d10f")],
+    [
+        (LogDivergenceUpdate, "f007"),
+        (UnfinishedRebuildUpdate, "f107"),
+        (TopicDeletionUpdate, "d00f"),
+        (TopicMissingUpdate, "d10f"),
+    ],
 )
 def test_a_record_without_fields_of_its_own_keeps_its_bytes(
-    record_type: type[LogDivergenceUpdate | TopicDeletionUpdate | TopicMissingUpdate], api_key: str
+    record_type: type[LogDivergenceUpdate | UnfinishedRebuildUpdate | TopicDeletionUpdate | TopicMissingUpdate],
+    api_key: str,
 ) -> None:
     update = record_type(PARTITION, "proxy-1", 1700000001234)
     expected = (
@@ -286,6 +293,7 @@ def test_keys_tell_segments_record_types_and_log_starts_apart() -> None:
         key_of(LogGapUpdate(PARTITION, "a", 0, LogGap(2, 9), 0)),
         key_of(OperatorAcceptanceUpdate(PARTITION, "a", 0, "7f")),
         key_of(LogDivergenceUpdate(PARTITION, "a", 0)),
+        key_of(UnfinishedRebuildUpdate(PARTITION, "a", 0)),
         key_of(TopicDeletionUpdate(PARTITION, "a", 0)),
         key_of(TopicMissingUpdate(PARTITION, "a", 0)),
         key_of(TopicTierConfigUpdate(PARTITION, "a", 0, {})),

@@ -213,8 +213,8 @@ async def test_a_gap_of_the_first_round_after_a_rebuild_is_recorded(bench: Workb
     await bench.check_manifest()
     with pytest.raises(MetadataLostError, match="is another one"):
         await copy_start(bench)
-    plan = PartitionPlan(PARTITION, has_manifest=True)
-    await write_manifests(bench.store, manifests_of([plan], bench.metadata, "cluster"))
+    plan = PartitionPlan(PARTITION, has_manifest=True, manifest=old)
+    await write_manifests(bench.store, manifests_of([plan], bench.metadata, "cluster"), [plan])
     bench.restart()
     await bench.check_manifest()
     assert await until_recorded(bench) == 120

@@ -490,3 +490,24 @@ async def test_a_manifest_is_there_before_the_first_record(manifests: Manifests)
     assert await manifests.round() == ["get", "get", "put"]
     assert (await manifests.stored()).segments == ()
     assert manifests.bench.metadata.partitions() == []
+
+
+async def test_a_store_without_manifest_and_segments_may_be_another_place(manifests: Manifests) -> None:
+    """Copies would go where no other process reads them."""
+    bench = manifests.bench
+    await copied(bench)
+    await manifests.round()
+    await manifests.storage.delete_object(KEY)
+    for gone in bench.segments[:-1]:
+        await manifests.storage.delete_log_segment_data(gone)
+    manifests.new_owner()
+    assert await manifests.round() == ["get", "get", "put"], "the store has a segment, so the manifest was lost"
+    await manifests.storage.delete_object(KEY)
+    await manifests.storage.delete_log_segment_data(bench.segments[-1])
+    manifests.new_owner()
+    for _ in range(2):
+        with pytest.raises(MetadataLostError, match="does \\[storage\\] name another place"):
+            await manifests.round()
+    await bench.accept()
+    await manifests.round()
+    assert (await manifests.stored()).segments != ()

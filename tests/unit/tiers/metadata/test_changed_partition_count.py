@@ -1,0 +1,69 @@
+"""A metadata topic whose number of partitions was changed, together with the number in the settings.
+
+The records of a user partition are then in two metadata partitions. Their order decides what a clamp cuts, which of two
+segments answers, and whether a tombstone comes after its record. So nothing that was read is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.tiers.following import TOPIC, Cluster, Following, finished
+from tests.support.tiers.metadata_state import NOW_MS, PARTITION, clamp, open_state
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.errors import RemoteLogMetadataNotReadyError
+from tiers.metadata.state.layout import StateIdentity
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
+from tiers.metadata.written_records import key_and_value
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import UnfinishedRebuildUpdate
+
+HOME = 1
+
+
+@pytest.fixture
+async def settled(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Following]:
+    """Every user partition belongs to the second metadata partition."""
+    state = open_state(tmp_path)
+    following = Following(cluster, state, lambda partition: HOME)
+    yield following
+    following.follower.close()
+    state.close()
+
+
+async def test_records_in_their_places_are_believed(cluster: Cluster, settled: Following) -> None:
+    own = TopicIdPartition(TOPIC.topic_id, 0, TOPIC.name)
+    cluster.logs = {0: [], HOME: finished(1, 0)}
+    assert await settled.poll()
+    assert settled.follower.is_fresh(0, 60_000)
+    cluster.logs[0] += [key_and_value(UnfinishedRebuildUpdate(own, "a", NOW_MS))]
+    assert await settled.poll(), "a record about a metadata partition is in that partition"
+    assert settled.follower.trouble_of_all is None
+
+
+async def test_after_a_record_in_another_place_nothing_is_believed(cluster: Cluster, settled: Following) -> None:
+    """The clamp lies at a lower offset than the segment that it must cut. It would cut nothing."""
+    cluster.logs = {0: finished(1, 0), HOME: [clamp(4)]}
+    for _ in range(2):
+        await settled.poll()
+        for number in (0, HOME):
+            assert settled.follower.fresh_at_ms(number) is None
+            with pytest.raises(RemoteLogMetadataNotReadyError, match="belong to metadata partition 1 of 2"):
+                await settled.follower.ensure_fresh(number, 60_000, 5)
+        assert "Rebuild the metadata into a new topic" in str(settled.follower.trouble_of_all)
+        assert list(settled.state.list_remote_log_segments(PARTITION)) == []
+
+
+async def test_a_saved_state_of_another_count_is_not_replaced() -> None:
+    async with ScriptedBroker() as broker:
+        broker.topics = [TopicMetadata("segments", TOPIC.topic_id, {})]
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        saved = StateIdentity((await client.brokers()).cluster_id, TOPIC.topic_id, 50)
+        with pytest.raises(MetadataTopicUnfitError, match="when it had 50 partitions, and 60 are configured"):
+            await open_metadata_topic(client, MetadataTopicSettings("segments", 60), 5_000, saved)
+        await client.close()
