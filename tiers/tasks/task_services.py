@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -119,6 +119,13 @@ class TaskServices:
     checkpoint: Callable[[str], None] = _no_checkpoint
     say: Callable[[str], None] = _untold
     """Tells the user of a job a message of one line."""
+
+    async def present_tier_settings(self, partition: TopicIdPartition) -> Mapping[str, str]:
+        """Returns the topic's tier settings after their metadata was read to its end.
+
+        Raises `RemoteLogMetadataNotReadyError` when it cannot be read to its end now."""
+        await self.metadata.ensure_fresh(partition.of_settings, 0, self.settings.request_timeout_ms)
+        return self.metadata.topic_tier_config(partition.topic_id)
 
     def require_ownership(self, partition: TopicIdPartition) -> None:
         """Raises `OwnershipLostError` unless this process owns the partition."""
