@@ -95,7 +95,7 @@ class FetchSettings:
 
     @property
     def metadata_max_age_ms(self) -> int:
-        return self.remote_log.visible_after_ms // 2
+        return self.remote_log.fresh_within_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from tiers.quota import DEFAULT_WINDOW_NUM, DEFAULT_WINDOW_SIZE_MS, QuotaWindow
 from tiers.storage.settings import read_secret
 
 MIB = 1024 * 1024
+DEFAULT_VISIBLE_AFTER_MS: Final = 10_000
 DEFAULT_COPIER_THREADS: Final = 10
 
 _DURATION_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -391,11 +392,21 @@ class RemoteLogConfig(Section):
         ),
     )
     visible_after_ms: DurationMs = Field(
-        default=10_000,
+        default=DEFAULT_VISIBLE_AFTER_MS,
         validation_alias="remote.log.visible.after.ms",
         gt=0,
-        description="How long a copied segment must be visible before the owner may trim the broker's copy (T_vis).",
+        description=(
+            "How long a copied segment must be visible before the owner may trim the broker's copy (T_vis). A value "
+            "below the default must be the same in all proxies, so stop all of them to lower it."
+        ),
     )
+
+    @property
+    def fresh_within_ms(self) -> int:
+        """The age below which metadata is fresh: half of T_vis, and never more than half of the default.
+
+        An owner with another T_vis may trim after the default time, for example while a longer one is rolled out."""
+        return min(self.visible_after_ms, DEFAULT_VISIBLE_AFTER_MS) // 2
 
     @property
     def manager_pool_size(self) -> int:

@@ -141,7 +141,7 @@ class PartitionTasks:
         services, partition = self._services, self.partition
         settings, timeout_ms = services.settings, services.settings.request_timeout_ms
         services.require_ownership(partition)
-        await services.metadata.ensure_fresh(partition, settings.remote_log.visible_after_ms // 2, timeout_ms)
+        await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         await self.watch.look(self.policy, bounds, self.copy)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)

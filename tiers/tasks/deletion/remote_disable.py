@@ -62,7 +62,7 @@ class RemoteDisableTask:
             await end_copy_plans(services, partition)
             return 0
         timeout_ms = settings.request_timeout_ms
-        await services.metadata.ensure_fresh(partition, settings.remote_log.visible_after_ms // 2, timeout_ms)
+        await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         confirmed = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await check_remote_lineage(
