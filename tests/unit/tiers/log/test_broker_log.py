@@ -52,6 +52,7 @@ class Leader:
     aborted: list[tuple[int, int]] = field(default_factory=list)
     errors: list[int] = field(default_factory=list)
     throttled: int = 0
+    preferred_read_replica: int = -1
     keeps_epochs: bool = True
     trimmed_to: list[int] = field(default_factory=list)
 
@@ -75,18 +76,19 @@ class Leader:
         has_diverged = self.keeps_epochs and asked.last_fetched_epoch >= 0 and asked.fetch_offset > self.high_watermark
         if not error and not has_diverged and not self.log_start <= asked.fetch_offset <= self.high_watermark:
             error = ErrorCode.OFFSET_OUT_OF_RANGE
+        is_without_bounds = error != 0 or self.preferred_read_replica >= 0
         data = topic.PartitionData(
             partition_index=0,
             error_code=error,
-            high_watermark=-1 if error else self.high_watermark,
-            last_stable_offset=-1 if error else self.lso,
-            log_start_offset=-1 if error else self.log_start,
+            high_watermark=-1 if is_without_bounds else self.high_watermark,
+            last_stable_offset=-1 if is_without_bounds else self.lso,
+            log_start_offset=-1 if is_without_bounds else self.log_start,
             aborted_transactions=[
                 topic.PartitionData.AbortedTransaction(producer_id=producer_id, first_offset=first)
                 for producer_id, first in self.aborted
             ],
-            preferred_read_replica=-1,
-            records=b"" if error or asked.fetch_offset >= self.lso else self.records,
+            preferred_read_replica=self.preferred_read_replica,
+            records=b"" if is_without_bounds or asked.fetch_offset >= self.lso else self.records,
         )
         answered = [topic(topic_id=request.topics[0].topic_id, partitions=[data])]
         if self.throttled:
@@ -203,6 +205,19 @@ async def test_a_refusal_is_not_retried(cluster: Cluster) -> None:
     with pytest.raises(BrokerError) as error:
         await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)
     assert (error.value.code, error.value.retriable) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, False)
+
+
+async def test_a_leader_that_names_another_replica_to_read_from_is_an_error(cluster: Cluster) -> None:
+    """As a replica selector of one's own may do. The answer looks like that of an empty log."""
+    cluster.first.preferred_read_replica = 2
+    for call in (
+        cluster.source.bounds(PARTITION, TIMEOUT_MS),
+        cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS),
+        cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, lambda: None),
+    ):
+        with pytest.raises(BrokerError, match="sends the owner to broker 2"):
+            await call
+    assert cluster.first.trimmed_to == []
 
 
 async def test_a_throttled_answer_is_asked_for_again(cluster: Cluster) -> None:
