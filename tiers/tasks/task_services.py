@@ -22,6 +22,8 @@ from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 
+TIER_SETTINGS_MAX_AGE_MS: Final = 10_000
+"""The age of tier settings by which a topic is copied. What deletes records reads them to their end first."""
 _TOPICS_INTERVAL_MS: Final = 10_000
 
 

@@ -31,6 +31,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
 from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.task_services import TIER_SETTINGS_MAX_AGE_MS
 
 logger = logging.getLogger(__name__)
 _TOPIC_RESOURCE = 2
@@ -38,8 +39,6 @@ _TOPICS_PER_REQUEST = 50
 """The answer for more topics would hold up the event loop while it is decoded."""
 _TOPICS_PER_SLICE = 200
 _WITNESSES = 2
-_SETTINGS_MAX_AGE_MS = 10_000
-"""A trim and an expiry read the settings again (`TaskServices.present_tier_settings`)."""
 _SETTINGS_TIMEOUT_MS = 2_000
 _SETTINGS_AT_ONCE = 16
 
@@ -129,7 +128,9 @@ class TieredTopics:
 
         async def read(topic: TopicMetadata) -> None:
             with suppress(RemoteLogMetadataError):
-                await settings.ensure_fresh(_of_settings(topic.topic_id), _SETTINGS_MAX_AGE_MS, _SETTINGS_TIMEOUT_MS)
+                await settings.ensure_fresh(
+                    _of_settings(topic.topic_id), TIER_SETTINGS_MAX_AGE_MS, _SETTINGS_TIMEOUT_MS
+                )
 
         with suppress(TimeoutError):
             async with asyncio.timeout(_SETTINGS_TIMEOUT_MS / 1000):
@@ -137,7 +138,7 @@ class TieredTopics:
                 await bounded_gather(behind, read, _SETTINGS_AT_ONCE)
 
     def _is_read(self, topic_id: UUID) -> bool:
-        return self._settings is None or self._settings.is_fresh(_of_settings(topic_id), _SETTINGS_MAX_AGE_MS)
+        return self._settings is None or self._settings.is_fresh(_of_settings(topic_id), TIER_SETTINGS_MAX_AGE_MS)
 
     def _tier_settings(self, topic_id: UUID) -> Mapping[str, str]:
         return {} if self._settings is None else self._settings.topic_tier_config(topic_id)
