@@ -25,8 +25,11 @@ from protocol.errors import ErrorCode
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.record_batches import batch_of
 from tiers.broker.client import BrokerClient
+from tiers.broker.client import Leader as TheLeader
 from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, OwnershipLostError
+from tiers.log.bounds_batch import BoundsBatch
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction, EpochEndOffset, LocalLogBounds
@@ -122,6 +125,7 @@ class Leader:
 class Cluster:
     first: Leader
     second: Leader
+    client: BrokerClient
     source: BrokerLogSource
 
 
@@ -136,7 +140,7 @@ async def cluster() -> AsyncIterator[Cluster]:
         stack.push_async_callback(client.close)
         first, second = (Leader(broker) for broker in brokers)
         first.leads(3)
-        yield Cluster(first, second, BrokerLogSource(client))
+        yield Cluster(first, second, client, BrokerLogSource(client))
 
 
 async def test_a_read_is_what_the_leader_of_the_named_epoch_holds(cluster: Cluster) -> None:
@@ -309,6 +313,18 @@ async def test_concurrent_questions_for_bounds_share_one_request(cluster: Cluste
     assert len(cluster.first.broker.received(FetchRequest)) == 2
     cluster.first.log_start = 20
     assert (await cluster.source.bounds(PARTITION, TIMEOUT_MS)).log_start_offset == 20
+
+
+async def test_no_question_gets_the_answer_of_another_leader_epoch(cluster: Cluster) -> None:
+    """A broker answers the last entry of a request for a partition, here that of epoch 4."""
+    batch = BoundsBatch(cluster.client, "log")
+    known = [TheLeader(cluster.first.broker.node_id, epoch) for epoch in (3, 4)]
+    old, new = await asyncio.gather(
+        *(batch.ask(PARTITION, leader, TIMEOUT_MS) for leader in known), return_exceptions=True
+    )
+    assert isinstance(old, BrokerError)
+    assert old.retriable
+    assert isinstance(new, FetchedPartition)
 
 
 async def test_a_caller_beside_a_cancelled_question_asks_again(cluster: Cluster) -> None:
