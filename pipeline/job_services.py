@@ -172,5 +172,5 @@ async def tiered_policies(tier: OpenTier) -> Collection[TopicPolicy]:
     """Reads the current policies. Raises `BrokerError`."""
     rules = tier.config.topics
     metrics = RemoteLogManagerMetrics(CollectorRegistry())
-    topics = TieredTopics(tier.client, rules, metrics, tier.metadata.topic_tier_config)
+    topics = TieredTopics(tier.client, rules, metrics, tier.metadata)
     return (await topics.refresh(tier.config.upstream.request_timeout_ms)).values()

@@ -15,13 +15,17 @@ async def bounded_gather(
 ) -> list[T]:
     """Calls `work` for each item, at most `at_once` at a time. Returns the results in the order of `items`.
 
-    The first failure cancels all other calls, and is raised alone. It takes an item from `items` only when a call can
+    The first failure cancels all other calls, and is raised alone. A call that was cancelled by itself counts as a
+    failure: a group of tasks would take it for one without a result. It takes an item from `items` only when a call can
     start, so it never holds more items than calls."""
     results: dict[int, T] = {}
     waiting = enumerate(items)
+    begun = 0
 
     async def take() -> None:
+        nonlocal begun
         for place, item in waiting:
+            begun += 1
             results[place] = await work(item)
             done()
 
@@ -31,4 +35,6 @@ async def bounded_gather(
                 group.create_task(take())
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from failed
+    if len(results) < begun:
+        raise asyncio.CancelledError
     return [results[place] for place in range(len(results))]

@@ -44,6 +44,10 @@ class CorruptSegmentError(RemoteStorageError):
     """Stored bytes do not match their checksum or their format. They are never served."""
 
 
+class LaterFormatError(CorruptSegmentError):
+    """A stored object has a version of its format that this release does not read. A later one may have written it."""
+
+
 class EncryptionKeyError(RemoteStorageError):
     """The key ring lacks the key that wrapped a segment's key, or has another key with its name."""
 

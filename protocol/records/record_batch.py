@@ -228,7 +228,8 @@ def verify_batches(
 ) -> list[RecordBatch]:
     """Returns the whole batches in `[start, end)` after verifying their CRCs, offsets and leader epochs.
 
-    The offsets must ascend without overlap, and the leader epochs must not decrease. The first batch must hold
+    The offsets must ascend without overlap, and the leader epochs must not decrease. A batch of magic 0 or 1 has no
+    leader epoch. It may follow one of magic 2, after the topic's message format was set back. The first batch must hold
     `expected_next_offset` or follow it; the caller decides whether a gap before it is acceptable. The result omits an
     incomplete last batch, so `[-1].end` is the end of the verified bytes. Raises `CorruptBatchError`.
     """
@@ -242,10 +243,10 @@ def verify_batches(
         lowest_offset = batch.base_offset if batches else batch.last_offset
         if lowest_offset <= last_offset:
             raise CorruptBatchError(f"batch at {batch.start}: offset {lowest_offset} after {last_offset}")
-        if batch.leader_epoch < leader_epoch:
+        if NO_LEADER_EPOCH < batch.leader_epoch < leader_epoch:
             raise CorruptBatchError(f"batch at {batch.start}: leader epoch {batch.leader_epoch} after {leader_epoch}")
         last_offset = batch.last_offset
-        leader_epoch = batch.leader_epoch
+        leader_epoch = max(leader_epoch, batch.leader_epoch)
         batches.append(batch)
     return batches
 

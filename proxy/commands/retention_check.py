@@ -52,7 +52,7 @@ async def retention_problems(config: TidegateConfig, client: BrokerClient) -> li
                 client,
                 config.topics,
                 RemoteLogManagerMetrics(CollectorRegistry()),
-                (lambda topic_id: None) if metadata is None else metadata.topic_tier_config,
+                metadata,
             )
             policies = (await topics.refresh(TIMEOUT_MS)).values()
             problems = conflicts(policies)

@@ -128,7 +128,7 @@ async def run_remote_log_manager(
     rules = config.topics
     manager = RemoteLogManager(
         services,
-        TieredTopics(client, rules, services.metrics, metadata.topic_tier_config),
+        TieredTopics(client, rules, services.metrics, metadata),
         TopicDeletionTask(services, ClusterTopicExistence(client)),
         RemoteDisableTask(services),
     )

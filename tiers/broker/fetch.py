@@ -56,6 +56,8 @@ class FetchedPartition:
     aborted_transactions: tuple[AbortedTransaction, ...]
     records: memoryview
     diverging: EpochEndOffset | None = None
+    preferred_read_replica: int = -1
+    """The node id to read from instead. The answer then has no records, and -1 for all offsets."""
 
 
 async def fetch_raw(
@@ -131,4 +133,5 @@ def _partition(response: FetchResponse, partition: FetchResponsePartition) -> Fe
         ),
         records=response.records(partition),
         diverging=None if diverging is None else EpochEndOffset(diverging.epoch, diverging.end_offset),
+        preferred_read_replica=partition.preferred_read_replica,
     )

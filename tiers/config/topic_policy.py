@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from uuid import UUID
 
 from pydantic import AliasChoices, Field, model_validator
@@ -25,12 +26,14 @@ from tiers.config.total_retention import (
     UNLIMITED,
     Retention,
     TotalRetention,
+    recorded_total,
 )
 from tiers.model.ids import TopicIdPartition
 
 BROKER_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes", "remote.storage.enable")
 
 
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 SAME_AS_TOTAL = -2
 """The value of `local.retention.*` for a topic to which only the broker's own retention applies."""
 
@@ -148,6 +151,8 @@ class TopicPolicy:
     """The broker's own retention, if it is known. It bounds the local tier, whatever the total is."""
     recorded_total: TotalRetention = NO_TOTAL
     """The recorded total that this policy was made of."""
+    tier_settings: Mapping[str, str] = field(default_factory=dict)
+    """The topic's own tier settings that this policy was made of."""
     total_to_record: TotalRetention | None = None
     """The total of the file, if it may be recorded as it is. Until then nothing expires."""
     total_conflict: str = ""
@@ -201,13 +206,15 @@ def policy_of(
     partition_count: int,
     rule: TopicConfig,
     config: Mapping[str, str],
-    recorded: TotalRetention = NO_TOTAL,
+    tier_settings: Mapping[str, str] = NO_SETTINGS,
 ) -> TopicPolicy | Refusal:
     """Returns the topic's policy, or why it cannot be tiered. `config` has the broker's values of `BROKER_KEYS`.
 
-    `recorded` is the total retention in the topic's own tier settings. The file alone shortens nothing: if its total
-    differs from the recorded one, nothing expires. The file's total may be recorded only if no total is recorded, and
-    the broker's retention, which is the total then, is not longer."""
+    `tier_settings` are the topic's own, which may have a recorded total retention. The file alone shortens nothing: if
+    its total differs from the recorded one, nothing expires. The file's total may be recorded only if no total is
+    recorded, and the broker's retention, which is the total then, is not longer. Raises `ValueError` for a recorded
+    total that is not valid."""
+    recorded = recorded_total(tier_settings)
     cleanup = config.get("cleanup.policy", "")
     if cleanup != "delete":
         return Refusal(topic, f"cleanup.policy is {cleanup!r}; only 'delete' can be tiered")
@@ -241,6 +248,7 @@ def policy_of(
         copy_disable=rule.copy_disable,
         broker_retention=broker,
         recorded_total=recorded,
+        tier_settings=dict(tier_settings),
         total_to_record=to_record,
         total_conflict=conflict,
     )

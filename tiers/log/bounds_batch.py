@@ -58,7 +58,9 @@ class BoundsBatch:
         ]
         fetched = await fetch_raw(self._client, node_id, positions, max_bytes=1, timeout_ms=timeout_ms, lane=self._lane)
         answers = {(one.topic_id, one.partition): one for one in fetched}
-        for (partition, _), answer in questions.items():
+        # A broker answers the last entry for a partition. The same partition in an older leader epoch gets no answer.
+        last = {partition: answer for (partition, _), answer in questions.items()}
+        for partition, answer in last.items():
             found = answers.get((partition.topic_id, partition.partition))
             if found is not None:
                 answer.set_result(found)

@@ -86,7 +86,7 @@ class BrokerLogSource:
             fetched = await self._fetch(partition, leader, offset, max_bytes, remaining_ms)
             if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
                 return None
-            _raise_for(fetched.error, partition)
+            _raise_for_fetched(fetched, partition)
             return LogRead(
                 records=_verified(fetched.records, offset, fetched.last_stable_offset, partition),
                 log_start_offset=fetched.log_start_offset,
@@ -153,7 +153,7 @@ class BrokerLogSource:
                 return await self._start_if_below(partition, offset, leader, remaining_ms)
             if fetched.error in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH):
                 raise _ForGood(f"the leader epoch of {partition} is no longer {leader_epoch}", fetched.error)
-            _raise_for(fetched.error, partition)
+            _raise_for_fetched(fetched, partition)
             if offset > fetched.last_stable_offset:
                 raise _ForGood(f"{partition}: offset {offset} is above the LSO {fetched.last_stable_offset}")
             topic = request.DeleteRecordsTopic(
@@ -187,7 +187,7 @@ class BrokerLogSource:
             # The log keeps no leader epochs. A Fetch at its end returns no records, or one batch that has just arrived.
             end = await self._last_stable_offset(partition, leader, timeout_ms)
             fetched = await self._fetch(partition, leader, end, 1, timeout_ms)
-        _raise_for(fetched.error, partition)
+        _raise_for_fetched(fetched, partition)
         return fetched
 
     async def _last_stable_offset(self, partition: TopicIdPartition, leader: Leader, timeout_ms: int) -> int:
@@ -260,6 +260,16 @@ def _raise_for(code: int, partition: TopicIdPartition) -> None:
     if code != ErrorCode.NONE:
         raise BrokerError(
             f"{partition}: the leader answered with error {code}", code, retriable=code in _LEADER_MAY_HAVE_MOVED
+        )
+
+
+def _raise_for_fetched(fetched: FetchedPartition, partition: TopicIdPartition) -> None:
+    _raise_for(fetched.error, partition)
+    if fetched.preferred_read_replica >= 0:
+        # Without an error here, a log would look as if it had no records.
+        raise BrokerError(
+            f"{partition}: the leader sends the owner to broker {fetched.preferred_read_replica}: its"
+            " replica.selector.class must leave requests without a rack to the leader"
         )
 
 

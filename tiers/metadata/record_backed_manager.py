@@ -69,15 +69,18 @@ class SegmentsSeen:
         self._clock_ms = clock_ms
         self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
         self.opened_at_ms = 0
-        """When the state was opened. Every segment without an entry counts as seen then."""
+        """When the state was opened, or a forgotten segment was seen, if that is later.
+
+        Every segment without an entry counts as seen then."""
 
     def finished(self, segment_ids: Sequence[RemoteLogSegmentId]) -> None:
         now_ms = self._clock_ms()
         for segment_id in segment_ids:
             self._seen_at_ms.setdefault(segment_id, now_ms)
-        # A segment without an entry counts as seen at the opening, long before the many segments that displaced it.
+        # A process that reads a whole topic forgets segments within a second, also one that has just become readable.
         while len(self._seen_at_ms) > _SEEN_KEPT:
-            del self._seen_at_ms[next(iter(self._seen_at_ms))]
+            forgotten_ms = self._seen_at_ms.pop(next(iter(self._seen_at_ms)))
+            self.opened_at_ms = max(self.opened_at_ms, forgotten_ms)
 
     def at_ms(self, segment_id: RemoteLogSegmentId) -> int:
         return self._seen_at_ms.get(segment_id, self.opened_at_ms)

@@ -43,7 +43,8 @@ class CollectedBatches:
     def take(self, view: memoryview, last_offset: int, valid_end_offset: int) -> None:
         """Takes batches of the next chunk, whose inclusive end is `last_offset`. Skips those above `valid_end_offset`.
 
-        Raises `OffsetGapError` when no batch from the first chunk on may be served.
+        Takes none if the log has no records from the offset to `valid_end_offset`. Raises `OffsetGapError` when the
+        first batch may be served only in part.
         """
         start = 0 if self.records else skip_to_offset(view, self.next_offset)
         end = len(view)
@@ -51,6 +52,8 @@ class CollectedBatches:
             end = end_of_valid(view, valid_end_offset)
             last_offset = valid_end_offset
             if end <= start and not self.records:
+                if next(iterate_batches(view, start)).base_offset > valid_end_offset:
+                    return
                 raise OffsetGapError(f"the remote log was clamped at {valid_end_offset}, inside a batch")
         if end - start > self.remaining_bytes:
             end = min(

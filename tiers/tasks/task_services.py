@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -22,6 +22,8 @@ from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 
+TIER_SETTINGS_MAX_AGE_MS: Final = 10_000
+"""The age of tier settings by which a topic is copied. What deletes records reads them to their end first."""
 _TOPICS_INTERVAL_MS: Final = 10_000
 
 
@@ -119,6 +121,13 @@ class TaskServices:
     checkpoint: Callable[[str], None] = _no_checkpoint
     say: Callable[[str], None] = _untold
     """Tells the user of a job a message of one line."""
+
+    async def present_tier_settings(self, partition: TopicIdPartition) -> Mapping[str, str]:
+        """Returns the topic's tier settings after their metadata was read to its end.
+
+        Raises `RemoteLogMetadataNotReadyError` when it cannot be read to its end now."""
+        await self.metadata.ensure_fresh(partition.of_settings, 0, self.settings.request_timeout_ms)
+        return self.metadata.topic_tier_config(partition.topic_id)
 
     def require_ownership(self, partition: TopicIdPartition) -> None:
         """Raises `OwnershipLostError` unless this process owns the partition."""

@@ -1,7 +1,10 @@
 """`TieredTopics` finds the tiered topics in the cluster's metadata and the topics' configuration.
 
-A broker that is cut off from its controllers keeps answering, with an old retention. So two brokers are asked, if there
-are two, and nothing expires in topics on which they disagree.
+* A broker that is cut off from its controllers keeps answering, with an old retention. So two brokers are asked, if
+  there are two, and nothing expires in topics on which they disagree.
+* Absence is no evidence: a topic that one answer lacks keeps its policy, until no broker knows the topic.
+* The tier settings of a topic count while their metadata is fresh. A process that has not read them, or reads them
+  again from the start, would take a topic for one without settings. It would copy what a user has switched off.
 """
 
 from __future__ import annotations
@@ -9,20 +12,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from protocol.errors import ErrorCode
+from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.topic_policy import BROKER_KEYS, Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
-from tiers.config.total_retention import UNLIMITED, TotalRetention, recorded_total
-from tiers.errors import BrokerError
+from tiers.config.total_retention import UNLIMITED
+from tiers.errors import BrokerError, RemoteLogMetadataError
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
 from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.task_services import TIER_SETTINGS_MAX_AGE_MS
 
 logger = logging.getLogger(__name__)
 _TOPIC_RESOURCE = 2
@@ -30,26 +39,34 @@ _TOPICS_PER_REQUEST = 50
 """The answer for more topics would hold up the event loop while it is decoded."""
 _TOPICS_PER_SLICE = 200
 _WITNESSES = 2
+_SETTINGS_TIMEOUT_MS = 2_000
+_SETTINGS_AT_ONCE = 16
 
-Overrides = Callable[[UUID], Mapping[str, str] | None]
+
+class _Wanted(NamedTuple):
+    topic: TopicMetadata
+    rule: TopicConfig
+    tier_settings: Mapping[str, str]
 
 
 class TieredTopics:
-    """Finds the tiered topics. `overrides` returns the tier settings that were set for a topic through the proxy."""
+    """Finds the tiered topics. `settings` has the tier settings that were set for topics through a proxy; None: none
+    were ever set."""
 
     def __init__(
         self,
         client: BrokerClient,
         rules: Sequence[TopicConfig],
         metrics: RemoteLogManagerMetrics,
-        overrides: Overrides = lambda topic_id: None,
+        settings: RemoteLogMetadataReader | None = None,
         *,
         choose: Callable[[Sequence[int], int], list[int]] = random.sample,
     ) -> None:
         self._client = client
         self._rules = tuple(rules)
         self._metrics = metrics
-        self._overrides = overrides
+        self._settings = settings
+        self._existence = ClusterTopicExistence(client)
         self._choose = choose
         self._are_doubtful = False
         self._policies: dict[UUID, TopicPolicy] = {}
@@ -63,48 +80,80 @@ class TieredTopics:
     async def refresh(self, timeout_ms: int) -> Mapping[UUID, TopicPolicy]:
         """Asks the cluster, and returns the policies by topic id.
 
-        If the configuration of a topic cannot be read, the topic keeps its last policy, but nothing of it expires.
-        Raises `BrokerError` when the cluster does not answer; the same then applies to every topic."""
-        wanted: dict[str, tuple[TopicMetadata, TopicConfig, TotalRetention]] = {}
+        If the configuration or the tier settings of a topic cannot be read, or an answer lacks the topic, it keeps its
+        last policy, but nothing of it expires. Raises `BrokerError` when the cluster does not answer; the same then
+        applies to every topic."""
+        wanted: dict[str, _Wanted] = {}
         try:
             metadata = await self._client.metadata(0, timeout_ms)
-            for number, topic in enumerate(metadata.topics.values(), 1):
+            topics = [topic for topic in metadata.topics.values() if not topic.is_internal]
+            await self._read_settings(topics)
+            unread = await self._without_answer(topics, timeout_ms)
+            for number, topic in enumerate(topics, 1):
                 if not number % _TOPICS_PER_SLICE:
                     await asyncio.sleep(0)
-                rule = self._rule(topic)
+                if topic.error != ErrorCode.NONE or not self._is_read(topic.topic_id):
+                    unread.add(topic.topic_id)
+                    continue
+                tier_settings = self._tier_settings(topic.topic_id)
+                rule = managed_rule(topic.name, self._rules, tier_settings)
                 if rule is not None:
-                    recorded = recorded_total(self._overrides(topic.topic_id) or {})
-                    wanted[topic.name] = topic, rule, recorded
+                    wanted[topic.name] = _Wanted(topic, rule, tier_settings)
             configs, doubtful = await self._agreed(sorted(metadata.brokers), list(wanted), timeout_ms)
+            policies = {each: _not_expiring(self._policies[each]) for each in unread & self._policies.keys()}
+            refused: dict[str, str] = {}
+            for name, (topic, rule, tier_settings) in wanted.items():
+                config = configs.get(name)
+                if config is None:
+                    if topic.topic_id in self._policies:
+                        policies[topic.topic_id] = _not_expiring(self._policies[topic.topic_id])
+                    continue
+                found = policy_of(name, topic.topic_id, len(topic.partitions), rule, config, tier_settings)
+                if isinstance(found, Refusal):
+                    refused[name] = found.reason
+                else:
+                    policies[topic.topic_id] = _not_expiring(found) if name in doubtful else found
         except Exception:
             self._policies = {topic_id: _not_expiring(known) for topic_id, known in self._policies.items()}
             raise
-        policies: dict[UUID, TopicPolicy] = {}
-        refused: dict[str, str] = {}
-        for name, (topic, rule, recorded) in wanted.items():
-            config = configs.get(name)
-            if config is None:
-                if topic.topic_id in self._policies:
-                    policies[topic.topic_id] = _not_expiring(self._policies[topic.topic_id])
-                continue
-            found = policy_of(name, topic.topic_id, len(topic.partitions), rule, config, recorded)
-            if isinstance(found, Refusal):
-                refused[name] = found.reason
-            else:
-                policies[topic.topic_id] = _not_expiring(found) if name in doubtful else found
-        self._report(refused, {name for name, (topic, rule, _) in wanted.items() if self._is_named(topic, rule)})
+        self._report(refused, {name for name, each in wanted.items() if _is_named(each)})
         self._policies = policies
         return policies
 
-    def _rule(self, topic: TopicMetadata) -> TopicConfig | None:
-        if topic.is_internal or topic.error != ErrorCode.NONE:
-            return None
-        return managed_rule(topic.name, self._rules, self._overrides(topic.topic_id))
+    async def _read_settings(self, topics: Sequence[TopicMetadata]) -> None:
+        """Reads the tier settings that are not read to their end, as far as that succeeds in time."""
+        settings = self._settings
+        if settings is None:
+            return
 
-    def _is_named(self, topic: TopicMetadata, rule: TopicConfig) -> bool:
-        """Whether the settings mean this very topic. A pattern also matches compacted topics of Streams or Connect."""
-        own = self._overrides(topic.topic_id) or {}
-        return rule.pattern == topic.name or own.get("remote.storage.enable", "").lower() == "true"
+        async def read(topic: TopicMetadata) -> None:
+            with suppress(RemoteLogMetadataError):
+                await settings.ensure_fresh(
+                    _of_settings(topic.topic_id), TIER_SETTINGS_MAX_AGE_MS, _SETTINGS_TIMEOUT_MS
+                )
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SETTINGS_TIMEOUT_MS / 1000):
+                behind = [topic for topic in topics if not self._is_read(topic.topic_id)]
+                await bounded_gather(behind, read, _SETTINGS_AT_ONCE)
+
+    def _is_read(self, topic_id: UUID) -> bool:
+        return self._settings is None or self._settings.is_fresh(_of_settings(topic_id), TIER_SETTINGS_MAX_AGE_MS)
+
+    def _tier_settings(self, topic_id: UUID) -> Mapping[str, str]:
+        return {} if self._settings is None else self._settings.topic_tier_config(topic_id)
+
+    async def _without_answer(self, topics: Collection[TopicMetadata], timeout_ms: int) -> set[UUID]:
+        """Returns the managed topics that the answer lacks, without those that no broker knows.
+
+        If a broker does not answer, all of them may still exist."""
+        missing = self._policies.keys() - {topic.topic_id for topic in topics}
+        if not missing:
+            return set()
+        try:
+            return missing - await self._existence.gone(missing, timeout_ms)
+        except BrokerError:
+            return set(missing)
 
     def _report(self, refused: dict[str, str], named: Set[str]) -> None:
         for topic, reason in refused.items():
@@ -160,6 +209,16 @@ class TieredTopics:
                         entry.name: entry.value for entry in result.configs if entry.value is not None
                     }
         return configs
+
+
+def _is_named(wanted: _Wanted) -> bool:
+    """Whether the settings mean this very topic. A pattern also matches compacted topics of Streams or Connect."""
+    is_own = wanted.tier_settings.get("remote.storage.enable", "").lower() == "true"
+    return wanted.rule.pattern == wanted.topic.name or is_own
+
+
+def _of_settings(topic_id: UUID) -> TopicIdPartition:
+    return TopicIdPartition(topic_id, 0)
 
 
 def _not_expiring(known: TopicPolicy) -> TopicPolicy:

@@ -1,6 +1,7 @@
 """Reads a copy back and compares it. A copy counts only if the store returns every chunk and all indexes unchanged.
 
-Only the store knows where the stored bytes lie, since they need not be the log's bytes. Nothing else may differ.
+Only the store knows where the stored bytes lie, since they need not be the log's bytes. Nothing else may differ. A
+store may lose a copy later, so `check_stored` looks once more before the broker's records are trimmed.
 """
 
 from __future__ import annotations
@@ -54,6 +55,19 @@ async def verify_copied_segment(
                 raise CorruptSegmentError(
                     f"segment {metadata.segment_id.id}: the CRC at {chunk.stored_position} differs"
                 )
+
+
+async def check_stored(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, ciphers: SegmentCiphers | None = None
+) -> None:
+    """Checks that the store still has both objects of a copied segment, and that the keys open it.
+
+    Reads the indexes and the last byte of the log: the copy was verified before. Raises `RemoteStorageError`."""
+    index = decode_indexes_object(await storage.fetch_indexes(metadata), metadata).remote_log_index(ciphers)
+    last = index.chunks()[-1]
+    end = last.stored_position + last.stored_bytes - 1
+    if len(await storage.fetch_log_segment(metadata, end, end)) != 1:
+        raise CorruptSegmentError(f"segment {metadata.segment_id.id}: its log ends before {end}")
 
 
 def _log_of(chunk: Chunk) -> tuple[int, int, int, int | None]:

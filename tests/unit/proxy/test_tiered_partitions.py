@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from proxy.cluster.tiered_partitions import TieredPartitions
+from proxy.handlers.base import FetchSettings
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.config.settings import RemoteLogConfig
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
@@ -104,3 +106,9 @@ async def test_metadata_that_cannot_be_read_is_not_fresh(tier: RemoteTier) -> No
     assert await tiered.ensure_fresh(P0, 10)
     tier.rlmm.fresh = False
     assert not await tiered.ensure_fresh(P0, 10)
+
+
+@pytest.mark.parametrize(("owners_ms", "ours_ms"), [(10_000, 10_000), (10_000, 60_000), (60_000, 10_000), (900, 900)])
+def test_an_owner_with_another_time_waits_until_older_metadata_is_not_fresh(owners_ms: int, ours_ms: int) -> None:
+    ours = FetchSettings(RemoteLogConfig(visible_after_ms=ours_ms))
+    assert ours.metadata_max_age_ms <= owners_ms // 2

@@ -54,3 +54,13 @@ async def test_the_first_failure_ends_all_and_comes_out_alone() -> None:
     with pytest.raises(ValueError, match="2"):
         await bounded_gather(iter(range(1000)), work, 2)
     assert len(begun) < 10
+
+
+async def test_a_call_that_was_cancelled_by_itself_leaves_no_result_out() -> None:
+    async def work(number: int) -> int:
+        if number == 1:
+            raise asyncio.CancelledError
+        return number
+
+    with pytest.raises(asyncio.CancelledError):
+        await bounded_gather(range(3), work, 2)

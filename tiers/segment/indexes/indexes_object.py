@@ -21,7 +21,7 @@ from typing import Protocol
 from uuid import UUID
 
 from protocol.records.record_batch import crc32c
-from tiers.errors import CorruptSegmentError, EncryptionKeyError
+from tiers.errors import CorruptSegmentError, EncryptionKeyError, LaterFormatError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -193,8 +193,10 @@ def decode_sections(data: bytes | memoryview) -> dict[int, memoryview]:
     if len(view) < _HEADER.size:
         raise CorruptSegmentError(f"an indexes object of {len(view)} bytes is shorter than its header")
     magic, version, count = _HEADER.unpack_from(view)
-    if magic != MAGIC or version != VERSION:
-        raise CorruptSegmentError(f"not an indexes object of version {VERSION}: magic {magic!r}, version {version}")
+    if magic != MAGIC:
+        raise CorruptSegmentError(f"not an indexes object: magic {magic!r}")
+    if version != VERSION:
+        raise LaterFormatError(f"not an indexes object of version {VERSION}: version {version}")
     table_end = _HEADER.size + _TABLE_ENTRY.size * count
     if count < 0 or table_end + _CRC.size > len(view):
         raise CorruptSegmentError(f"indexes object: a table of {count} sections does not fit {len(view)} bytes")

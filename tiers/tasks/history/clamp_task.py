@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
+from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
@@ -74,8 +74,7 @@ class RLMClampTask:
             )
             if not self._manifest.accepts(AcceptedLog(common.offset, bounds.leader_epoch)):
                 raise
-            # In one leader epoch all answers are those of the log that the operator accepted.
-            if (await services.source.bounds(partition, timeout_ms)).leader_epoch != bounds.leader_epoch:
+            if not await self._is_led_in(bounds.leader_epoch):
                 raise
             services.require_ownership(partition)
             # The trims and log starts of the other history say nothing any more. After a crash right here, the recorded
@@ -83,9 +82,14 @@ class RLMClampTask:
             begins_at = OffsetAndEpoch(common.offset + 1, bounds.leader_epoch)
             await services.metadata.begin_accepted_history(partition, begins_at)
             services.checkpoint("trim-reset")
-        services.require_ownership(partition)
         if common.offset == remote_end:
             return False  # the leader changed back, and confirms all remote records
+        if not await self._is_led_in(bounds.leader_epoch):
+            raise BrokerError(
+                f"{partition}: the leader of epoch {bounds.leader_epoch} was replaced, so nothing is cut off",
+                retriable=True,
+            )
+        services.require_ownership(partition)
         clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), common.leader_epoch, common.offset)
         await services.metadata.put_remote_log_clamp(clamp)
         services.checkpoint("clamp-written")
@@ -96,6 +100,14 @@ class RLMClampTask:
             extra={"partition": str(partition), "valid_end_offset": common.offset, "remote_end": remote_end},
         )
         return True
+
+    async def _is_led_in(self, leader_epoch: int) -> bool:
+        """Returns whether the leader is still that of `leader_epoch`. In one leader epoch all answers are of one log.
+
+        The answers about epochs name the topic, and this question its id. So it fails for another topic that has the
+        name by now. Raises `BrokerError`."""
+        timeout_ms = self._services.settings.request_timeout_ms
+        return (await self._services.source.bounds(self._partition, timeout_ms)).leader_epoch == leader_epoch
 
     async def _record_divergence(self, *, is_diverged: bool) -> None:
         is_recorded = is_diverged == self._services.metadata.is_diverged(self._partition)

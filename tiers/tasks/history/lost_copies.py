@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from uuid import UUID
 
-from tiers.errors import CorruptSegmentError, MetadataLostError, RemoteResourceNotFoundError
+from tiers.errors import CorruptSegmentError, LaterFormatError, MetadataLostError, RemoteResourceNotFoundError
 from tiers.metadata.log_history import is_of_the_history
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -46,7 +46,8 @@ async def is_whole(services: TaskServices, copy: RemoteLogSegmentMetadata) -> bo
 
     A copy counts only after it was read back, so a copy that the store has damaged never had an end that the metadata
     could have lost, and `rebuild` does not restore it. Reads the last chunk alone. In doubt a copy is whole: a `.log`
-    that is not found may be in another location. Looks for `.indexes` in every location, since the record of an
+    that is not found may be in another location, and an owner of a later release may have written a format that this
+    one does not read. Looks for `.indexes` in every location, since the record of an
     unfinished copy names none. Raises the store's errors."""
     # One answer may be damaged on its way, and the gap that is recorded because of it stays.
     return await _reads_whole(services, copy) or await _reads_whole(services, copy)
@@ -62,6 +63,8 @@ async def _reads_whole(services: TaskServices, copy: RemoteLogSegmentMetadata) -
             return False
     try:
         last = decode_indexes_object(indexes, copy).chunks()[-1]
+    except LaterFormatError:
+        return True
     except CorruptSegmentError:
         return False
     end = last.stored_position + last.stored_bytes

@@ -161,10 +161,10 @@ class RLMExpirationTask:
         """Returns whether the topic still has the total retention that the policy was made of.
 
         Raises `RemoteLogMetadataNotReadyError` when the topic's tier settings cannot be read to their end now."""
-        services, partition = self._services, self._partition
-        await services.metadata.ensure_fresh(partition.of_settings, 0, services.settings.request_timeout_ms)
+        partition = self._partition
+        tier_settings = await self._services.present_tier_settings(partition)
         try:
-            recorded = recorded_total(services.metadata.topic_tier_config(partition.topic_id))
+            recorded = recorded_total(tier_settings)
         except ValueError as error:
             raise RemoteLogMetadataNotReadyError(
                 f"the tier settings of {partition.topic} cannot be read: {error}"

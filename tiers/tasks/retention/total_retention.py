@@ -55,9 +55,8 @@ class TotalRetentionTask:
 
     async def _record(self, partition: TopicIdPartition, total: TotalRetention) -> None:
         services = self._services
-        await services.metadata.ensure_fresh(partition, 0, services.settings.request_timeout_ms)
         try:
-            _check_unrecorded(services.metadata.topic_tier_config(partition.topic_id))
+            _check_unrecorded(await services.present_tier_settings(partition))
             await services.metadata.change_topic_tier_config(
                 partition.topic_id, partition.topic, total.config(), _check_unrecorded
             )

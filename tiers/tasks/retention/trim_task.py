@@ -6,6 +6,10 @@ See docs/design.md, safety rules 1, 2 and 4.
   process's own reader saw finished T_vis ago or earlier. The newest segment always stays local.
 * The stored partition manifest accepts the segments, and is read back from the store right before the trim. While the
   store refuses newer manifests, the segments of the older one are trimmed.
+* The store still has the objects of each segment, and the keys of this process open it. Days may lie between the copy
+  and the trim. A lifecycle rule, a file system that is not mounted or a lost key must not cost the broker its records.
+* The topic's tier settings are read to their end. If they are not those that the policy was made of, nothing is
+  trimmed: a user may have switched the tiering off, which may also delete the remote records.
 * The end of a trim is recorded before the trim begins. After any restart, an emptied or restored broker is recognised
   by it.
 * It removes no record above the LSO or above the start of a share group: share groups read from the broker alone.
@@ -14,8 +18,11 @@ See docs/design.md, safety rules 1, 2 and 4.
 from __future__ import annotations
 
 import logging
+from itertools import takewhile
 
+from tiers.bounded_gather import bounded_gather
 from tiers.config.topic_policy import TopicPolicy
+from tiers.errors import RemoteStorageError
 from tiers.metadata.log_history import confirms
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
@@ -26,7 +33,9 @@ from tiers.model.stored_segment import StoredSegment
 from tiers.tasks.history.lineage import check_remote_lineage
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.task_services import TaskServices
+from tiers.verify.read_back import check_stored
 
+_CHECKS_AT_ONCE = 8
 logger = logging.getLogger(__name__)
 
 
@@ -50,7 +59,7 @@ class TrimTask:
         Trims nothing unless the store has the partition manifest that this owner wrote last, which may be older than
         the metadata. `log_start` is the recorded one that the leader of `checked_epoch` confirms. Another leader trims
         nothing; None: any leader does. `local_only_bytes` is the size of the local records that are not remote
-        yet; an underestimate keeps more local."""
+        yet; an underestimate keeps more local. Raises the store's error when the store lacks the first segment."""
         if policy.local_retention_ms is None and policy.local_retention_bytes is None:
             return None
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
@@ -71,6 +80,10 @@ class TrimTask:
         )
         if not await self._manifest.confirm():
             return None
+        target = await self._stored_to(bounds.log_start_offset, target)
+        if await services.present_tier_settings(partition) != policy.tier_settings:
+            logger.info("the tier settings were changed: nothing is trimmed now", extra={"partition": str(partition)})
+            return None
         await self._record(OffsetAndEpoch(target, bounds.leader_epoch))
         services.checkpoint("trim-decided")
         low_watermark = await services.source.delete_records(
@@ -82,6 +95,33 @@ class TrimTask:
             "the local tier was trimmed", extra={"partition": str(partition), "log_start_offset": low_watermark}
         )
         return low_watermark
+
+    async def _stored_to(self, local_log_start: int, target: int) -> int:
+        """Returns the end of the segments before `target` that the store has now, without a gap between them.
+
+        Raises `RemoteStorageError` if it lacks the first one."""
+        services = self._services
+        covering = covering_segments(services.metadata, self._partition, local_log_start)
+        segments = [*takewhile(lambda segment: segment.start_offset < target, covering)]
+
+        async def trouble_with(segment: RemoteLogSegmentMetadata) -> RemoteStorageError | None:
+            try:
+                await check_stored(services.storage, segment, services.key_ring)
+            except RemoteStorageError as error:
+                return error
+            return None
+
+        troubles = await bounded_gather(segments, trouble_with, _CHECKS_AT_ONCE)
+        for segment, trouble in zip(segments, troubles, strict=True):
+            if trouble is None:
+                continue
+            if segment.start_offset <= local_log_start:
+                raise RemoteStorageError(
+                    f"segment {segment.segment_id.id} was copied, but cannot be read now, so the brokers keep its"
+                    f" records: {trouble}"
+                ) from trouble
+            return segment.start_offset
+        return target
 
     async def _record(self, target: OffsetAndEpoch) -> None:
         """Records the end of the trim, unless a later trim of this history is recorded.

@@ -172,6 +172,13 @@ def test_offsets_must_ascend_and_epochs_must_not_fall() -> None:
         verify_batches(batch_of(0, 3, leader_epoch=4) + batch_of(3, 1, leader_epoch=3))
 
 
+def test_an_older_format_without_epochs_may_follow_a_newer_one() -> None:
+    newer, older = batch_of(0, 3, leader_epoch=4), legacy_message(1, 3, 5, b"k", b"v")
+    assert [batch.magic for batch in verify_batches(newer + older + batch_of(4, 1, leader_epoch=4))] == [2, 1, 2]
+    with pytest.raises(CorruptBatchError, match="leader epoch 3 after 4"):
+        verify_batches(newer + older + batch_of(4, 1, leader_epoch=3))
+
+
 def test_the_first_batch_must_reach_the_expected_offset() -> None:
     assert len(verify_batches(batch_of(10, 5), expected_next_offset=14)) == 1
     assert len(verify_batches(batch_of(10, 5), expected_next_offset=3)) == 1

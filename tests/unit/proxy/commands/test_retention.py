@@ -159,7 +159,7 @@ async def test_settings_that_were_changed_meanwhile_refuse_the_command(
 
 def policy(recorded: TotalRetention, minutes: int | None = None) -> TopicPolicy:
     rule = TopicConfig(pattern="orders", total_retention_minutes=minutes)
-    made = policy_of("orders", PARTITION.topic_id, 1, rule, BROKER, recorded)
+    made = policy_of("orders", PARTITION.topic_id, 1, rule, BROKER, recorded.config())
     assert isinstance(made, TopicPolicy)
     return made
 

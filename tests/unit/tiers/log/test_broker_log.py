@@ -25,8 +25,11 @@ from protocol.errors import ErrorCode
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.record_batches import batch_of
 from tiers.broker.client import BrokerClient
+from tiers.broker.client import Leader as TheLeader
 from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, OwnershipLostError
+from tiers.log.bounds_batch import BoundsBatch
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction, EpochEndOffset, LocalLogBounds
@@ -52,6 +55,7 @@ class Leader:
     aborted: list[tuple[int, int]] = field(default_factory=list)
     errors: list[int] = field(default_factory=list)
     throttled: int = 0
+    preferred_read_replica: int = -1
     keeps_epochs: bool = True
     trimmed_to: list[int] = field(default_factory=list)
 
@@ -75,18 +79,19 @@ class Leader:
         has_diverged = self.keeps_epochs and asked.last_fetched_epoch >= 0 and asked.fetch_offset > self.high_watermark
         if not error and not has_diverged and not self.log_start <= asked.fetch_offset <= self.high_watermark:
             error = ErrorCode.OFFSET_OUT_OF_RANGE
+        is_without_bounds = error != 0 or self.preferred_read_replica >= 0
         data = topic.PartitionData(
             partition_index=0,
             error_code=error,
-            high_watermark=-1 if error else self.high_watermark,
-            last_stable_offset=-1 if error else self.lso,
-            log_start_offset=-1 if error else self.log_start,
+            high_watermark=-1 if is_without_bounds else self.high_watermark,
+            last_stable_offset=-1 if is_without_bounds else self.lso,
+            log_start_offset=-1 if is_without_bounds else self.log_start,
             aborted_transactions=[
                 topic.PartitionData.AbortedTransaction(producer_id=producer_id, first_offset=first)
                 for producer_id, first in self.aborted
             ],
-            preferred_read_replica=-1,
-            records=b"" if error or asked.fetch_offset >= self.lso else self.records,
+            preferred_read_replica=self.preferred_read_replica,
+            records=b"" if is_without_bounds or asked.fetch_offset >= self.lso else self.records,
         )
         answered = [topic(topic_id=request.topics[0].topic_id, partitions=[data])]
         if self.throttled:
@@ -120,6 +125,7 @@ class Leader:
 class Cluster:
     first: Leader
     second: Leader
+    client: BrokerClient
     source: BrokerLogSource
 
 
@@ -134,7 +140,7 @@ async def cluster() -> AsyncIterator[Cluster]:
         stack.push_async_callback(client.close)
         first, second = (Leader(broker) for broker in brokers)
         first.leads(3)
-        yield Cluster(first, second, BrokerLogSource(client))
+        yield Cluster(first, second, client, BrokerLogSource(client))
 
 
 async def test_a_read_is_what_the_leader_of_the_named_epoch_holds(cluster: Cluster) -> None:
@@ -203,6 +209,19 @@ async def test_a_refusal_is_not_retried(cluster: Cluster) -> None:
     with pytest.raises(BrokerError) as error:
         await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)
     assert (error.value.code, error.value.retriable) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, False)
+
+
+async def test_a_leader_that_names_another_replica_to_read_from_is_an_error(cluster: Cluster) -> None:
+    """As a replica selector of one's own may do. The answer looks like that of an empty log."""
+    cluster.first.preferred_read_replica = 2
+    for call in (
+        cluster.source.bounds(PARTITION, TIMEOUT_MS),
+        cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS),
+        cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, lambda: None),
+    ):
+        with pytest.raises(BrokerError, match="sends the owner to broker 2"):
+            await call
+    assert cluster.first.trimmed_to == []
 
 
 async def test_a_throttled_answer_is_asked_for_again(cluster: Cluster) -> None:
@@ -294,6 +313,18 @@ async def test_concurrent_questions_for_bounds_share_one_request(cluster: Cluste
     assert len(cluster.first.broker.received(FetchRequest)) == 2
     cluster.first.log_start = 20
     assert (await cluster.source.bounds(PARTITION, TIMEOUT_MS)).log_start_offset == 20
+
+
+async def test_no_question_gets_the_answer_of_another_leader_epoch(cluster: Cluster) -> None:
+    """A broker answers the last entry of a request for a partition, here that of epoch 4."""
+    batch = BoundsBatch(cluster.client, "log")
+    known = [TheLeader(cluster.first.broker.node_id, epoch) for epoch in (3, 4)]
+    old, new = await asyncio.gather(
+        *(batch.ask(PARTITION, leader, TIMEOUT_MS) for leader in known), return_exceptions=True
+    )
+    assert isinstance(old, BrokerError)
+    assert old.retriable
+    assert isinstance(new, FetchedPartition)
 
 
 async def test_a_caller_beside_a_cancelled_question_asks_again(cluster: Cluster) -> None:

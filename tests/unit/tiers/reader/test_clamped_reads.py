@@ -11,14 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.records.record_batch import iterate_batches
-from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import OffsetGapError
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteReadRequest, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest, monotonic_ms
+from tiers.segment.transaction_tracker import OpenTransactions
 
+ABORT, COMMIT = bytes(4), bytes(3) + b"\x01"
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 OLD_MS, CUT_MS, NEW_MS = 1_000, 9_000, 5_000
 
@@ -41,6 +44,18 @@ async def cut_tier(root: Path, kept: int, replaced: int, added: int) -> tuple[Re
     for first in range(0, len(new), 7):
         await tier.add(P0, new[first : first + 7], (kept + first) * 10)
     return tier, old[:kept] + new
+
+
+def request(offset: int) -> RemoteReadRequest:
+    return RemoteReadRequest(
+        P0,
+        offset,
+        max_bytes=100_000,
+        min_one_message=True,
+        isolation_level=1,
+        deadline_ms=monotonic_ms() + 20_000,
+        connection_id=1,
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -108,3 +123,56 @@ async def test_timestamps_find_nothing_that_was_cut_off(tmp_path: Path, kept: in
         assert head is not None
         assert head.offset < kept * 10
         assert head.timestamp_ms < NEW_MS
+
+
+async def test_no_read_crosses_a_clamp(tmp_path: Path) -> None:
+    """The clamp cut off the marker of an aborted transaction. What its producer committed after it would be hidden."""
+
+    def data(offset: int, leader_epoch: int) -> bytes:
+        return build_batch(
+            offset,
+            [record(offset), record(offset + 1)],
+            producer_id=7,
+            transactional=True,
+            leader_epoch=leader_epoch,
+        )
+
+    def marker(offset: int, value: bytes, leader_epoch: int) -> bytes:
+        return build_batch(
+            offset,
+            [record(offset, key=value, value=bytes(6))],
+            producer_id=7,
+            transactional=True,
+            control=True,
+            leader_epoch=leader_epoch,
+        )
+
+    tier, aborted = RemoteTier(tmp_path), AbortedTransaction(7, 0)
+    await tier.add(P0, [data(0, 0), data(2, 0), marker(4, ABORT, 0)], 0, [aborted])
+    await tier.rlmm.put_remote_log_clamp(RemoteLogClampUpdate(P0, "", 0, 0, 3))
+    tier._leader_epochs[P0], tier._open_transactions[P0] = (LeaderEpochEntry(0, 0),), OpenTransactions()
+    committed = [data(4, 3), marker(6, COMMIT, 3)]
+    await tier.add(P0, committed, 4)
+    async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
+
+        async def read(offset: int) -> RemoteRead:
+            return await reader.read(request(offset))
+
+        assert b"".join((await read(4)).records) == b"".join(committed)  # cached from now on
+        before = await read(0)
+        assert (before.next_offset, before.aborted_transactions) == (4, (aborted,))
+        behind = await read(4)
+        assert (b"".join(behind.records), behind.aborted_transactions) == (b"".join(committed), ())
+
+
+@pytest.mark.parametrize("chunk_bytes", [10, 1000])
+async def test_a_reader_gets_over_offsets_without_records_before_a_clamp(tmp_path: Path, chunk_bytes: int) -> None:
+    tier = RemoteTier(tmp_path, chunk_bytes)
+    await tier.add(P0, [batch_of(0, 10, value_bytes=20), batch_of(20, 10, value_bytes=20)], 0)
+    await tier.rlmm.put_remote_log_clamp(RemoteLogClampUpdate(P0, "", 0, 0, 14))
+    tier._leader_epochs[P0] = (LeaderEpochEntry(0, 0),)
+    await tier.add(P0, [batch_of(15, 10, value_bytes=20, leader_epoch=3)], 15)
+    async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
+        assert (await reader.read(request(15))).first_offset == 15  # cached from now on
+        read = await reader.read(request(10))
+        assert [next(iterate_batches(view)).base_offset for view in read.records] == [15]

@@ -12,10 +12,12 @@ from prometheus_client import CollectorRegistry
 
 from protocol.apis.metadata import PartitionMetadata
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.topic_policy import TopicConfig
 from tiers.errors import BrokerError
+from tiers.model.ids import TopicIdPartition
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.tiered_topics import TieredTopics
 
@@ -73,8 +75,14 @@ async def cluster() -> AsyncIterator[Cluster]:
 def tiered(
     cluster: Cluster, *rules: TopicConfig, overrides: Mapping[UUID, Mapping[str, str]] | None = None
 ) -> TieredTopics:
-    metrics = RemoteLogManagerMetrics(CollectorRegistry())
-    return TieredTopics(cluster.client, rules, metrics, (overrides or {}).get)
+    return TieredTopics(cluster.client, rules, RemoteLogManagerMetrics(CollectorRegistry()), settings(overrides or {}))
+
+
+def settings(own: Mapping[UUID, Mapping[str, str]]) -> InMemoryRemoteLogMetadataManager:
+    """Metadata with the topics' own tier settings."""
+    metadata = InMemoryRemoteLogMetadataManager(lambda: 0, lambda: 0)
+    metadata.tier_configs = {TopicIdPartition(topic_id, 0): config for topic_id, config in own.items()}
+    return metadata
 
 
 async def test_the_first_rule_that_matches_decides(cluster: Cluster) -> None:
@@ -205,3 +213,36 @@ async def test_nothing_expires_while_the_cluster_does_not_answer(
             await topics.refresh(TIMEOUT_MS)
     assert topics.policies == {topic_id: replace(before, retention_ms=-1, retention_bytes=-1)}
     assert (await topics.refresh(TIMEOUT_MS))[topic_id] == before
+
+
+async def test_a_topic_that_one_answer_lacks_is_tiered_as_before(cluster: Cluster) -> None:
+    topic_id = cluster.add("orders", 1)
+    topics = tiered(cluster, TopicConfig(pattern="*"))
+    before = (await topics.refresh(TIMEOUT_MS))[topic_id]
+    async with ScriptedBroker(2) as second:
+        second.topics = list(cluster.broker.topics)
+        second.brokers = cluster.broker.brokers = [cluster.broker, second]
+        cluster.broker.topics.clear()
+        assert await topics.refresh(TIMEOUT_MS) == {topic_id: replace(before, retention_ms=-1, retention_bytes=-1)}
+        second.topics.clear()
+        assert await topics.refresh(TIMEOUT_MS) == {}
+
+
+async def test_tier_settings_that_are_not_read_change_and_expire_nothing(cluster: Cluster) -> None:
+    switched_off, own, by_rule = cluster.add("orders", 1), cluster.add("clicks", 2), cluster.add("views", 3)
+    metadata = settings(
+        {switched_off: {"remote.storage.enable": "false"}, own: {"remote.storage.enable": "true"}},
+    )
+    metrics = RemoteLogManagerMetrics(CollectorRegistry())
+    topics = TieredTopics(
+        cluster.client, [TopicConfig(pattern="orders"), TopicConfig(pattern="views")], metrics, metadata
+    )
+    metadata.fresh = False
+    assert await topics.refresh(TIMEOUT_MS) == {}
+    metadata.fresh = True
+    before = dict(await topics.refresh(TIMEOUT_MS))
+    assert before.keys() == {own, by_rule}
+    metadata.fresh, metadata.tier_configs = False, {}
+    assert await topics.refresh(TIMEOUT_MS) == {
+        topic_id: replace(known, retention_ms=-1, retention_bytes=-1) for topic_id, known in before.items()
+    }

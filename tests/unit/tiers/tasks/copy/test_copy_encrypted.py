@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
+from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.config.settings import RemoteLogConfig
-from tiers.errors import CorruptSegmentError, EncryptionKeyError
+from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteStorageError
 from tiers.reader.remote_log_reader import (
     RemoteLogReader,
     RemoteLogReaderSettings,
@@ -108,3 +108,18 @@ async def test_a_copy_that_ends_anywhere_leaves_no_sealed_file_behind(bench: Wor
     await bench.copy_all()
     assert bench.finished == [(0, 29)]
     assert bench.services.spool.used_bytes == bench.copy_task.local_only_bytes
+
+
+async def test_an_owner_that_lost_the_key_of_a_segment_does_not_trim_it(bench: Workbench) -> None:
+    encrypt_with(bench, RING)
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    await bench.copy_all()
+    await bench.write_manifest()
+    bench.now_ms += bench.services.settings.remote_log.visible_after_ms
+    keep_nothing = replace(POLICY, local_retention_bytes=0)
+    encrypt_with(bench, KeyRing({"k2": b"2" * 32}, current="k2"))
+    with pytest.raises(RemoteStorageError, match="add it to"):
+        await bench.trim(keep_nothing)
+    assert bench.log.trims == []
+    encrypt_with(bench, RING)
+    assert await bench.trim(keep_nothing) == 60

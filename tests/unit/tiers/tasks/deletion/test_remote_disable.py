@@ -11,7 +11,13 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
-from tiers.errors import MetadataLostError, RemoteLogMetadataError, RetriableRemoteStorageError
+from tiers.errors import (
+    MetadataLostError,
+    RemoteLogError,
+    RemoteLogMetadataError,
+    RemoteLogMetadataNotReadyError,
+    RetriableRemoteStorageError,
+)
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -134,6 +140,41 @@ async def test_only_the_owner_deletes_and_a_failure_is_tried_again(copied: Workb
     assert len(copied.finished) == 3
     copied.metadata.fail_writes = None
     assert await task.run(idle) == 3
+
+
+async def test_a_request_that_was_taken_back_unread_deletes_nothing(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another proxy recorded that the user has enabled tiering again. This one is behind with the topic's settings."""
+    metadata, read = copied.metadata, copied.metadata.ensure_fresh
+
+    async def read_to_the_end(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        if max_age_ms == 0:
+            metadata.tier_configs[PARTITION] = ENABLED_AGAIN
+        await read(partition, max_age_ms, timeout_ms)
+
+    metadata.tier_configs[PARTITION] = DISABLED
+    monkeypatch.setattr(metadata, "ensure_fresh", read_to_the_end)
+    with pytest.raises(RemoteLogError, match="tiered again"):
+        await RemoteDisableTask(copied.services).run(idle)
+    assert len(copied.finished) == 3
+    assert metadata.log_starts(PARTITION) == []
+
+
+async def test_the_deletion_ends_while_the_settings_cannot_be_read(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    delete = copied.store.delete_log_segment_data
+
+    async def delete_and_lag(metadata: RemoteLogSegmentMetadata) -> bool:
+        copied.metadata.fresh = False
+        return await delete(metadata)
+
+    monkeypatch.setattr(copied.store, "delete_log_segment_data", delete_and_lag)
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await RemoteDisableTask(copied.services).run(idle)
+    assert len(copied.finished) == 2
 
 
 async def test_a_request_that_came_back_with_lost_metadata_deletes_nothing(copied: Workbench) -> None:

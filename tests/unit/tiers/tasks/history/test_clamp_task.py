@@ -9,7 +9,8 @@ import pytest
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
-from tiers.errors import LogDivergedError, OwnershipLostError
+from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError
+from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
@@ -58,6 +59,30 @@ async def test_the_end_that_another_leader_replaced_is_cut_off_and_copied_again(
     assert first_after.segment_leader_epochs == (LeaderEpochEntry(1, 50),)
     assert bench.metric("remote_log_clamps_total", topic="orders") == 1
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 1
+
+
+async def test_a_leader_that_was_replaced_meanwhile_cuts_nothing_off(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An out-of-date replica answers, and then the leader that has all copied records is back."""
+    await copied(bench, 10)
+    records, ask = bench.log.records, bench.log.end_offset_for_epoch
+    bench.log.elect_unclean(50)
+    bounds, asked = await bench.log.bounds(PARTITION, 1000), 0
+
+    async def answer_and_go(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+        nonlocal asked
+        answer = await ask(partition, leader_epoch, timeout_ms)
+        asked += 1
+        if asked == 3:  # the history, and the search for the common end
+            bench.log.records, bench.log.leader_epoch = records, 2
+        return answer
+
+    monkeypatch.setattr(bench.log, "end_offset_for_epoch", answer_and_go)
+    with pytest.raises(BrokerError, match="was replaced"):
+        await bench.clamp_task.run(bounds, None)
+    assert answering(bench)[-1][1] == 99
+    assert not await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
 
 
 async def test_records_that_were_cut_off_leave_no_epoch_in_later_segments(bench: Workbench) -> None:

@@ -82,6 +82,19 @@ async def test_one_that_the_store_cut_stays_and_stops_nothing(unfinished: Workbe
     assert unfinished.finished == [(40, 69)]
 
 
+async def test_one_that_a_later_release_wrote_counts_as_whole(unfinished: Workbench) -> None:
+    [copy] = unfinished.segments
+    unfinished.log.log_start_offset = 40
+    [path] = (unfinished.folder / "remote").rglob("*.indexes")
+    raw = bytearray(path.read_bytes())
+    raw[5] += 1  # the version
+    path.write_bytes(raw)
+    await unfinished.write_manifest()
+    with pytest.raises(MetadataLostError, match="but the store has it"):
+        await unfinished.copy()
+    assert unfinished.segments == [copy]
+
+
 @pytest.fixture
 async def spooled(bench: Workbench) -> tuple[Workbench, list[RemoteLogSegmentMetadata]]:
     """The owner has read [30, 50), which the broker has removed since. Two attempts at it were written without an end.

@@ -40,7 +40,7 @@ def policy(
 ) -> TopicPolicy:
     """The policy of a file with these keys, over a broker that keeps a day and 5000 bytes."""
     rule = TopicConfig(pattern="orders", total_retention_minutes=minutes, total_retention_bytes=size_bytes)
-    made = policy_of("orders", PARTITION.topic_id, 1, rule, BROKER, recorded)
+    made = policy_of("orders", PARTITION.topic_id, 1, rule, BROKER, recorded.config())
     assert isinstance(made, TopicPolicy)
     return made
 

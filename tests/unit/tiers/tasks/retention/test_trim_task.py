@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
-from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError
+from tiers.errors import (
+    BrokerError,
+    LogDivergedError,
+    OwnershipLostError,
+    RemoteLogMetadataNotReadyError,
+    RemoteStorageError,
+)
 from tiers.model.log_source import EpochEndOffset
+from tiers.storage.object_key import log_key
 from tiers.tasks.deletion.segment_deletion import delete_segment
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
@@ -123,5 +131,48 @@ async def test_the_trim_names_the_leader_epoch_of_the_bounds_it_was_decided_on(
 
     monkeypatch.setattr(copied.log, "bounds", before_the_election)
     with pytest.raises(BrokerError):
+        await copied.trim(KEEP_NOTHING)
+    assert copied.log.trims == []
+
+
+async def test_a_segment_that_the_store_lost_after_the_copy_is_not_trimmed(copied: Workbench) -> None:
+    await copied.write_manifest()
+    await copied.store.delete_log_segment_data(copied.segments[1])
+    assert await copied.trim(KEEP_NOTHING) == 30
+    with pytest.raises(RemoteStorageError, match="keep its records"):
+        await copied.trim(KEEP_NOTHING)
+    assert copied.log.trims == [30]
+
+
+async def test_a_segment_whose_log_the_store_cut_is_not_trimmed(copied: Workbench) -> None:
+    await copied.write_manifest()
+    log = copied.folder / "remote" / log_key("cluster", copied.segments[0])
+    log.write_bytes(log.read_bytes()[:-1])
+    with pytest.raises(RemoteStorageError, match="keep its records"):
+        await copied.trim(KEEP_NOTHING)
+    assert copied.log.trims == []
+
+
+async def test_an_empty_store_in_place_of_the_right_one_is_given_no_trim(copied: Workbench) -> None:
+    await copied.write_manifest()
+    shutil.rmtree(copied.folder / "remote")
+    (copied.folder / "remote" / ".tmp").mkdir(parents=True)
+    with pytest.raises(RemoteStorageError, match="keep its records"):
+        await copied.trim(KEEP_NOTHING)
+    assert copied.log.trims == []
+
+
+async def test_tier_settings_that_changed_since_the_policy_was_made_end_the_trim(copied: Workbench) -> None:
+    off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+    copied.metadata.tier_configs[PARTITION] = off
+    assert await copied.trim(KEEP_NOTHING) is None
+    assert copied.log.trims == []
+    assert await copied.trim(replace(KEEP_NOTHING, tier_settings=off)) == 60
+
+
+async def test_nothing_is_trimmed_while_the_tier_settings_cannot_be_read(copied: Workbench) -> None:
+    await copied.write_manifest()
+    copied.metadata.fresh = False
+    with pytest.raises(RemoteLogMetadataNotReadyError):
         await copied.trim(KEEP_NOTHING)
     assert copied.log.trims == []
