@@ -1,0 +1,29 @@
+"""`make bench`: runs the scenarios on one set of servers, and writes a report.
+
+`python -m bench NAME ...` runs only the named scenarios. Every scenario is a module of its own with more options:
+`python -m bench.tail_and_backfill --help`.
+"""
+
+from __future__ import annotations
+
+from bench import backfill, tail_and_backfill
+from bench.command import Scenario, parser_of, run_scenarios
+from bench.ending import run as end_with
+
+SCENARIOS: dict[str, Scenario] = {
+    "tail_and_backfill": tail_and_backfill.run,
+    "backfill": backfill.run,
+}
+
+
+def main() -> int:
+    arguments = parser_of(__doc__)
+    arguments.add_argument("names", nargs="*", metavar="NAME", help=f"a scenario: {', '.join(SCENARIOS)}")
+    given = arguments.parse_args()
+    if unknown := set(given.names) - set(SCENARIOS):
+        arguments.error(f"there is no scenario {', '.join(sorted(unknown))}")
+    return run_scenarios([SCENARIOS[name] for name in given.names or SCENARIOS], given)
+
+
+if __name__ == "__main__":
+    end_with(main)
