@@ -6,14 +6,34 @@
 
 from __future__ import annotations
 
-from bench import backfill, tail_and_backfill
+from bench import (
+    backfill,
+    copying,
+    empty_polls,
+    first_record,
+    idle_connections,
+    pass_through,
+    round_trip,
+    store_model,
+    tail_and_backfill,
+    workers,
+)
 from bench.command import Scenario, parser_of, run_scenarios
 from bench.ending import run as end_with
 
 SCENARIOS: dict[str, Scenario] = {
     "tail_and_backfill": tail_and_backfill.run,
+    "first_record": first_record.run,
     "backfill": backfill.run,
+    "pass_through": pass_through.run,
+    "round_trip": round_trip.run,
+    "copying": copying.run,
+    "workers": workers.run,
+    "empty_polls": empty_polls.run,
+    "idle_connections": idle_connections.run,
+    "store_model": store_model.run,
 }
+"""In the order of the report."""
 
 
 def main() -> int:

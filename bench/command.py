@@ -17,8 +17,9 @@ from rich.table import Table
 from bench.measure import results
 from bench.measure.processes import machine
 from bench.measure.results import Run, ScenarioResult
+from bench.report import page
 from bench.rig.size import DEFAULT, FULL, QUICK, Size
-from bench.rig.stage import Stage
+from bench.rig.stage import Peers, Stage
 from bench.rig.versions import versions
 from tests.support.servers.jars import ROOT, ServerUnavailable
 
@@ -37,14 +38,19 @@ def parser_of(docstring: str | None) -> argparse.ArgumentParser:
     size.add_argument("--quick", dest="size", action="store_const", const=QUICK, help="one small round")
     size.add_argument("--full", dest="size", action="store_const", const=FULL, help="more and longer rounds")
     arguments.add_argument("--rounds", type=int, help="how often everything is measured")
+    arguments.add_argument("--mib", type=int, help="the size of the history that is read back")
     arguments.add_argument("--out", type=Path, default=OUT, help=f"the folder of the report (default: {OUT})")
+    peers = arguments.add_argument_group("proxies to compare with")
+    peers.add_argument("--kafka-proxy", type=Path, help="the binary of grepplabs kafka-proxy")
+    peers.add_argument("--kroxylicious", type=Path, help="the folder of Kroxylicious")
     arguments.set_defaults(size=DEFAULT)
     return arguments
 
 
 def size_of(given: argparse.Namespace) -> Size:
     size: Size = given.size
-    return dataclasses.replace(size, rounds=given.rounds) if given.rounds else size
+    asked = {"rounds": given.rounds, "history_mib": given.mib}
+    return dataclasses.replace(size, **{name: value for name, value in asked.items() if value})
 
 
 def new_run(given: argparse.Namespace) -> Run:
@@ -74,7 +80,7 @@ def run_scenarios(scenarios: Sequence[Scenario], given: argparse.Namespace) -> i
     failures: list[str] = []
     found: list[ScenarioResult] = []
     try:
-        with Stage(size_of(given), console) as stage:
+        with Stage(size_of(given), console, Peers(given.kafka_proxy, given.kroxylicious)) as stage:
             for scenario in scenarios:
                 scenario_began = time.monotonic()
                 try:
@@ -99,7 +105,7 @@ def finish(run: Run, found: Sequence[ScenarioResult], given: argparse.Namespace)
     out: Path = given.out
     out.mkdir(parents=True, exist_ok=True)
     results.write(run, out / "results.json")
-    _console().print(f"{out / 'results.json'} ({run.seconds:.0f} s)", highlight=False)
+    _console().print(f"The report: {page.write(run, out)}", highlight=False)
     return 0
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.measure.processes import NOISY_SHARE, Span
-from bench.measure.statistics import Spread, spread
+from bench.measure.statistics import Spread, percentile, quantiles, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,28 @@ class Reading:
     round: int
     figures: Mapping[str, float]
     foreign_share: float = 0.0
+    """The share of the machine's CPU time that other programs took meanwhile."""
     load: float = 0.0
+    quantiles: Sequence[float] = ()
+    """For a latency: 101 values in milliseconds, from the least to the greatest."""
 
     @property
     def is_noisy(self) -> bool:
         return self.foreign_share > NOISY_SHARE
 
 
-def reading(case: str, way: str, number: int, figures: Mapping[str, float], span: Span) -> Reading:
-    return Reading(case, way, number, dict(figures), round(span.foreign_share, 4), round(span.load, 2))
+def reading(
+    case: str, way: str, number: int, figures: Mapping[str, float], span: Span, latencies_ms: Sequence[float] = ()
+) -> Reading:
+    """Returns the reading of a round. Some quantiles of its latencies, if it has any, are figures too."""
+    rounded = {name: float(f"{value:.6g}") for name, value in {**figures, **_percentiles(latencies_ms)}.items()}
+    steps = tuple(round(one, 3) for one in quantiles(latencies_ms))
+    return Reading(case, way, number, rounded, round(span.foreign_share, 4), round(span.load, 2), steps)
+
+
+def _percentiles(latencies_ms: Sequence[float]) -> dict[str, float]:
+    shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999, "max_ms": 1.0}
+    return {name: percentile(latencies_ms, share) for name, share in shares.items()} if latencies_ms else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,11 @@ class ScenarioResult:
         found = (one for one in self.readings if one.case == case and one.way == way)
         return spread(one.figures[figure] for one in found if figure in one.figures)
 
+    def quantiles(self, case: str, way: str) -> list[float]:
+        """Returns the medians over the rounds of each quantile of a latency. Empty: there is none."""
+        rounds = [one.quantiles for one in self.readings if one.case == case and one.way == way and one.quantiles]
+        return [spread(values).median for values in zip(*rounds, strict=True)]
+
     def noisy_rounds(self, case: str, way: str) -> int:
         return sum(one.is_noisy for one in self.readings if one.case == case and one.way == way)
 
@@ -94,7 +112,8 @@ class Run:
     seconds: float = 0.0
 
     def scenario(self, name: str) -> ScenarioResult | None:
-        return next((one for one in self.scenarios if one.name == name), None)
+        """Returns a scenario if it has readings."""
+        return next((one for one in self.scenarios if one.name == name and one.readings), None)
 
 
 def write(run: Run, path: Path) -> None:
@@ -111,7 +130,7 @@ def _scenario(values: dict[str, Any]) -> ScenarioResult:
     return ScenarioResult(
         **{
             **values,
-            "readings": [Reading(**one) for one in values["readings"]],
+            "readings": [Reading(**{**one, "quantiles": tuple(one["quantiles"])}) for one in values["readings"]],
             "timelines": [_timeline(one) for one in values["timelines"]],
         }
     )

@@ -18,6 +18,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
+def quantiles(values: Sequence[float]) -> list[float]:
+    """Returns the least value and the percentiles 1 to 100, or nothing if there are no values."""
+    if not values:
+        return []
+    ordered = sorted(values)
+    return [ordered[0], *(ordered[max(0, math.ceil(share * len(ordered) / 100) - 1)] for share in range(1, 101))]
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """The median of several rounds, with the least and the greatest of them. NaN if there was no round."""

@@ -10,71 +10,37 @@ request before they have the answer to the previous one.
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import fcntl
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
+from bench.rig.relay_process import RelayProcess
 from bench.rig.store_model import MODELS, Pace, StoreModel
-from tests.support.servers.jars import ServerUnavailable
 from tests.support.servers.ports import free_ports
 
-START_TIMEOUT_S = 60.0
 PIECE_BYTES = 256 << 10
 F_SETPIPE_SZ = 1031
 SHORTEST_SLEEP_S = 0.0002
 """A shorter wait would cost more than it models."""
 
 
-class ModelledStore:
-    """A context manager that runs the relay before the server at `target_port`. `endpoint_url` is its own address."""
+class ModelledStore(RelayProcess):
+    """Runs the relay before the server at `target_port`. `endpoint_url` is its own address."""
 
     def __init__(self, target_port: int, model: StoreModel) -> None:
+        (port,) = free_ports(1)
+        super().__init__(f"the modelled store {model.name}", [port])
         self.model = model
-        self._target_port = target_port
-        (self._port,) = free_ports(1)
-        self.endpoint_url = f"http://127.0.0.1:{self._port}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self.endpoint_url = f"http://127.0.0.1:{port}"
+        self._arguments = [model.name, str(port), str(target_port)]
 
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise RuntimeError("the modelled store was not started")
-        return self._process.pid
-
-    def __enter__(self) -> Self:
-        atexit.register(self.stop)
-        command = [sys.executable, "-m", "bench.rig.modelled_store", self.model.name]
-        self._process = subprocess.Popen([*command, str(self._port), str(self._target_port)], stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
-                return self
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.stop()
-                raise ServerUnavailable("the modelled store did not start")
-            time.sleep(0.02)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Ends the process. A second call does nothing."""
-        atexit.unregister(self.stop)
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "bench.rig.modelled_store", *self._arguments]
 
 
 class _Connection:

@@ -20,9 +20,9 @@ from bench.clients.backfill_reader import Range
 from bench.clients.java_tools import FILL, MIB, JavaTools
 from bench.measure.processes import tree
 from bench.offsets import EARLIEST, EARLIEST_LOCAL, LATEST, list_offsets
-from bench.rig.haproxy import Haproxy
 from bench.rig.modelled_store import ModelledStore
 from bench.rig.native_tier import TOPIC_SETTINGS, NativeTier
+from bench.rig.relay_process import RelayProcess
 from bench.rig.size import Size
 from bench.rig.store_model import StoreModel
 from tests.support.servers.certificates import Authority
@@ -64,11 +64,22 @@ class History:
         return (self.range.end - self.range.start) // 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The paths of proxies that a user wants to compare. None: leave it out."""
+
+    kafka_proxy: Path | None = None
+    """The binary of grepplabs kafka-proxy."""
+    kroxylicious: Path | None = None
+    """The folder of Kroxylicious."""
+
+
 class Stage:
     """A context manager. Everything that was started ends with it."""
 
-    def __init__(self, size: Size, console: Console) -> None:
+    def __init__(self, size: Size, console: Console, peers: Peers) -> None:
         self.size = size
+        self.peers = peers
         self.console = console
         self.home = Path(tempfile.mkdtemp(prefix="tidegate-bench-"))
         self._stack = ExitStack()
@@ -91,15 +102,14 @@ class Stage:
         return Authority(self.home / "certificates")
 
     @cached_property
-    def relay_ports(self) -> tuple[int, int]:
-        """The port of haproxy for plain text, and the one for TLS."""
+    def relay_ports(self) -> dict[str, int]:
+        """The ports of a relay that changes no addresses, by the listener of the broker behind it."""
         plain, tls = free_ports(2)
-        return plain, tls
+        return {"RELAYED": plain, "RELAYED_TLS": tls}
 
     @cached_property
     def kafka(self) -> KafkaCluster:
-        """A broker with listeners for direct clients, with and without TLS, and for those behind haproxy."""
-        plain, tls = self.relay_ports
+        """A broker with listeners for direct clients, with and without TLS, and for those behind such a relay."""
         settings = {
             **BROKER_SETTINGS,
             "ssl.keystore.type": "PEM",
@@ -107,17 +117,10 @@ class Stage:
             "ssl.enabled.protocols": "TLSv1.3",
             "ssl.cipher.suites": CIPHER,
         }
-        relayed = {"RELAYED": ("PLAINTEXT", plain), "RELAYED_TLS": ("SSL", tls)}
+        ports = self.relay_ports
+        relayed = {"RELAYED": ("PLAINTEXT", ports["RELAYED"]), "RELAYED_TLS": ("SSL", ports["RELAYED_TLS"])}
         cluster = KafkaCluster(settings=settings, secure=["SSL"], relayed=relayed)
         return self._stack.enter_context(cluster)
-
-    @cached_property
-    def haproxy(self) -> Haproxy:
-        plain, tls = self.relay_ports
-        listeners = self.kafka.brokers[1].secure_ports
-        certificate, ca = self.authority.identity("haproxy"), self.authority.ca
-        relay = Haproxy({plain: listeners["RELAYED"]}, {tls: listeners["RELAYED_TLS"]}, certificate, ca)
-        return self._stack.enter_context(relay)
 
     @cached_property
     def native(self) -> NativeTier:
@@ -255,7 +258,7 @@ class Stage:
 
 
 def processes_of(
-    server: KafkaCluster | TidegateProcess | OwnServer | Haproxy | ModelledStore,
+    server: KafkaCluster | TidegateProcess | OwnServer | RelayProcess,
 ) -> Callable[[], list[int]]:
     """Returns a function that names the processes of a server."""
     if isinstance(server, KafkaCluster):
