@@ -18,6 +18,7 @@ from bench.measure import results
 from bench.measure.processes import machine
 from bench.measure.results import Run, ScenarioResult
 from bench.report import page
+from bench.report.sections import COLUMNS, columns_of
 from bench.rig.size import DEFAULT, FULL, QUICK, Size
 from bench.rig.stage import Peers, Stage
 from bench.rig.versions import versions
@@ -111,10 +112,13 @@ def finish(run: Run, found: Sequence[ScenarioResult], given: argparse.Namespace)
 
 def show(console: Console, result: ScenarioResult) -> None:
     """Prints the medians of all rounds, with the least and the greatest."""
-    figures = list(dict.fromkeys(name for one in result.readings for name in one.figures))
+    figures = columns_of(result)
     table = Table(title=f"{result.question} ({result.seconds:.0f} s)", title_justify="left")
-    for title in ("", "", *figures, "noisy"):
-        table.add_column(title, justify="right" if title in figures else "left")
+    table.add_column("")
+    table.add_column("")
+    for name in figures:
+        table.add_column(COLUMNS[name], justify="right")
+    table.add_column("noisy")
     for case in result.cases():
         for way in result.ways():
             spreads = [result.spread(case, way, figure) for figure in figures]

@@ -15,7 +15,7 @@ from bench.ending import run as end_with
 from bench.measure.processes import Watch, resident_mib
 from bench.measure.results import ScenarioResult, reading
 from bench.offsets import EARLIEST, list_offsets
-from bench.rig.stage import MOVE_TIMEOUT_S, MOVED, SEGMENT_BYTES, TIDEGATE, Stage, processes_of
+from bench.rig.stage import MOVE_TIMEOUT_S, SEGMENT_BYTES, STAYING_RECORDS, TIDEGATE, Stage, processes_of
 from tests.support.servers.producing import create_topic
 
 PATTERN = "copied-*"
@@ -55,7 +55,7 @@ def _wait_until_moved(stage: Stage, topic: str, mib: int) -> float:
     """Returns how many MiB have left the broker, once that is most of them."""
     records = mib * MIB // 1024
     deadline = time.monotonic() + MOVE_TIMEOUT_S
-    while (moved := list_offsets(stage.kafka.address(), topic, [0], EARLIEST).get(0, 0)) < MOVED * records:
+    while (moved := list_offsets(stage.kafka.address(), topic, [0], EARLIEST).get(0, 0)) < records - STAYING_RECORDS:
         if time.monotonic() > deadline:
             raise TimeoutError(f"only {moved / records:.0%} of {topic} left the broker")
         time.sleep(0.1)

@@ -13,14 +13,18 @@ from bench.ending import run as end_with
 from bench.measure.processes import Watch, resident_mib
 from bench.measure.results import ScenarioResult, reading
 from bench.rig.relays import ways
-from bench.rig.stage import BROKER, Stage
+from bench.rig.stage import BROKER, Stage, most_connections
 
 SETTLE_S = 1.0
 
 
 def run(stage: Stage) -> ScenarioResult:
     result = ScenarioResult(__name__.rpartition(".")[2], question_of(__doc__))
-    count = stage.size.connections
+    count = min(stage.size.connections, most_connections())
+    if count < stage.size.connections:
+        result.notes.append(
+            f"The limit of open files allows {count:,} connections instead of {stage.size.connections:,}."
+        )
     with ways(stage, result.notes) as found:
         for way in found:
             if way.name == BROKER:

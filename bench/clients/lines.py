@@ -90,6 +90,8 @@ class LineProcess:
             process.kill()
             process.wait()
         self._reader.join()
+        assert process.stdout is not None
+        process.stdout.close()
         with process.stderr as errors:
             return errors.read()[-2000:].strip()
 

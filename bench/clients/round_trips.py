@@ -58,7 +58,7 @@ def round_trips(ports: Mapping[str, int], topic: str, count: int) -> dict[str, l
                 connection.sendall(frame)
                 answer = _answer(connection)
                 took_ms = (time.perf_counter() - began) * 1000
-                if (error := _error_of(answer, topic)) != 0:
+                if (error := error_of(answer, topic)) != 0:
                     raise RuntimeError(f"{name} answered error {error} to a Produce request")
                 if number >= WARM_UP:
                     samples[name].append(took_ms)
@@ -77,7 +77,7 @@ def _answer(connection: socket.socket) -> bytes:
     return data[4:]
 
 
-def _error_of(answer: bytes, topic: str) -> int:
+def error_of(answer: bytes, topic: str) -> int:
     """Returns the error code of the only partition: behind the header, two array lengths, the name and the index."""
     (error,) = struct.unpack_from(">h", answer, 4 + 1 + 1 + 1 + len(topic) + 1 + 4)
     return int(error)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.measure.processes import Processes
 from bench.rig.relay_process import RelayProcess
-from bench.rig.stage import BROKER, CIPHER, FOLDER, HAPROXY, TIDEGATE, Stage, processes_of
+from bench.rig.stage import BROKER, CIPHER, FOLDER, HAPROXY, TIDEGATE, Stage, most_connections, processes_of
 from tests.support.servers.jars import ServerUnavailable
 from tests.support.servers.ports import consecutive_free_ports, free_ports
 
@@ -48,7 +48,7 @@ class Haproxy(RelayProcess):
         self._config = f"""
 global
   nbthread 1
-  maxconn 40000
+  maxconn {most_connections()}
   tune.bufsize {BUFFER_BYTES}
 defaults
   mode tcp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import shutil
 import tempfile
 import time
@@ -40,10 +41,13 @@ BROKER_SETTINGS: Mapping[str, str] = {
 }
 CIPHER = "TLS_AES_256_GCM_SHA384"
 BUCKET = "bench"
-MOVED = 0.9
 MOVE_TIMEOUT_S = 240.0
 SEGMENT_BYTES = 16 << 20
+STAYING_RECORDS = 2 * SEGMENT_BYTES // 1024
+"""The newest segments of a partition stay on the broker: the one that is open, and the newest that is copied."""
 VISIBLE_AFTER_MS = 1000
+OTHER_FILES = 600
+"""The open files of a proxy beside those of its connections."""
 
 BROKER, TIDEGATE, NATIVE, HAPROXY = "broker", "Tidegate", "native KIP-405", "haproxy"
 """The names of what clients speak to."""
@@ -84,6 +88,8 @@ class Stage:
         self.home = Path(tempfile.mkdtemp(prefix="tidegate-bench-"))
         self._stack = ExitStack()
         self._homes = 0
+        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # for the servers, which inherit it
 
     def __enter__(self) -> Self:
         return self
@@ -241,7 +247,7 @@ class Stage:
         if until is not None:
             deadline = time.monotonic() + MOVE_TIMEOUT_S
             whole = end
-            while (end := until(cluster, topic)) < MOVED * whole:
+            while (end := until(cluster, topic)) < whole - STAYING_RECORDS:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"only {end / whole:.0%} of {topic} left the broker")
                 time.sleep(0.2)
@@ -264,6 +270,11 @@ def processes_of(
     if isinstance(server, KafkaCluster):
         return lambda: [broker.pid for broker in server.brokers.values()]
     return lambda: tree(server.pid)
+
+
+def most_connections() -> int:
+    """Returns how many connections a proxy can serve within the limit of open files: each takes two of them."""
+    return max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES) // 2)
 
 
 def end_offset(cluster: KafkaCluster, topic: str, partition: int = 0) -> int:
