@@ -41,7 +41,8 @@ class JavaTools(KafkaTools):
     def produce(self, bootstrap: str, topic: str, mib: float, settings: Mapping[str, str] = MEASURED) -> Rate:
         """Writes uncompressed records of 1 KiB as fast as the Java producer can."""
         records = int(mib * MIB) // RECORD_BYTES
-        properties = [word for key, value in settings.items() for word in ("--command-property", f"{key}={value}")]
+        # This tool takes all properties behind one option, and ignores all but the last option.
+        properties = ["--command-property", *(f"{key}={value}" for key, value in settings.items())]
         sizes = ("--num-records", str(records), "--record-size", str(RECORD_BYTES), "--throughput", "-1")
         done = self.run("kafka-producer-perf-test", bootstrap, "--topic", topic, *sizes, *properties)
         # "524288 records sent, 81234.5 records/sec (79.33 MB/sec), 12.34 ms avg latency, ..."
