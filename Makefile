@@ -73,8 +73,8 @@ fuzz: .venv/installed ## fuzz every target with atheris (SECONDS_EACH=60, TARGET
 drill: jars .venv/installed $(CACHE)/bin/versitygw ## kill and stop proxies, store and broker under load (SECONDS=600, SEED=7, PROXIES=5)
 	$(BIN)/python -m tests.drill --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) $(if $(PROXIES),--proxies $(PROXIES))
 
-bench: jars .venv/installed ## measure clients through the proxy and direct (ARGS=--quick for a small run)
-	$(BIN)/python -m bench.run $(ARGS)
+bench: jars .venv/installed $(CACHE)/bin/versitygw ## measure Tidegate beside its peers and write a report, in 10 minutes (ARGS=--quick, --full)
+	$(BIN)/python -m bench $(ARGS)
 
 lock: .venv/bin/python ## pin every dependency again, with hashes (ARGS=--upgrade for the newest)
 	$(BIN)/python -m pip install -q pip-tools

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import math
+import random
 import shutil
 import subprocess
 import sys
@@ -23,11 +24,14 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import demo_producer
+from bench.clients.librdkafka import Target
+from bench.clients.seeks import first_records
+from bench.clients.tail_probe import TailProbe
 from bench.demo_reader import CLIENTS, Result
 from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, batches, records_per_partition
 from bench.demo_view import MIB, PartitionTiers, TierState, TierView, folder_bytes
 from bench.ending import run
-from bench.latency import TailProbe, percentile, seek_latencies
+from bench.measure.statistics import percentile
 from bench.offsets import EARLIEST, LATEST, LATEST_TIERED, list_offsets
 from tests.support.servers.jars import ServerUnavailable
 from tests.support.servers.kafka import KAFKA_VERSION, KafkaCluster
@@ -40,6 +44,7 @@ MOVED_BEFORE_READING = 0.75
 MOVE_TIMEOUT_S = 180.0
 QUIET_S = 2.0
 SEEKS = 60
+TAIL_RATE_PER_S = 100.0
 
 BROKER_SETTINGS = {
     "log.retention.check.interval.ms": "1000",
@@ -73,20 +78,20 @@ class Demo:
         """Runs the whole demo, and returns whether every record matched."""
         local_starts = self.fill_and_wait()
         self.show_out_of_range()
-        tail = TailProbe(self.proxy.bootstrap_servers, TAIL_TOPIC)
-        tail.start()
-        try:
+        with TailProbe(Target(self.proxy.bootstrap_servers, TAIL_TOPIC), TAIL_RATE_PER_S) as tail:
+            tail.wait_for_lines()
             time.sleep(QUIET_S)
-            quiet = tail.take()
+            quiet = tail.samples()
             results = [self.read_with(client, local_starts) for client in CLIENTS]
-            busy = tail.take()
-        finally:
-            tail.stop()
-        remote = {partition: (0, start) for partition, start in local_starts.items()}
-        seeks = seek_latencies(self.proxy.bootstrap_servers, TOPIC, remote, SEEKS)
-        self.show_figures(results, {"tail, quiet": quiet, "tail, beside the backfills": busy}, seeks)
-        if tail.error is not None:
-            raise DemoFailed(f"reading the tail failed: {tail.error}")
+            busy = tail.samples()
+        drawn = random.Random(917)
+        places = [(p, drawn.randrange(start)) for p, start in drawn.choices(sorted(local_starts.items()), k=SEEKS)]
+        seeks = first_records(Target(self.proxy.bootstrap_servers, TOPIC), places)
+        tails = {
+            "tail, quiet": [one.consume_ms for one in quiet],
+            "tail, beside the backfills": [one.consume_ms for one in busy],
+        }
+        self.show_figures(results, tails, seeks)
         verdicts = [self.verdict(result) for result in results]
         return all(verdicts)
 

@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from bench.clients.librdkafka import LOG_ERRORS
 from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, Batch, aborted_value, key, value
-from bench.latency import LOG_ERRORS
 
 TIMEOUT_S = 60.0
 

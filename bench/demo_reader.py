@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 import confluent_kafka
 import kafka
 
+from bench.clients.librdkafka import LOG_ERRORS
 from bench.demo_records import PARTITIONS, TOPIC, Verifier
-from bench.latency import LOG_ERRORS
 
 STALL_S = 60.0
 PROGRESS_S = 0.5

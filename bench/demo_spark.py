@@ -25,11 +25,11 @@ from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
 from bench import demo_producer
+from bench.clients.librdkafka import LOG_ERRORS
 from bench.demo import BROKER_SETTINGS, DemoFailed, segment_bytes
 from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, batches, key, records_per_partition, value
 from bench.demo_view import MIB
 from bench.ending import run
-from bench.latency import LOG_ERRORS
 from bench.offsets import LATEST, list_offsets
 from pipeline import cli
 from pipeline.spark.session import open_session

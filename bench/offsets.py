@@ -9,6 +9,7 @@ from collections.abc import Sequence
 EARLIEST = -2
 LATEST = -1
 LATEST_TIERED = -5
+EARLIEST_LOCAL = -4
 
 
 def list_offsets(

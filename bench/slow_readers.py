@@ -23,11 +23,10 @@ from pathlib import Path
 from confluent_kafka import Consumer, TopicPartition
 from kafka.protocol.consumer import FetchRequest
 
-from bench import perf_tools
+from bench.clients.java_tools import MIB, JavaTools
 from bench.demo_producer import create_topic
 from bench.ending import run
 from bench.offsets import EARLIEST, LATEST, list_offsets
-from bench.perf_tools import MIB
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
@@ -224,7 +223,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home, KafkaCluster(settings=BROKER_SETTINGS) as cluster:
         segment_bytes = SIZE_MIB * MIB // PARTITIONS // 16
         create_topic(cluster.bootstrap_servers, TOPIC, PARTITIONS, {"segment.bytes": str(segment_bytes)})
-        perf_tools.produce(cluster, cluster.bootstrap_servers, TOPIC, SIZE_MIB)
+        java = JavaTools()
+        java.produce(cluster.bootstrap_servers, TOPIC, SIZE_MIB)
+        java.stop()
         with tidegate_over(cluster, Path(home), tiered=[TOPIC], segment_bytes=segment_bytes) as proxy:
             measure(proxy, moved(cluster), rounds)
 

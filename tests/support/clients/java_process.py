@@ -31,7 +31,7 @@ class JavaProcess:
         self, main: str, *, libs: Sequence[Path] = (), options: Sequence[str] = (), heap_mib: int = 256
     ) -> None:
         jars = [f"{folder}/*" for folder in (kafka_libs(), *libs)]
-        classes = _classes(_SOURCES / f"{main}.java", os.pathsep.join(jars))
+        classes = compiled(_SOURCES / f"{main}.java", os.pathsep.join(jars), kafka_libs().parent)
         options = [*SHORT_LIVED, *options]
         command = java_command(main, heap_mib=heap_mib, options=options, log_level="ERROR")
         command[command.index("-cp") + 1] = os.pathsep.join([*jars, str(classes)])
@@ -39,6 +39,10 @@ class JavaProcess:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
         self._lock = threading.Lock()
         atexit.register(self.stop)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def ask(self, line: str) -> bytes:
         """Returns the lines of the answer. Raises `OffsetOutOfRange`, or `RuntimeError` with the program's output."""
@@ -63,9 +67,8 @@ class JavaProcess:
         self._process.communicate()
 
 
-def _classes(source: Path, classpath: str) -> Path:
-    """Returns the folder of the compiled class. Its name has the hash of the source, so it is never stale."""
-    home = kafka_libs().parent
+def compiled(source: Path, classpath: str, home: Path) -> Path:
+    """Returns a folder in `home` with the compiled class. Its name has the hash of the source, so it is never stale."""
     folder = home / f"classes-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tests.support.clients.java_process import JavaProcess
@@ -47,8 +48,12 @@ class ToolResult(NamedTuple):
 class KafkaTools:
     """Runs tools. There is no deadline: a tool that hangs blocks its caller."""
 
-    def __init__(self) -> None:
-        self._process = JavaProcess("ToolRunner")
+    def __init__(self, *, options: Sequence[str] = (), heap_mib: int = 256) -> None:
+        self._process = JavaProcess("ToolRunner", options=options, heap_mib=heap_mib)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def run(self, script: str, bootstrap: str | None, *args: str, stdin: str = "") -> ToolResult:
         if bootstrap is not None:

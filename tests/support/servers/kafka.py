@@ -60,6 +60,9 @@ SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)
 
 Not for a benchmark."""
 
+FULLY_COMPILED = ("-XX:TieredStopAtLevel=4",)
+"""Java's default, for a benchmark. It overrides `SHORT_LIVED` in front of it."""
+
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 CONSOLE_PRODUCER = ("kafka" if KAFKA_VERSION.startswith("3.") else "org.apache.kafka") + ".tools.ConsoleProducer"
 TOPIC_COMMAND = "org.apache.kafka.tools.TopicCommand"
@@ -119,7 +122,7 @@ class Broker:
         self.port = port
         self.controller_port = controller_port
         self.secure_ports: dict[str, int] = {}
-        """The ports of the other listeners, by security protocol."""
+        """The ports of the other listeners, by name."""
         self.directory_id = kafka_uuid()
         self.properties = folder / "server.properties"
         self.logs = folder / "logs"
@@ -176,7 +179,8 @@ class KafkaCluster:
     `settings` go to every broker, in addition to the settings of a small test cluster. `advertised_host` is a name or
     address of this machine that the brokers bind and advertise. If it is unique (`127.0.0.2`), a test can scan bytes
     for it. `secure` are the security protocols that get their own listener, with the protocol's name, beside the plain
-    listener.
+    listener. `relayed` are more listeners by name, for relays that change no addresses: each has a security protocol,
+    and the port of the relay, which the broker advertises.
     """
 
     def __init__(
@@ -187,6 +191,7 @@ class KafkaCluster:
         advertised_host: str = "127.0.0.1",
         java_options: Sequence[str] = (),
         secure: Sequence[str] = (),
+        relayed: Mapping[str, tuple[str, int]] | None = None,
     ) -> None:
         self.advertised_host = advertised_host
         self.cluster_id = kafka_uuid()
@@ -195,7 +200,9 @@ class KafkaCluster:
         self._count = brokers
         self._settings = dict(settings or {})
         self._java_options = list(java_options)
-        self._secure = list(secure)
+        self._relayed = dict(relayed or {})
+        self._more_listeners = {**{name: name for name in secure}, **{k: v for k, (v, _) in self._relayed.items()}}
+        """The security protocols of the listeners beside the plain one, by the listener's name."""
         self._keep = False
 
     def __enter__(self) -> Self:
@@ -306,13 +313,13 @@ class KafkaCluster:
 
     def _lay_out(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-kafka-"))
-        ports = free_ports((2 + len(self._secure)) * self._count, self.advertised_host)
+        ports = free_ports((2 + len(self._more_listeners)) * self._count, self.advertised_host)
         self.brokers = {}
         for node_id in range(1, self._count + 1):
             folder = self.folder / str(node_id)
             folder.mkdir()
             self.brokers[node_id] = Broker(node_id, folder, self.advertised_host, ports.pop(), ports.pop())
-            self.brokers[node_id].secure_ports = {protocol: ports.pop() for protocol in self._secure}
+            self.brokers[node_id].secure_ports = {name: ports.pop() for name in self._more_listeners}
         for broker in self.brokers.values():
             lines = "".join(f"{key}={value}\n" for key, value in self._properties(broker).items())
             broker.properties.write_text(lines)
@@ -322,7 +329,9 @@ class KafkaCluster:
         in_sync = str(min(2, self._count))
         controllers = ",".join(f"{each.host}:{each.controller_port}" for each in self.brokers.values())
         listeners = {"PLAINTEXT": broker.port, "CONTROLLER": broker.controller_port, **broker.secure_ports}
-        protocols = ",".join(f"{protocol}:{protocol}" for protocol in self._secure)
+        protocols = ",".join(f"{name}:{protocol}" for name, protocol in self._more_listeners.items())
+        ports = {name: port for name, port in listeners.items() if name != "CONTROLLER"}
+        ports.update({name: port for name, (_, port) in self._relayed.items()})
         return {
             "process.roles": "broker,controller",
             "node.id": str(broker.node_id),
@@ -331,6 +340,7 @@ class KafkaCluster:
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,{protocols}".rstrip(","),
             "listeners": ",".join(f"{name}://{broker.host}:{port}" for name, port in listeners.items()),
+            "advertised.listeners": ",".join(f"{name}://{broker.host}:{port}" for name, port in ports.items()),
             "log.dirs": str(broker.logs),
             "auto.create.topics.enable": "false",
             "group.initial.rebalance.delay.ms": "0",

@@ -39,6 +39,12 @@ class OwnServer:
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self.stop)
 
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError(f"{self._program.name} was not started")
+        return self._process.pid
+
     def arguments(self) -> list[str]:
         raise NotImplementedError
 

@@ -1,0 +1,37 @@
+"""Measures the time from a seek to the first record, with librdkafka."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from confluent_kafka import Consumer, TopicPartition
+
+from bench.clients.librdkafka import TIMEOUT_S, Target
+
+Place = tuple[int, int]
+"""A partition and an offset."""
+
+
+def first_records(target: Target, places: Sequence[Place], pause_s: float = 0.0) -> list[float]:
+    """Returns the milliseconds from each seek to its first record, without the time to connect.
+
+    One more seek to the first place opens the connections. The consumer does not read ahead, so a seek never waits for
+    the answer to an earlier one. `pause_s` is the time between two seeks."""
+    consumer = Consumer({**target.consumer_settings(), "queued.min.messages": 1})
+    samples: list[float] = []
+    try:
+        for partition, offset in (*places[:1], *places):
+            began = time.perf_counter()
+            consumer.assign([TopicPartition(target.topic, partition, offset)])
+            message = consumer.poll(TIMEOUT_S)
+            if message is None or message.error() is not None:
+                raise TimeoutError(f"no record after a seek: {message.error() if message else 'nothing came'}")
+            if message.offset() != offset:
+                raise RuntimeError(f"a seek to {offset} gave the record at {message.offset()}")
+            samples.append((time.perf_counter() - began) * 1000)
+            consumer.unassign()
+            time.sleep(pause_s)
+    finally:
+        consumer.close()
+    return samples[1:]

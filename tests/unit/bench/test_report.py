@@ -1,0 +1,141 @@
+"""The report: a page that needs nothing else, and pictures that are well-formed and have the figures of the run."""
+
+from __future__ import annotations
+
+import html
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from bench.measure import results
+from bench.measure.results import Run, ScenarioResult
+from bench.report import page, sections
+from bench.report.style import DARK, LIGHT
+from bench.report.svg import shown
+from tests.support.measured_run import measured_run
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return measured_run()
+
+
+def scenario(run: Run, name: str) -> ScenarioResult:
+    found = run.scenario(name)
+    assert found is not None
+    return found
+
+
+def test_a_run_comes_back_from_its_file(run: Run, tmp_path: Path) -> None:
+    results.write(run, tmp_path / "results.json")
+    assert results.read(tmp_path / "results.json") == run
+
+
+def test_the_page_loads_nothing(run: Run) -> None:
+    written = page.page(run)
+    addresses = set(re.findall(r"[a-z]+://[^\"'\s<]+", written))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, which no browser opens
+    assert re.findall(r"<(?:script|link|img|iframe)|@import|url\(", written) == []
+
+
+def test_the_page_has_every_question_once(run: Run) -> None:
+    written = page.page(run)
+    for one in run.scenarios:
+        assert written.count(f"<h2>{html.escape(one.question)}</h2>") == 1
+
+
+def test_every_table_has_the_median_of_every_figure(run: Run) -> None:
+    written = page.page(run)
+    for one in run.scenarios:
+        section = written[written.index(f'id="{one.name}"') :].partition("</section>")[0]
+        for case in one.cases():
+            for way in one.ways():
+                for figure in sections.columns_of(one):
+                    if (value := one.spread(case, way, figure)).rounds:
+                        assert shown(value.median) in section
+
+
+def test_every_figure_has_a_title(run: Run) -> None:
+    figures = {name for one in run.scenarios for reading in one.readings for name in reading.figures}
+    assert figures - set(sections.COLUMNS) <= {"consume_max_ms", "produce_max_ms"}
+
+
+def test_noisy_rounds_are_marked(run: Run) -> None:
+    tail = page.page(run).partition('id="tail_and_backfill"')[2].partition("</section>")[0]
+    assert tail.count('<span class="noisy">1 of 3</span>') == 12
+    rest = page.page(run).partition('id="first_record"')[2]
+    assert 'class="noisy"' not in rest
+
+
+def test_notes_stand_beside_the_figures(run: Run) -> None:
+    section = page.page(run).partition('id="pass_through"')[2].partition("</section>")[0]
+    assert "grepplabs was left out" in section
+
+
+def test_text_of_a_run_is_no_markup(run: Run) -> None:
+    hostile = ScenarioResult("x", "<script>alert(1)</script>", notes=["<b>&"])
+    written = page.page(Run("", "<i>", "", {}, {}, {}, [hostile]))
+    assert "<script" not in written
+    assert "&lt;b&gt;&amp;" in written
+
+
+def test_the_pictures_are_files_for_light_and_dark(run: Run, tmp_path: Path) -> None:
+    page.write(run, tmp_path)
+    written = {path.stem: path.read_text() for path in tmp_path.glob("*.svg")}
+    assert {"tail-and-backfill", "backfill", "first-record", "pass-through", "round-trip"} <= set(written)
+    for content in written.values():
+        assert ET.fromstring(content).tag == "{http://www.w3.org/2000/svg}svg"
+        assert "prefers-color-scheme:dark" in content
+        assert "nan" not in content
+
+
+def test_every_colour_has_a_light_and_a_dark_value(run: Run) -> None:
+    assert set(LIGHT) == set(DARK)
+    used = set(re.findall(r"var\(--(\w+)\)", page.page(run))) - {"c"}
+    assert used <= set(LIGHT)
+
+
+def test_bars_are_as_long_as_their_values(run: Run) -> None:
+    backfill = scenario(run, "backfill")
+    (figure,) = sections.figures_of(backfill)
+    svg = ET.fromstring(figure.picture.file())
+    lengths = {}
+    for rect in svg.iter("{http://www.w3.org/2000/svg}rect"):
+        said = rect.find("{http://www.w3.org/2000/svg}title")
+        if said is not None and said.text:
+            way, _, rest = said.text.partition(", ")
+            lengths[way, rest.partition(":")[0]] = float(rect.attrib["width"])
+    far, near = lengths["Tidegate", "a far store"], lengths["Tidegate", "a store nearby"]
+    medians = [backfill.spread(case, "Tidegate", "mib_per_s").median for case in ("far", "near")]
+    assert far / near == pytest.approx(medians[0] / medians[1], rel=0.01)
+
+
+def test_the_timeline_shows_the_median_round(run: Run) -> None:
+    tail = scenario(run, "tail_and_backfill")
+    rounds = [(one.figures["consume_p99_ms"], one.round) for one in tail.readings]
+    last = [each for each, one in zip(rounds, tail.readings, strict=True) if one.case == "16 backfills"]
+    by_way = [sorted(last[start : start + 3])[1][1] for start in (0, 3, 6)]
+    chosen = [sections.median_round(tail, way, "16 backfills") for way in tail.ways()]
+    assert [one.round for one in chosen if one is not None] == by_way
+
+
+def test_the_key_figures_compare_with_the_peers(run: Run) -> None:
+    tail = scenario(run, "tail_and_backfill").spread("4 backfills", "Tidegate", "consume_p99_ms").median
+    direct = scenario(run, "tail_and_backfill").spread("4 backfills", "broker", "consume_p99_ms").median
+    value, unit, words = page.key_figures(run)[0]
+    assert (value, unit) == (shown(tail), "ms")
+    assert words.endswith(f"the broker alone, from its own log: {shown(direct)} ms")
+
+
+def test_a_run_of_one_scenario_has_a_report(run: Run) -> None:
+    alone = Run("2026-01-01T00:00:00", "c", "python -m bench.backfill", {}, {}, {}, [scenario(run, "backfill")])
+    assert [unit for _, unit, _ in page.key_figures(alone)] == ["MiB/s"]
+    assert page.page(alone).count("<section") == 2
+
+
+def test_a_scenario_without_readings_has_a_report() -> None:
+    empty = Run("", "c", "", {}, {}, {}, [ScenarioResult(name, "?") for name in ("tail_and_backfill", "backfill")])
+    assert page.key_figures(empty) == []
+    assert "<svg" not in page.page(empty)
