@@ -109,6 +109,6 @@ async def test_metadata_that_cannot_be_read_is_not_fresh(tier: RemoteTier) -> No
 
 
 @pytest.mark.parametrize(("owners_ms", "ours_ms"), [(10_000, 10_000), (10_000, 60_000), (60_000, 10_000), (900, 900)])
-def test_an_owner_with_another_time_waits_until_older_metadata_is_not_fresh(owners_ms: int, ours_ms: int) -> None:
+def test_no_metadata_is_fresh_for_longer_than_other_owners_wait(owners_ms: int, ours_ms: int) -> None:
     ours = FetchSettings(RemoteLogConfig(visible_after_ms=ours_ms))
     assert ours.metadata_max_age_ms <= owners_ms // 2
