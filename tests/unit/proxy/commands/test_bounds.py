@@ -65,7 +65,7 @@ def test_json_is_for_programs(monkeypatch: pytest.MonkeyPatch, config: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["tier", "bounds"], "Missing option '--config'"),
+        (["tier", "bounds"], "there is no configuration: name a file with --config"),
         (["tier", "bounds", "--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file or directory"),
         (["tier", "bounds", "a:0", "--config", str(EXAMPLE)], "expected TOPIC without a partition, not 'a:0'"),
         (["tier", "retention", "a:0", "--config", str(EXAMPLE)], "expected TOPIC without a partition, not 'a:0'"),
