@@ -309,7 +309,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _emit_answers(self) -> None:
         """Queues the complete answers whose turn it is. While the client does not read, the callers leave them waiting:
         the queue is then full in the end, and the connection no longer reads from the client."""
-        for slot in self.queue.take_answered():
+        while (slot := self.queue.take_answered()) is not None:
             assert slot.answer is not None
             self._to_client.append(frame_length(*slot.answer))
             self._to_client += slot.answer
@@ -343,9 +343,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         if self._reader.has_stash and self._may_go_on():
             self._read_stashed()
-        if not self._reader.has_stash:
+        if self._gate.is_paused and not self._reader.has_stash:
             self._gate.resume(NOT_CONNECTED | OUT_OF_TURN)
-        self._close_if_done()
+        if self._has_ended or self._is_draining or self._upstream_is_gone:
+            self._close_if_done()
 
     def _look_whether_proven(self) -> None:
         sasl = self._reader.sasl

@@ -123,11 +123,23 @@ class HeldRequest:
     handler: Handler
 
 
+class BegunRequest(Protocol):
+    """A request of which the first bytes have arrived."""
+
+    @property
+    def api_key(self) -> int: ...
+
+    @property
+    def api_version(self) -> int: ...
+
+
 class PrefixHandler(Protocol):
     """Handles an API whose requests need not be held, because their first bytes are enough for a decision."""
 
-    def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None] | HeldRequest:
-        """`prefix` is the part of the payload that has arrived, from its start. `exchange.request.frame` is empty.
+    def on_prefix(
+        self, begun: BegunRequest, prefix: memoryview
+    ) -> tuple[CutThrough, HandlerState | None] | HeldRequest:
+        """`prefix` is the part of the payload that has arrived, from its start.
 
         Raises `TruncatedError` if it needs more bytes, and other `ProtocolError`s if the bytes cannot be read."""
 

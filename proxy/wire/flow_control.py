@@ -123,13 +123,15 @@ class Outlet:
 
         `on_sent` are called once, when all bytes written so far are sent or when they never will be."""
         transport = self._transport
-        self._on_sent += on_sent
+        if on_sent:
+            self._on_sent += on_sent
         if transport is None:
             self._end()
             return
         if transport.is_closing():
             return
-        self._written_bytes += sum(map(len, buffers))
+        for buffer in buffers:
+            self._written_bytes += len(buffer)
         if self._is_tls:
             self._unsent.extend(memoryview(buffer) for buffer in buffers if len(buffer))
             self._write_pieces(transport)
@@ -137,10 +139,11 @@ class Outlet:
             transport.write(buffers[0])
         else:
             transport.writelines(buffers)
-        if aliases_pool and self._is_full(transport):
+        if not self._is_full(transport):
+            if self._on_sent:
+                self._end()
+        elif aliases_pool:
             self._retained.append(self._pool.retire())
-        if self._on_sent and not self._is_full(transport):
-            self._end()
 
     def _write_pieces(self, transport: asyncio.Transport) -> None:
         """Writes pieces while the transport's buffer is empty. A TLS write may call `resume_writing`, and re-enter."""

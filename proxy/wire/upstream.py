@@ -85,6 +85,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._begun: Buffer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_forgotten = False
+        self._loop = asyncio.get_running_loop()
 
     @property
     def has_stash(self) -> bool:
@@ -103,7 +104,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         client = self._client
-        client.last_active_s = asyncio.get_running_loop().time()
+        client.last_active_s = self._loop.time()
         self._context.metrics.bytes_from_brokers += nbytes
         data = self._context.buffers.current[:nbytes]
         try:
@@ -145,9 +146,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         """Closes when all requests have left (also Produce with acks=0), at the latest after the close timeout."""
         if self._transport is None or self._transport.is_closing():
             return
-        self._timer = asyncio.get_running_loop().call_later(
-            self._context.close_timeout_ms / 1000, self._transport.abort
-        )
+        self._timer = self._loop.call_later(self._context.close_timeout_ms / 1000, self._transport.abort)
         self._outlet.close()
 
     def drop_responses(self) -> None:
