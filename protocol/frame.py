@@ -60,6 +60,15 @@ class FrameTracker:
         """Whether the stream may end here without cutting a frame."""
         return not self._remaining and not self._pending
 
+    @property
+    def remaining(self) -> int:
+        """The payload bytes of the current frame that are still to come, once its first part was returned."""
+        return self._remaining
+
+    def skip(self, count: int) -> None:
+        """Goes on behind `count` bytes that were not fed. They are at most `remaining`."""
+        self._remaining -= count
+
     def feed(self, data: Buffer) -> list[FramePart]:
         """Returns the parts that `data` holds, in order; no part is empty. Raises `FrameSizeError`.
 

@@ -19,6 +19,7 @@ from typing import Final
 
 from protocol.frame import FramePart
 from protocol.primitives import Buffer
+from proxy.wire.socket_transport import SocketTransport
 
 READ_BUFFER_BYTES: Final = 256 * 1024
 _SPARE_BUFFERS: Final = 16
@@ -144,6 +145,18 @@ class Outlet:
                 self._end()
         elif aliases_pool:
             self._retained.append(self._pool.retire())
+
+    @property
+    def can_splice(self) -> bool:
+        return isinstance(self._transport, SocketTransport)
+
+    def splice(self, fd: int, max_bytes: int) -> int | None:
+        """Moves bytes from the socket `fd` to the peer, as `RelayingProtocol.relay` describes it."""
+        transport = self._transport
+        moved = transport.splice(fd, max_bytes) if isinstance(transport, SocketTransport) else None
+        if moved:
+            self._written_bytes += moved
+        return moved
 
     def _write_pieces(self, transport: asyncio.Transport) -> None:
         """Writes pieces while the transport's buffer is empty. A TLS write may call `resume_writing`, and re-enter."""

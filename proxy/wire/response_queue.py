@@ -41,7 +41,7 @@ class Slot:
     tier = "none"
     on_sent: Callable[[], None] | None = None
     hold_bytes: int | None = 0
-    patcher: ResponsePatcher | None = None
+    patcher: Callable[[], ResponsePatcher] | None = None
     state: HandlerState | None = None
     answer: Buffers | None = None
     task: asyncio.Task[None] | None = None

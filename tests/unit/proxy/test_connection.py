@@ -21,6 +21,8 @@ from tests.support.proxy.proxy_harness import (
     reply,
 )
 
+pytestmark = pytest.mark.usefixtures("every_relay")
+
 OPAQUE, HANDLED, OTHER = 12, 1, 3
 PATIENT = proxy_harness.PATIENT.model_copy(update={"half_close_timeout_ms": 60_000})
 
@@ -99,8 +101,13 @@ async def test_an_answer_without_the_broker_waits_for_its_turn() -> None:
 
 async def test_responses_above_hold_bytes_stream_through_the_patcher() -> None:
     class Upper:
+        passing_bytes = 0
+
         def feed(self, data: memoryview) -> tuple[bytes]:
             return (bytes(data).upper(),)
+
+        def skip(self, count: int) -> None:
+            raise AssertionError
 
     handler = ForwardingHandler(lambda exchange, held: reply(exchange, b"held"), hold_bytes=16, patcher=Upper)
     async with (

@@ -16,6 +16,8 @@ from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
 from tests.support.proxy.proxy_harness import PATIENT, AnsweringHandler, ForwardingHandler, proxy_before, reply
 
+pytestmark = pytest.mark.usefixtures("every_relay")
+
 ANSWERED, HELD, LATE, PREPARED, REFUSED_LATER, STREAMED, SILENT = 40, 41, 42, 43, 44, 45, 46
 KINDS = (OPAQUE, ANSWERED, HELD, LATE, PREPARED, REFUSED_LATER, STREAMED, SILENT)
 BODY = b"a response that is longer than what is held"
