@@ -16,9 +16,11 @@ import asyncio
 import fcntl
 import os
 import socket
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Final, Protocol
 
@@ -41,11 +43,11 @@ class RelayingProtocol(Protocol):
 
     @property
     def due_bytes(self) -> int:
-        """The number of bytes that are known to come. 0: unknown, or too few of them can be relayed."""
+        """The number of bytes that are known to come. 0: unknown, or so few that they are read like all others."""
 
     @property
     def opaque_bytes(self) -> int:
-        """The number of bytes that come next and need not be seen. 0: the next bytes must be read."""
+        """The number of due bytes that come next and need not be seen. 0: the next bytes must be read."""
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Returns the buffer for a read. `sizehint` is the number of opaque bytes, if they must be read after all."""
@@ -126,7 +128,6 @@ class SocketTransport(asyncio.Transport):
     A write buffer limit of 0 is the default, and then `pause_writing` tells that the socket has not taken all bytes."""
 
     __slots__ = (
-        "_error",
         "_fd",
         "_has_ended",
         "_high_bytes",
@@ -140,6 +141,7 @@ class SocketTransport(asyncio.Transport):
         "_may_read",
         "_pipes",
         "_protocol",
+        "_reader",
         "_relaying",
         "_sock",
         "_unsent",
@@ -166,8 +168,6 @@ class SocketTransport(asyncio.Transport):
         self._unsent_bytes = 0
         self._high_bytes = self._low_bytes = 0
         self._may_read = True
-        self._error: OSError | None = None
-        """What ends the stream when all bytes before it are read."""
         self._is_reading = self._has_ended = False
         self._is_paused = self._is_closing = self._is_lost = False
         protocol.connection_made(self)
@@ -190,17 +190,38 @@ class SocketTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         self._may_read = True
         if not self._is_reading and not self._is_closing and not self._has_ended:
-            self._is_reading = True
-            self._loop.add_reader(self._fd, self._on_readable)
+            self._start_reading()
+
+    def _start_reading(self) -> None:
+        self._is_reading = True
+        reader = partial(self._on_readable)
+        self._reader = weakref.ref(reader, self._on_reader_dropped)
+        self._loop.add_reader(self._fd, reader)
 
     def _stop_reading(self) -> None:
         if self._is_reading:
             self._is_reading = False
             self._loop.remove_reader(self._fd)
 
+    def _on_reader_dropped(self, _: object) -> None:
+        """When a socket has an error, uvloop calls its reader once more and drops it, although there may be more to
+        read before the error."""
+        if self._is_reading and not self._loop.is_closed():
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._is_reading:
+            self._stop_reading()
+            self._start_reading()
+
     def _on_readable(self) -> None:
+        relaying = self._relaying
+        is_open = True
         try:
-            is_open = self._read(-1)[0] > 0 if self._relaying is None else self._relay_or_read(self._relaying)
+            if relaying is None or not relaying.due_bytes:
+                is_open = self._read(-1) > 0
+            if relaying is not None and relaying.due_bytes and self._is_reading:
+                is_open = self._relay(relaying)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -209,64 +230,38 @@ class SocketTransport(asyncio.Transport):
         except Exception as error:
             self._lose(error)
             raise  # the event loop reports it
-        if self._is_closing:
-            return
-        if not is_open:
-            self._end_reading()
-        elif code := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            # uvloop has called this reader for the last time, although there may be more to read before the error.
-            self._error = OSError(code, os.strerror(code))
+        if not is_open and not self._is_closing:
+            self._has_ended = True
             self._stop_reading()
-            self._loop.call_soon(self._read_on)
+            if not self._protocol.eof_received():
+                self.close()
 
-    def _read_on(self) -> None:
-        if self._may_read:
-            self.resume_reading()
-
-    def _end_reading(self) -> None:
-        if self._error is not None:
-            self._lose(self._error)
-            return
-        self._has_ended = True
-        self._stop_reading()
-        if not self._protocol.eof_received():
-            self.close()
-
-    def _read(self, sizehint: int) -> tuple[int, int]:
-        """Returns the number of bytes, and the number that was asked for."""
-        buffer: memoryview = self._protocol.get_buffer(sizehint)  # type: ignore[assignment]  # any buffer would do
-        count = self._sock.recv_into(buffer)
+    def _read(self, sizehint: int) -> int:
+        count = self._sock.recv_into(self._protocol.get_buffer(sizehint))
         if count:
             self._protocol.buffer_updated(count)
-        return count, len(buffer)
+        return count
 
-    def _relay_or_read(self, relaying: RelayingProtocol) -> bool:
-        """Returns False at the end of the stream.
+    def _relay(self, relaying: RelayingProtocol) -> bool:
+        """Relays bytes that need not be seen, and reads those between them. Returns False at the end of the stream.
 
         Goes on while the socket probably has more, up to a limit for the sake of other connections."""
-        min_bytes = self._pipes.min_splice_bytes
         left_bytes = MAX_TURN_BYTES
+        count: int | None = 1
         try:
-            while left_bytes > 0:
+            while left_bytes > 0 and count and self._is_reading and relaying.due_bytes:
                 opaque_bytes = relaying.opaque_bytes
-                count, wanted = None, min(opaque_bytes, left_bytes)
-                if opaque_bytes >= min_bytes:
-                    count = relaying.relay(self._fd, wanted)
+                count = relaying.relay(self._fd, min(opaque_bytes, left_bytes)) if opaque_bytes else None
                 if count is None:
-                    count, wanted = self._read(opaque_bytes or -1)
+                    count = self._read(opaque_bytes or -1)
                 left_bytes -= count
-                if not count:
-                    return False
-                if count < wanted or not self._is_reading:
-                    break
         except BlockingIOError:
             pass
-        due_bytes = relaying.due_bytes
-        low_water = min(due_bytes, LOW_WATER_BYTES) if due_bytes >= min_bytes else 1
+        low_water = min(relaying.due_bytes, LOW_WATER_BYTES) or 1
         if low_water != self._low_water and not self._is_lost:
             self._low_water = low_water
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
-        return True
+        return count != 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._high_bytes = high or 0

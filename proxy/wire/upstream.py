@@ -92,6 +92,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._stash: list[FramePart] = []
         self._slot: Slot | None = None
         self._patcher: ResponsePatcher | None = None
+        self._can_splice = client.can_splice
         self._min_splice_bytes = MIN_SPLICE_BYTES if context.pipes is None else context.pipes.min_splice_bytes
         self._has_streamed = False
         """The last response was large. Then the next one probably is, too."""
@@ -115,23 +116,22 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         buffer = self._context.buffers.current
-        return buffer[:HEAD_BYTES] if sizehint < 0 and self._reads_head else buffer
+        if sizehint < 0 and self._can_splice and (self.due_bytes if self.streaming_slot else self._has_streamed):
+            return buffer[:HEAD_BYTES]
+        return buffer
 
     @property
     def due_bytes(self) -> int:
-        return self._tracker.remaining if self.streaming_slot is not None and self._client.can_splice else 0
+        if self.streaming_slot is None or not self._can_splice:
+            return 0
+        due_bytes = self._tracker.remaining
+        return due_bytes if due_bytes >= self._min_splice_bytes else 0
 
     @property
     def opaque_bytes(self) -> int:
         due_bytes = self.due_bytes
-        return due_bytes if self._patcher is None else min(due_bytes, self._patcher.passing_bytes)
-
-    @property
-    def _reads_head(self) -> bool:
-        """Whether few of the next bytes must be seen, probably, and those behind them can be relayed unread."""
-        if self.streaming_slot is not None:
-            return self.due_bytes >= self._min_splice_bytes
-        return self._has_streamed and self._client.can_splice
+        opaque_bytes = due_bytes if self._patcher is None else min(due_bytes, self._patcher.passing_bytes)
+        return opaque_bytes if opaque_bytes >= self._min_splice_bytes else 0
 
     def relay(self, fd: int, max_bytes: int) -> int | None:
         client, slot = self._client, self.streaming_slot
