@@ -60,6 +60,15 @@ class FrameTracker:
         """Whether the stream may end here without cutting a frame."""
         return not self._remaining and not self._pending
 
+    @property
+    def remaining(self) -> int:
+        """The payload bytes of the current frame that are still to come, once its first part was returned."""
+        return self._remaining
+
+    def skip(self, count: int) -> None:
+        """Goes on behind `count` bytes that were not fed. They are at most `remaining`."""
+        self._remaining -= count
+
     def feed(self, data: Buffer) -> list[FramePart]:
         """Returns the parts that `data` holds, in order; no part is empty. Raises `FrameSizeError`.
 
@@ -85,15 +94,19 @@ class FrameTracker:
             if body > available:
                 self._pending += view[pos:]
                 break
-            size = self._checked_size(INT32.unpack_from(view, pos)[0])
+            size = INT32.unpack_from(view, pos)[0]
+            if not self._started or not 0 <= size <= self._max_frame_bytes:
+                self._check_size(size)
             end = body + size
             if end > available:
                 end = available
-            if end - body < self._head_bytes and end - body < size:
+                if end - body < self._head_bytes and end - body < size:
+                    self._size = size
+                    self._pending += view[pos:]
+                    break
+                self._remaining = body + size - end
                 self._size = size
-                self._pending += view[pos:]
-                break
-            self._begin(view[pos:end], size, body + size - end, parts)
+            parts.append(FramePart(view[pos:end], True, self._remaining, size))
             pos = end
         return parts
 
@@ -105,14 +118,16 @@ class FrameTracker:
             pending += view[:pos]
             if len(pending) < LENGTH_BYTES:
                 return pos
-            self._size = self._checked_size(INT32.unpack_from(pending)[0])
+            self._size = INT32.unpack_from(pending)[0]
+            self._check_size(self._size)
         head = min(self._head_bytes, self._size)
         take = min(LENGTH_BYTES + head - len(pending), len(view) - pos)
         pending += view[pos : pos + take]
         pos += take
         if len(pending) < LENGTH_BYTES + head:
             return pos
-        self._begin(memoryview(bytes(pending)), self._size, self._size - head, parts)
+        self._remaining = self._size - head
+        parts.append(FramePart(memoryview(bytes(pending)), True, self._remaining, self._size))
         pending.clear()
         if self._remaining and pos < len(view):
             take = min(self._remaining, len(view) - pos)
@@ -121,12 +136,7 @@ class FrameTracker:
             pos += take
         return pos
 
-    def _begin(self, data: memoryview, size: int, remaining: int, parts: list[FramePart]) -> None:
-        self._size = size
-        self._remaining = remaining
-        parts.append(FramePart(data, True, remaining, size))
-
-    def _checked_size(self, size: int) -> int:
+    def _check_size(self, size: int) -> None:
         if not self._started:
             self._started = True
             if size >> 16 in _TLS_RECORDS:
@@ -135,7 +145,6 @@ class FrameTracker:
             raise FrameSizeError(f"a frame with the negative length {size}")
         if size > self._max_frame_bytes:
             raise FrameSizeError(f"a frame of {size} bytes, above the limit of {self._max_frame_bytes} bytes")
-        return size
 
 
 class FrameDecoder:
@@ -168,4 +177,4 @@ class FrameDecoder:
 
 def frame_length(*payload: Buffer) -> bytes:
     """Returns the length prefix of a frame whose payload consists of these buffers."""
-    return INT32.pack(sum(map(len, payload)))
+    return INT32.pack(len(payload[0]) if len(payload) == 1 else sum(map(len, payload)))

@@ -57,14 +57,19 @@ def parse_request_header(frame: Buffer) -> RequestHeader:
     Raises `ProtocolError` for an unknown API key as well, because the end of such a header is unknown.
     """
     api_key, api_version, correlation_id = parse_request_head(frame)
-    flexible = is_flexible(api_key, api_version)
+    body_position = request_body_position(api_key, api_version, frame)
     start, end = read_string_bounds(frame, _REQUEST_HEAD.size, compact=False)
     # Brokers also replace bytes that are not UTF-8. The client id only serves logs and quotas.
     client_id = None if end < 0 else str(frame[start:end], "utf-8", "replace")
+    return RequestHeader(api_key, api_version, correlation_id, client_id, body_position)
+
+
+def request_body_position(api_key: int, api_version: int, frame: Buffer) -> int:
+    """Returns the position of the body in a request payload. Raises `ProtocolError` for an unknown API key."""
+    flexible = is_flexible(api_key, api_version)
+    start, end = read_string_bounds(frame, _REQUEST_HEAD.size, compact=False)
     pos = start if end < 0 else end
-    if flexible:
-        pos = skip_tagged_section(frame, pos)
-    return RequestHeader(api_key, api_version, correlation_id, client_id, pos)
+    return skip_tagged_section(frame, pos) if flexible else pos
 
 
 def response_header_version(api_key: int, api_version: int) -> int:

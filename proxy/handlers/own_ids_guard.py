@@ -31,6 +31,7 @@ from proxy.handlers.addresses import check_version
 from proxy.handlers.off_loop import decide_when_decoded, off_loop
 from proxy.wire.exchange import (
     Answer,
+    BegunRequest,
     Buffers,
     CutThrough,
     Exchange,
@@ -63,8 +64,10 @@ class OwnIdsGuard:
     def __init__(self, own: OwnIds) -> None:
         self._own = own
 
-    def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None] | HeldRequest:
-        check_version(exchange.request.api_key, exchange.request.api_version)
+    def on_prefix(
+        self, begun: BegunRequest, prefix: memoryview
+    ) -> tuple[CutThrough, HandlerState | None] | HeldRequest:
+        check_version(begun.api_key, begun.api_version)
         if self._own.refusal_of(peek_ids(prefix)) is None:
             return CutThrough(), None
         return HeldRequest(self)

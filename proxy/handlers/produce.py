@@ -5,26 +5,42 @@ The request's acks tell whether a response will follow. A response may name the 
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+
 from protocol.addresses import AddressOf, carries_addresses
 from protocol.api_keys import ApiKey
-from protocol.apis.produce import peek_acks
+from protocol.apis.produce import names_no_broker, peek_acks
 from protocol.errors import TruncatedError
 from proxy.handlers.addresses import AddressRewriter, check_version
-from proxy.wire.exchange import CutThrough, Exchange, HandlerState
+from proxy.wire.exchange import BegunRequest, Buffers, CutThrough, HandlerState
+
+_NO_RESPONSE = CutThrough(no_response=True), None
 
 
 class ProduceHandler:
     def __init__(self, address_of: AddressOf) -> None:
         self._address_of = address_of
+        self._decisions: dict[int, tuple[CutThrough, HandlerState | None]] = {}
+        """By version, for requests with a response. A request has no state of its own, so they share a decision."""
 
-    def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
-        api_version = exchange.request.api_version
-        check_version(ApiKey.PRODUCE, api_version)
+    def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+        decision = self._decisions.get(begun.api_version)
+        if decision is None:
+            check_version(ApiKey.PRODUCE, begun.api_version)
+            decision = self._decisions[begun.api_version] = self._decide(begun.api_version)
         acks = peek_acks(prefix)
         if acks is None:
             raise TruncatedError("a Produce request ends before its acks")
-        if acks == 0:
-            return CutThrough(no_response=True), None
-        if not carries_addresses(ApiKey.PRODUCE, api_version):
+        return _NO_RESPONSE if acks == 0 else decision
+
+    def _decide(self, version: int) -> tuple[CutThrough, HandlerState | None]:
+        if not carries_addresses(ApiKey.PRODUCE, version):
             return CutThrough(), None
-        return CutThrough(hold_bytes=None), AddressRewriter(ApiKey.PRODUCE, api_version, self._address_of)
+        return CutThrough(hold_bytes=None), _Responses(ApiKey.PRODUCE, version, self._address_of)
+
+
+class _Responses(AddressRewriter):
+    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+        if names_no_broker(response, self._api_version):
+            return (response,)
+        return super().on_response(response)

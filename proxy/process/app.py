@@ -29,6 +29,7 @@ from proxy.cluster.topology import ListenerAddresses, Topology
 from proxy.config import TidegateConfig
 from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
 from proxy.handlers.api_versions import ApiVersionsHandler
+from proxy.handlers.drain_answers import DRAIN_ANSWERS
 from proxy.handlers.fetch.pass_through import PassThroughFetchHandler, ShareFetchHandler
 from proxy.handlers.produce import ProduceHandler
 from proxy.metrics import ProxyMetrics
@@ -41,7 +42,6 @@ from proxy.process.probes import process_fitness, run_probes
 from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
 from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, own_topics_of, remote_tier
 from proxy.wire.context import Router
-from proxy.wire.drain_answers import DRAIN_ANSWERS
 from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler, PrefixHandler
 from proxy.wire.server import ProxyServer, bind, monotonic_ms

@@ -20,11 +20,12 @@ from proxy.wire.admission import Admission, Limit, address_of
 from proxy.wire.context import Address, ConnectionContext
 from proxy.wire.error_log import IncidentKind
 from proxy.wire.proxy_header import is_trusted, read_proxy_header
+from proxy.wire.socket_transport import SocketTransport
 from tiers.broker.tls import TlsContext, explain, is_plain_text
 
 logger = logging.getLogger(__name__)
 
-MakeProtocol = Callable[[Admission, Address | None], asyncio.BaseProtocol]
+MakeProtocol = Callable[[Admission, Address | None], asyncio.BufferedProtocol]
 """Makes the protocol of a client connection from its place and the client's address."""
 
 _ACCEPTS_AT_ONCE = 64
@@ -114,9 +115,9 @@ class ClientListener:
         assert task is not None
         self._opening[task] = None
         is_made = False
-        protocol: asyncio.BaseProtocol | None = None
+        protocol: asyncio.BufferedProtocol | None = None
 
-        def make_protocol() -> asyncio.BaseProtocol:
+        def make_protocol() -> asyncio.BufferedProtocol:
             nonlocal protocol
             protocol = self._make_protocol(admission, client)
             return protocol
@@ -129,6 +130,10 @@ class ClientListener:
                 if limit is not None:
                     self._refuse(peer, client, limit, "the limit is reached:")
                     return
+            if self._tls is None and self._context.pipes is not None:
+                SocketTransport(peer, make_protocol(), self._context.pipes)
+                is_made = True
+                return
             await self._loop.connect_accepted_socket(
                 make_protocol,
                 peer,

@@ -17,12 +17,13 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import cast
 
-from protocol.errors import ProtocolError, TlsHandshakeError
+from protocol.errors import ProtocolError
 from protocol.frame import frame_length
 from protocol.primitives import Buffer
 from proxy.wire.admission import Admission, Limit
+from proxy.wire.connection_log import ConnectionReport
 from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, Endpoint
-from proxy.wire.error_log import FaultyFrame, IncidentKind, Sender
+from proxy.wire.error_log import FaultyFrame, Sender
 from proxy.wire.exchange import BrokerGoneError, Buffers, Prepare
 from proxy.wire.flow_control import (
     DRAINING,
@@ -37,8 +38,6 @@ from proxy.wire.request_reader import RequestReader
 from proxy.wire.response_queue import ResponseQueue, Slot
 from proxy.wire.sasl_exchange import BEFORE_AUTHENTICATION
 from proxy.wire.upstream import UpstreamConnection, UpstreamUnavailableError, connect_upstream
-
-logger = logging.getLogger(__name__)
 
 _connection_ids = itertools.count(1)
 
@@ -62,7 +61,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._endpoint = endpoint
         self._registry = registry
         self._admission = admission
-        self._client = client
+        self._report = ConnectionReport(context.log, context.errors, self, client)
         self._is_proven = False
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -86,6 +85,10 @@ class ClientConnection(asyncio.BufferedProtocol):
     @property
     def node_id(self) -> int | None:
         return self._endpoint.node_id
+
+    @property
+    def client_id(self) -> str | None:
+        return self._reader.client_id
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
@@ -181,7 +184,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._start_send_timer()
             return
         said = "closing the connection: the client does not receive its responses (limits.send.timeout.ms)"
-        self._tell("stalled", said)
+        self._report.tell("stalled", said)
         self.abort("stalled")
 
     def _must_wait(self) -> bool:
@@ -238,7 +241,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             upstream = await connect_upstream(self._context, self._endpoint, self)
         except UpstreamUnavailableError as error:
-            self._tell("upstream_unreachable", f"broker unreachable, closing the client's connection: {error}")
+            self._report.tell("upstream_unreachable", f"broker unreachable, closing the client's connection: {error}")
             self.close("upstream_unreachable")
             return
         if self._is_closing:
@@ -264,6 +267,13 @@ class ClientConnection(asyncio.BufferedProtocol):
     def emit(self, buffers: Buffers) -> None:
         """Queues bytes of the response whose turn it is. They leave with the next `commit_answers`."""
         self._to_client += buffers
+
+    @property
+    def can_splice(self) -> bool:
+        return self._outlet.can_splice
+
+    def splice(self, fd: int, max_bytes: int) -> int | None:
+        return self._outlet.splice(fd, max_bytes)
 
     def on_streamed(self, slot: Slot) -> None:
         """Removes the head slot, because the last byte of its response was emitted."""
@@ -309,7 +319,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _emit_answers(self) -> None:
         """Queues the complete answers whose turn it is. While the client does not read, the callers leave them waiting:
         the queue is then full in the end, and the connection no longer reads from the client."""
-        for slot in self.queue.take_answered():
+        while (slot := self.queue.take_answered()) is not None:
             assert slot.answer is not None
             self._to_client.append(frame_length(*slot.answer))
             self._to_client += slot.answer
@@ -343,9 +353,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         if self._reader.has_stash and self._may_go_on():
             self._read_stashed()
-        if not self._reader.has_stash:
+        if self._gate.is_paused and not self._reader.has_stash:
             self._gate.resume(NOT_CONNECTED | OUT_OF_TURN)
-        self._close_if_done()
+        if self._has_ended or self._is_draining or self._upstream_is_gone:
+            self._close_if_done()
 
     def _look_whether_proven(self) -> None:
         sasl = self._reader.sasl
@@ -364,7 +375,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return not self._reader.is_mid_frame and any(slot.api_key not in BEFORE_AUTHENTICATION for slot in awaiting)
 
     def _give_way(self, limit: Limit) -> None:
-        self._tell(limit.cause, f"closing the connection: {limit.said}")
+        self._report.tell(limit.cause, f"closing the connection: {limit.said}")
         self.abort(limit.cause)
 
     def _read_stashed(self) -> None:
@@ -440,11 +451,13 @@ class ClientConnection(asyncio.BufferedProtocol):
             said = "the broker neither reads requests nor answers them (limits.connections.max.idle.ms)"
         else:
             return
-        self._log(logging.INFO, "idle", f"closing the connection: {said}")
+        self._report.log(logging.INFO, "idle", f"closing the connection: {said}")
         self.close("idle")
 
     def _on_timeout(self, cause: str) -> None:
-        self._log(logging.INFO, cause, "closing the connection: the client does not take its last bytes, or sends none")
+        self._report.log(
+            logging.INFO, cause, "closing the connection: the client does not take its last bytes, or sends none"
+        )
         self.abort(cause)
 
     def abort(self, cause: str) -> None:
@@ -464,53 +477,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         `frame` is the one that cannot be decoded, if the error concerns one."""
         if self._is_closing:
             return
-        self._log_failure(peer, error)
-        if isinstance(error, ProtocolError):
-            self._note("undecodable", error, frame)
-        else:  # the text of such an error may have anything in it
-            self._note("closed", f"a request handler failed: {type(error).__name__}")
+        self._report.failed(peer, error, frame)
         self._emit_answers()
         self._flush(aliases_pool=True)
         self.close("protocol_error" if isinstance(error, ProtocolError) else "handler_error")
-
-    def _log_failure(self, peer: str, error: Exception) -> None:
-        """`peer` is the sender of the faulty bytes: "client" or "broker"."""
-        match error:
-            case TlsHandshakeError() if peer == "broker":
-                said = "closing the connection: the broker speaks TLS: set [upstream.tls]"
-            case TlsHandshakeError():
-                said = (
-                    "a client speaks TLS on this plain-text port: set security.protocol=PLAINTEXT (or SASL_PLAINTEXT) "
-                    "in the client, or give the proxy a certificate ([listener.tls])"
-                )
-            case ProtocolError():
-                said = f"closing the connection: the {peer} sent {error}"
-            case _:
-                fields = self._context.log.fields_of_next("handler_error", self._who())
-                if fields is not None:
-                    logger.error("closing the connection: a request handler failed", exc_info=error, extra=fields)
-                return
-        self._log(logging.WARNING, "protocol_error", said)
-
-    def _log(self, level: int, reason: str, message: str) -> bool:
-        return self._context.log.log(level, reason, message, self._who())
-
-    def _tell(self, reason: str, said: str) -> None:
-        """Tells operators why the connection closes, in the log and at `/errors`."""
-        if self._log(logging.WARNING, reason, said):
-            self._note("closed", said)
-
-    def _note(self, kind: IncidentKind, reason: str | Exception, frame: FaultyFrame | None = None) -> None:
-        client_id, peer = self._reader.client_id, self._peer()
-        self._context.errors.note(kind, reason, peer=peer, node_id=self.node_id, client_id=client_id, frame=frame)
-
-    def _who(self) -> dict[str, object]:
-        return {
-            "connection_id": self.connection_id,
-            "node_id": self.node_id,
-            "client": self._peer(),
-            "client_id": self._reader.client_id,
-        }
-
-    def _peer(self) -> str | None:
-        return None if self._client is None else f"{self._client[0]}:{self._client[1]}"

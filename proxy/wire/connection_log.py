@@ -1,4 +1,4 @@
-"""`ConnectionLog`: logs the connections that the proxy refuses or closes, with a bound on the number of lines.
+"""What operators hear of connections: `ConnectionLog` bounds the number of lines, `ConnectionReport` has the words.
 
 A hostile client decides how often this happens. So each reason has some lines per minute. The next line of the reason
 says how many were left out, and the metrics count all of them.
@@ -10,6 +10,13 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.addresses import Address
+from protocol.errors import ProtocolError, TlsHandshakeError
+from proxy.wire.error_log import ErrorLog, FaultyFrame, IncidentKind, Sender
+
+logger = logging.getLogger(__name__)
 
 LINES = 20
 WINDOW_MS = 60_000
@@ -50,3 +57,71 @@ class ConnectionLog:
         window.lines += 1
         left_out, window.left_out = window.left_out, 0
         return {**who, "lines_left_out": left_out} if left_out else who
+
+
+class Reported(Protocol):
+    """The connection that a report is about."""
+
+    @property
+    def connection_id(self) -> int: ...
+
+    @property
+    def node_id(self) -> int | None: ...
+
+    @property
+    def client_id(self) -> str | None: ...
+
+
+class ConnectionReport:
+    """Tells operators about one connection, in the log and at `/errors`. `client` is the client's own address."""
+
+    __slots__ = ("_connection", "_errors", "_log", "_peer")
+
+    def __init__(self, log: ConnectionLog, errors: ErrorLog, connection: Reported, client: Address | None) -> None:
+        self._log = log
+        self._errors = errors
+        self._connection = connection
+        self._peer = None if client is None else f"{client[0]}:{client[1]}"
+
+    def log(self, level: int, reason: str, message: str) -> bool:
+        """Writes the line to the log alone. Returns whether it was not left out."""
+        return self._log.log(level, reason, message, self._who())
+
+    def tell(self, reason: str, said: str) -> None:
+        """Tells why the connection closes."""
+        if self.log(logging.WARNING, reason, said):
+            self._note("closed", said)
+
+    def failed(self, peer: Sender, error: Exception, frame: FaultyFrame | None) -> None:
+        """`peer` is the sender of the faulty bytes. `frame` is the one that cannot be decoded, if there is one."""
+        match error:
+            case TlsHandshakeError() if peer == "broker":
+                said = "closing the connection: the broker speaks TLS: set [upstream.tls]"
+            case TlsHandshakeError():
+                said = (
+                    "a client speaks TLS on this plain-text port: set security.protocol=PLAINTEXT (or SASL_PLAINTEXT) "
+                    "in the client, or give the proxy a certificate ([listener.tls])"
+                )
+            case ProtocolError():
+                said = f"closing the connection: the {peer} sent {error}"
+            case _:
+                fields = self._log.fields_of_next("handler_error", self._who())
+                if fields is not None:
+                    logger.error("closing the connection: a request handler failed", exc_info=error, extra=fields)
+                # The text of such an error may have anything in it.
+                self._note("closed", f"a request handler failed: {type(error).__name__}")
+                return
+        self.log(logging.WARNING, "protocol_error", said)
+        self._note("undecodable", error, frame)
+
+    def _note(self, kind: IncidentKind, reason: str | Exception, frame: FaultyFrame | None = None) -> None:
+        node_id, client_id = self._connection.node_id, self._connection.client_id
+        self._errors.note(kind, reason, peer=self._peer, node_id=node_id, client_id=client_id, frame=frame)
+
+    def _who(self) -> dict[str, object]:
+        return {
+            "connection_id": self._connection.connection_id,
+            "node_id": self._connection.node_id,
+            "client": self._peer,
+            "client_id": self._connection.client_id,
+        }

@@ -14,6 +14,7 @@ from proxy.wire.connection_log import ConnectionLog
 from proxy.wire.error_log import ErrorLog
 from proxy.wire.exchange import Buffers, Handler, PrefixHandler
 from proxy.wire.flow_control import BufferPool
+from proxy.wire.socket_transport import PipePool
 from tiers.broker.tls import TlsContext
 
 Address = tuple[str, int]
@@ -90,6 +91,8 @@ class ConnectionContext:
     """How long a closing connection may take to send its last bytes."""
     errors: ErrorLog = field(default_factory=ErrorLog)
     buffers: BufferPool = field(default_factory=BufferPool)
+    pipes: PipePool | None = None
+    """None: the transports of plain-text connections are the event loop's own, which read every byte."""
     unreachable: set[Address] = field(default_factory=set)
     """The addresses of brokers whose last attempt to connect failed."""
     upstreams: ConnectionRegistry[Abortable] = field(default_factory=ConnectionRegistry)

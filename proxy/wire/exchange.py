@@ -35,6 +35,13 @@ class BrokerGoneError(Exception):
 class ResponsePatcher(Protocol):
     """Patches a response while it streams. A patch does not change the length."""
 
+    @property
+    def passing_bytes(self) -> int:
+        """The number of bytes that come next and pass as they are, for example records."""
+
+    def skip(self, count: int) -> None:
+        """Goes on behind `count` bytes that were not fed. They are at most `passing_bytes`."""
+
     def feed(self, data: memoryview) -> Buffers:
         """Takes the next bytes of the payload, and returns the bytes that may leave now. They may alias `data`."""
 
@@ -80,13 +87,13 @@ class Forward:
     """The connection sends `frame`, the payload without the length prefix, to the broker.
 
     `hold_bytes`: the connection collects a response up to this size and gives it to `on_response`. A larger response
-    streams through `patcher`, or unchanged if there is no patcher. None: a response of any size is collected.
-    `no_response`: the broker does not answer (Produce with acks=0).
+    streams through the patcher that `patcher` makes, or unchanged if there is none. None: a response of any size is
+    collected. `no_response`: the broker does not answer (Produce with acks=0).
     """
 
     frame: Buffer
     hold_bytes: int | None = 0
-    patcher: ResponsePatcher | None = None
+    patcher: Callable[[], ResponsePatcher] | None = None
     no_response: bool = False
 
 
@@ -123,11 +130,23 @@ class HeldRequest:
     handler: Handler
 
 
+class BegunRequest(Protocol):
+    """A request of which the first bytes have arrived."""
+
+    @property
+    def api_key(self) -> int: ...
+
+    @property
+    def api_version(self) -> int: ...
+
+
 class PrefixHandler(Protocol):
     """Handles an API whose requests need not be held, because their first bytes are enough for a decision."""
 
-    def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None] | HeldRequest:
-        """`prefix` is the part of the payload that has arrived, from its start. `exchange.request.frame` is empty.
+    def on_prefix(
+        self, begun: BegunRequest, prefix: memoryview
+    ) -> tuple[CutThrough, HandlerState | None] | HeldRequest:
+        """`prefix` is the part of the payload that has arrived, from its start.
 
         Raises `TruncatedError` if it needs more bytes, and other `ProtocolError`s if the bytes cannot be read."""
 

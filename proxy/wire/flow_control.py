@@ -19,6 +19,7 @@ from typing import Final
 
 from protocol.frame import FramePart
 from protocol.primitives import Buffer
+from proxy.wire.socket_transport import SocketTransport
 
 READ_BUFFER_BYTES: Final = 256 * 1024
 _SPARE_BUFFERS: Final = 16
@@ -123,13 +124,15 @@ class Outlet:
 
         `on_sent` are called once, when all bytes written so far are sent or when they never will be."""
         transport = self._transport
-        self._on_sent += on_sent
+        if on_sent:
+            self._on_sent += on_sent
         if transport is None:
             self._end()
             return
         if transport.is_closing():
             return
-        self._written_bytes += sum(map(len, buffers))
+        for buffer in buffers:
+            self._written_bytes += len(buffer)
         if self._is_tls:
             self._unsent.extend(memoryview(buffer) for buffer in buffers if len(buffer))
             self._write_pieces(transport)
@@ -137,10 +140,23 @@ class Outlet:
             transport.write(buffers[0])
         else:
             transport.writelines(buffers)
-        if aliases_pool and self._is_full(transport):
+        if not self._is_full(transport):
+            if self._on_sent:
+                self._end()
+        elif aliases_pool:
             self._retained.append(self._pool.retire())
-        if self._on_sent and not self._is_full(transport):
-            self._end()
+
+    @property
+    def can_splice(self) -> bool:
+        return isinstance(self._transport, SocketTransport)
+
+    def splice(self, fd: int, max_bytes: int) -> int | None:
+        """Moves bytes from the socket `fd` to the peer, as `RelayingProtocol.relay` describes it."""
+        transport = self._transport
+        moved = transport.splice(fd, max_bytes) if isinstance(transport, SocketTransport) else None
+        if moved:
+            self._written_bytes += moved
+        return moved
 
     def _write_pieces(self, transport: asyncio.Transport) -> None:
         """Writes pieces while the transport's buffer is empty. A TLS write may call `resume_writing`, and re-enter."""

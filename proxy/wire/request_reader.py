@@ -189,16 +189,22 @@ class RequestReader:
             return
         context.metrics.requests[api_key] += 1
         slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())
-        self._holder = context.router.handlers.get(api_key)
-        if self._holder is not None:
+        self._holder = None
+        holder = context.router.handlers.get(api_key)
+        if holder is not None:
             _check_size(part.size, api_key, context.limits.max_held_request_bytes, _HELD_LIMIT)
+            self._await_whole(slot, holder)
         elif api_key not in context.router.prefix_handlers:
             self._queue.push_sent(slot)
             self._to_broker.append(part.data)
             return
-        slot.request = Request(api_key, api_version, correlation_id, b"", context.clock_ms())
         self._slot = slot
         self._examine(part.data, part.remaining)
+
+    def _await_whole(self, slot: Slot, holder: Handler) -> None:
+        """Holds the request until it is complete. `holder` then decides about it."""
+        self._holder = holder
+        slot.request = Request(slot.api_key, slot.api_version, slot.correlation_id, b"", self._context.clock_ms())
 
     def _learn_client_id(self, part: FramePart) -> None:
         with contextlib.suppress(TruncatedError):
@@ -223,9 +229,8 @@ class RequestReader:
         self._owner.on_authentication()
         slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())
         slot.is_raw_token = self.sasl.raw_tokens_left > 0
-        slot.request = Request(api_key, api_version, correlation_id, b"", self._context.clock_ms())
+        self._await_whole(slot, self.sasl)
         self._slot = slot
-        self._holder = self.sasl
         self._examine(part.data, part.remaining)
 
     def _examine(self, frame: memoryview | bytearray, remaining: int) -> None:
@@ -294,7 +299,7 @@ class RequestReader:
         if isinstance(decision, HeldRequest):
             size = len(frame) - LENGTH_BYTES + remaining
             _check_size(size, slot.api_key, self._context.limits.max_held_request_bytes, _HELD_LIMIT)
-            self._holder = decision.handler
+            self._await_whole(slot, decision.handler)
             return False
         action, slot.state = decision
         slot.hold_bytes = action.hold_bytes

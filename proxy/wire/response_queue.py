@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from protocol.primitives import Buffer
@@ -32,30 +32,23 @@ class SlotOwner(Protocol):
 
 
 class Slot:
-    """One request in progress. It is the `Exchange` that the handler sees."""
+    """One request in progress. It is the `Exchange` that the handler sees.
 
-    __slots__ = (
-        "answer",
-        "api_key",
-        "api_version",
-        "connection_id",
-        "correlation_id",
-        "future",
-        "hold_bytes",
-        "is_raw_token",
-        "on_sent",
-        "owner",
-        "patcher",
-        "request",
-        "started_s",
-        "state",
-        "task",
-        "tier",
-        "upstream_correlation_id",
-    )
+    Most requests leave most fields as the class has them, so that a slot takes little time to make."""
 
     request: Request
-    """Set only for APIs that have a handler."""
+    """Set only for a request that is held."""
+    tier = "none"
+    on_sent: Callable[[], None] | None = None
+    hold_bytes: int | None = 0
+    patcher: Callable[[], ResponsePatcher] | None = None
+    state: HandlerState | None = None
+    answer: Buffers | None = None
+    task: asyncio.Task[None] | None = None
+    future: asyncio.Future[memoryview] | None = None
+    """Set for a request of the proxy itself (`try_forward`), which has no place in the client's order."""
+    is_raw_token = False
+    """Whether the request is a raw token. Neither the token nor the answer to it has a header."""
 
     def __init__(self, owner: SlotOwner, api_key: int, api_version: int, correlation_id: int, started_s: float) -> None:
         self.owner = owner
@@ -66,17 +59,6 @@ class Slot:
         self.upstream_correlation_id = correlation_id
         """The correlation id of the request that was sent to the broker."""
         self.started_s = started_s
-        self.tier = "none"
-        self.on_sent: Callable[[], None] | None = None
-        self.hold_bytes: int | None = 0
-        self.patcher: ResponsePatcher | None = None
-        self.state: HandlerState | None = None
-        self.answer: Buffers | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.future: asyncio.Future[memoryview] | None = None
-        """Set for a request of the proxy itself (`try_forward`), which has no place in the client's order."""
-        self.is_raw_token = False
-        """Whether the request is a raw token. Neither the token nor the answer to it has a header."""
 
     @property
     def node_id(self) -> int | None:
@@ -141,15 +123,10 @@ class ResponseQueue:
     def push_answered(self, slot: Slot) -> None:
         self.slots.append(slot)
 
-    def take_answered(self) -> Sequence[Slot]:
-        """Removes and returns the slots at the head whose answers may leave now, in order."""
+    def take_answered(self) -> Slot | None:
+        """Removes and returns the head slot if its answer may leave now."""
         slots = self.slots
-        if not slots or slots[0].answer is None:
-            return ()
-        taken: list[Slot] = []
-        while slots and slots[0].answer is not None:
-            taken.append(slots.popleft())
-        return taken
+        return slots.popleft() if slots and slots[0].answer is not None else None
 
     def fail_own(self) -> None:
         """Fails the requests of the proxy itself that still wait, because no more responses come from the broker."""

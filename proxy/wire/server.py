@@ -25,6 +25,7 @@ from proxy.wire.connection import ClientConnection
 from proxy.wire.connection_log import ConnectionLog
 from proxy.wire.context import CLOSE_TIMEOUT_MS, Address, ConnectionContext, ConnectionRegistry, DrainAnswer, Router
 from proxy.wire.error_log import ErrorLog
+from proxy.wire.socket_transport import PipePool
 from tiers.broker.tls import TlsContext
 
 logger = logging.getLogger(__name__)
@@ -93,8 +94,9 @@ class ProxyServer:
         brokers_ask_for_sasl: bool = False,
         close_timeout_ms: int = CLOSE_TIMEOUT_MS,
         proxy_networks: Sequence[IPv4Network | IPv6Network] = (),
+        make_pipes: Callable[[], PipePool] | None = PipePool,
     ) -> None:
-        """`tls` is for clients, `upstream_tls` for brokers. None means plain text."""
+        """`tls` is for clients, `upstream_tls` for brokers. None means plain text. `make_pipes` is for the context."""
         self.errors = ErrorLog()
         self._limits = limits
         self._metrics = metrics
@@ -107,6 +109,7 @@ class ProxyServer:
         self._brokers_ask_for_sasl = brokers_ask_for_sasl
         self._close_timeout_ms = close_timeout_ms
         self._proxy_networks = proxy_networks
+        self._make_pipes = make_pipes
         self._connections = ConnectionRegistry[ClientConnection]()
         self._servers: dict[Address, ClientListener] = {}
         self._tasks = asyncio.TaskGroup()
@@ -133,6 +136,7 @@ class ProxyServer:
             brokers_ask_for_sasl=self._brokers_ask_for_sasl,
             close_timeout_ms=self._close_timeout_ms,
             errors=self.errors,
+            pipes=None if self._make_pipes is None else self._make_pipes(),
         )
         if self._limits.idle_timeout_ms:
             self._idle_sweep = self.spawn(self._close_idle())
@@ -144,6 +148,8 @@ class ProxyServer:
             self._idle_sweep.cancel()
         await self._abort_all()
         await self._tasks.__aexit__(None, None, None)
+        if self._context.pipes is not None:
+            self._context.pipes.close()
 
     @property
     def open_connections(self) -> int:

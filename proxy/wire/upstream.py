@@ -17,13 +17,16 @@ from protocol.frame import LENGTH_BYTES, MAX_INT32, RESPONSE_HEAD_BYTES, FramePa
 from protocol.primitives import INT32, Buffer
 from proxy.wire.context import Address, ConnectionContext, Endpoint
 from proxy.wire.error_log import FaultyFrame, Sender
-from proxy.wire.exchange import Buffers
+from proxy.wire.exchange import Buffers, ResponsePatcher
 from proxy.wire.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
 from proxy.wire.response_queue import ResponseQueue, Slot
+from proxy.wire.socket_transport import MIN_SPLICE_BYTES, SocketTransport, connected_socket
 from tiers.broker.tls import explain
 
 logger = logging.getLogger(__name__)
 
+HEAD_BYTES = 4 * 1024
+"""What is read where few bytes must be seen. The records behind them then stay in the kernel."""
 MAX_UNREACHABLE = 1_000
 """Addresses to remember. A forgotten address costs one attempt."""
 UNKNOWN_BROKER_LOOKS = 20
@@ -45,6 +48,13 @@ class ClientSide(Protocol):
     queue: ResponseQueue
     is_full: bool
     last_active_s: float
+
+    @property
+    def can_splice(self) -> bool:
+        """Whether `splice` may move bytes."""
+
+    def splice(self, fd: int, max_bytes: int) -> int | None:
+        """Moves bytes of the response whose turn it is from the socket `fd`, as `RelayingProtocol` describes it."""
 
     def emit(self, buffers: Buffers) -> None:
         """Queues bytes of the response whose turn it is."""
@@ -81,10 +91,16 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._tracker = FrameTracker(RESPONSE_HEAD_BYTES, MAX_INT32)
         self._stash: list[FramePart] = []
         self._slot: Slot | None = None
+        self._patcher: ResponsePatcher | None = None
+        self._can_splice = client.can_splice
+        self._min_splice_bytes = MIN_SPLICE_BYTES if context.pipes is None else context.pipes.min_splice_bytes
+        self._has_streamed = False
+        """The last response was large. Then the next one probably is, too."""
         self._held: bytearray | None = None
         self._begun: Buffer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_forgotten = False
+        self._loop = asyncio.get_running_loop()
 
     @property
     def has_stash(self) -> bool:
@@ -99,11 +115,44 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._context.metrics.upstream_connections += 1
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._context.buffers.current
+        buffer = self._context.buffers.current
+        if sizehint < 0 and self._can_splice and (self.due_bytes if self.streaming_slot else self._has_streamed):
+            return buffer[:HEAD_BYTES]
+        return buffer
+
+    @property
+    def due_bytes(self) -> int:
+        if self.streaming_slot is None or not self._can_splice:
+            return 0
+        due_bytes = self._tracker.remaining
+        return due_bytes if due_bytes >= self._min_splice_bytes else 0
+
+    @property
+    def opaque_bytes(self) -> int:
+        due_bytes = self.due_bytes
+        opaque_bytes = due_bytes if self._patcher is None else min(due_bytes, self._patcher.passing_bytes)
+        return opaque_bytes if opaque_bytes >= self._min_splice_bytes else 0
+
+    def relay(self, fd: int, max_bytes: int) -> int | None:
+        client, slot = self._client, self.streaming_slot
+        assert slot is not None
+        moved = client.splice(fd, min(self.opaque_bytes, max_bytes))
+        if not moved:
+            return moved
+        client.last_active_s = self._loop.time()
+        self._context.metrics.bytes_from_brokers += moved
+        self._tracker.skip(moved)
+        if self._patcher is not None:
+            self._patcher.skip(moved)
+        if not self._tracker.remaining:
+            self._end_stream(slot)
+            client.commit_answers(aliases_pool=False)
+            client.advance()
+        return moved
 
     def buffer_updated(self, nbytes: int) -> None:
         client = self._client
-        client.last_active_s = asyncio.get_running_loop().time()
+        client.last_active_s = self._loop.time()
         self._context.metrics.bytes_from_brokers += nbytes
         data = self._context.buffers.current[:nbytes]
         try:
@@ -145,9 +194,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         """Closes when all requests have left (also Produce with acks=0), at the latest after the close timeout."""
         if self._transport is None or self._transport.is_closing():
             return
-        self._timer = asyncio.get_running_loop().call_later(
-            self._context.close_timeout_ms / 1000, self._transport.abort
-        )
+        self._timer = self._loop.call_later(self._context.close_timeout_ms / 1000, self._transport.abort)
         self._outlet.close()
 
     def drop_responses(self) -> None:
@@ -205,7 +252,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._begun = part.data[LENGTH_BYTES:]
         if slot.answer is not None:
             return
-        if slot.hold_bytes is None or part.size <= slot.hold_bytes:
+        is_held = slot.hold_bytes is None or part.size <= slot.hold_bytes
+        self._has_streamed = not is_held and part.size >= self._min_splice_bytes
+        if is_held:
             if part.size > self._context.limits.max_held_response_bytes:
                 raise FrameSizeError(f"a response of {part.size} bytes, above limits.held.response.max.bytes")
             if part.remaining:
@@ -214,13 +263,13 @@ class UpstreamConnection(asyncio.BufferedProtocol):
                 self._complete(slot, memoryview(bytes(part.data[LENGTH_BYTES:])))
             return
         self.streaming_slot = slot
-        if slot.patcher is None:
+        self._patcher = None if slot.patcher is None else slot.patcher()
+        if self._patcher is None:
             self._client.emit((part.data,))
         else:
-            self._client.emit((part.data[:LENGTH_BYTES], *slot.patcher.feed(part.data[LENGTH_BYTES:])))
+            self._client.emit((part.data[:LENGTH_BYTES], *self._patcher.feed(part.data[LENGTH_BYTES:])))
         if not part.remaining:
-            self.streaming_slot = None
-            self._client.on_streamed(slot)
+            self._end_stream(slot)
 
     def _continue(self, part: FramePart) -> None:
         slot = self._slot
@@ -231,10 +280,13 @@ class UpstreamConnection(asyncio.BufferedProtocol):
                 held, self._held = self._held, None
                 self._complete(slot, memoryview(held))
         elif self.streaming_slot is slot:
-            self._client.emit((part.data,) if slot.patcher is None else slot.patcher.feed(part.data))
+            self._client.emit((part.data,) if self._patcher is None else self._patcher.feed(part.data))
             if not part.remaining:
-                self.streaming_slot = None
-                self._client.on_streamed(slot)
+                self._end_stream(slot)
+
+    def _end_stream(self, slot: Slot) -> None:
+        self.streaming_slot = self._patcher = None
+        self._client.on_streamed(slot)
 
     def _complete(self, slot: Slot, response: memoryview) -> None:
         if slot.future is not None:
@@ -285,12 +337,7 @@ async def connect_upstream(context: ConnectionContext, endpoint: Endpoint, clien
         is_open = False
         try:
             async with asyncio.timeout(min(limits.connect_timeout_ms / 1000, left_s)):
-                await loop.create_connection(
-                    lambda: upstream,  # noqa: B023  # called before the next address is tried
-                    host,
-                    port,
-                    ssl=None if context.upstream_tls is None else context.upstream_tls.current(),
-                )
+                await _open(upstream, context, host, port)
             is_open = True
             unreachable.discard((host, port))
             return upstream
@@ -304,6 +351,14 @@ async def connect_upstream(context: ConnectionContext, endpoint: Endpoint, clien
             if not is_open:
                 upstream.forget()
     raise UpstreamUnavailableError(trouble)
+
+
+async def _open(upstream: UpstreamConnection, context: ConnectionContext, host: str, port: int) -> None:
+    if context.upstream_tls is None and context.pipes is not None:
+        SocketTransport(await connected_socket(host, port), upstream, context.pipes, relaying=upstream)
+        return
+    ssl = None if context.upstream_tls is None else context.upstream_tls.current()
+    await asyncio.get_running_loop().create_connection(lambda: upstream, host, port, ssl=ssl)
 
 
 async def _known_addresses(endpoint: Endpoint) -> Sequence[Address]:

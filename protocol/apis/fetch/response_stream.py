@@ -35,6 +35,15 @@ class StreamedResponse:
         """Whether the whole response has been fed."""
         return self._is_finished and not self._passing_bytes
 
+    @property
+    def passing_bytes(self) -> int:
+        """The number of bytes that come next and pass unread."""
+        return self._passing_bytes
+
+    def skip(self, count: int) -> None:
+        """Goes on behind `count` bytes that were not fed. They are at most `passing_bytes`."""
+        self._passing_bytes -= count
+
     def feed(self, data: memoryview) -> Sequence[Buffer]:
         """Returns the buffers that the caller may forward now: all bytes except an incomplete last group of fields.
 

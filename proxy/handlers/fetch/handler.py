@@ -108,8 +108,11 @@ class FetchHandler:
         """Forwards a request that needs nothing special."""
         exchange.tier = "local"
         state = _PassingFetch(self, exchange, body_position)
-        patches = StreamedPartitions(self._tools, self._local, state.connection)
-        patcher = StreamingFetchPatcher(exchange.request.api_version, patches, hide_node_endpoints=True)
+
+        def patcher() -> StreamingFetchPatcher:
+            patches = StreamedPartitions(self._tools, self._local, state.connection)
+            return StreamingFetchPatcher(exchange.request.api_version, patches, hide_node_endpoints=True)
+
         return Forward(exchange.request.frame, hold_bytes=self._tools.settings.hold_bytes, patcher=patcher), state
 
     @property

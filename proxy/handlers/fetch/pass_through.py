@@ -10,6 +10,7 @@ from __future__ import annotations
 from protocol.addresses import AddressOf, rewrite_addresses
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.response import NODE_ENDPOINTS_FROM, parse_fetch_response
+from protocol.apis.fetch.scan import plain_topics
 from protocol.apis.fetch.share_stream import StreamingShareFetchPatcher
 from protocol.apis.fetch.stream import PartitionHead, StreamingFetchPatcher
 from protocol.header import response_body_position
@@ -22,15 +23,20 @@ HOLD_BYTES = 64 * 1024
 class PassThroughFetchHandler:
     def __init__(self, address_of: AddressOf) -> None:
         self._address_of = address_of
+        self._responses: dict[int, _Responses] = {}
+        """By version, since a request has no state of its own."""
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         request = exchange.request
-        check_version(ApiKey.FETCH, request.api_version)
+        version = request.api_version
         exchange.tier = "local"
-        if request.api_version < NODE_ENDPOINTS_FROM:
+        responses = self._responses.get(version)
+        if responses is None:
+            check_version(ApiKey.FETCH, version)
+            responses = self._responses[version] = _Responses(version, self._address_of)
+        if version < NODE_ENDPOINTS_FROM:
             return Forward(request.frame), None
-        patcher = StreamingFetchPatcher(request.api_version, _Untouched(), hide_node_endpoints=True)
-        return Forward(request.frame, HOLD_BYTES, patcher), _SmallResponse(request.api_version, self._address_of)
+        return Forward(request.frame, HOLD_BYTES, responses.patcher), responses
 
 
 class _Untouched:
@@ -38,15 +44,23 @@ class _Untouched:
         return None
 
 
-class _SmallResponse:
+class _Responses:
+    """The responses of one version."""
+
     __slots__ = ("_address_of", "_api_version")
 
     def __init__(self, api_version: int, address_of: AddressOf) -> None:
         self._api_version = api_version
         self._address_of = address_of
 
+    def patcher(self) -> StreamingFetchPatcher:
+        """Returns the patcher of a large response."""
+        return StreamingFetchPatcher(self._api_version, _Untouched(), hide_node_endpoints=True)
+
     def on_response(self, response: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.FETCH, self._api_version, response)
+        if plain_topics(response, body_position, self._api_version) is not None:
+            return (response,)
         parsed = parse_fetch_response(response, body_position, self._api_version)
         if parsed.node_endpoints_bounds() is None:
             return (response,)
@@ -67,4 +81,4 @@ class ShareFetchHandler:
         check_version(ApiKey.SHARE_FETCH, request.api_version)
         exchange.tier = "local"
         rewriter = AddressRewriter(ApiKey.SHARE_FETCH, request.api_version, self._address_of)
-        return Forward(request.frame, HOLD_BYTES, StreamingShareFetchPatcher()), rewriter
+        return Forward(request.frame, HOLD_BYTES, StreamingShareFetchPatcher), rewriter

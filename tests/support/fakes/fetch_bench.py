@@ -66,7 +66,8 @@ class Bench:
         if self.streamed:
             if action.patcher is None:
                 return parse(version, [response])
-            out = [bytes(b) for n in range(0, len(response), 1000) for b in action.patcher.feed(response[n : n + 1000])]
+            patcher = action.patcher()
+            out = [bytes(b) for n in range(0, len(response), 1000) for b in patcher.feed(response[n : n + 1000])]
             assert sum(map(len, out)) == len(response)
             return parse(version, out)
         assert state is not None

@@ -24,6 +24,7 @@ from proxy.wire.exchange import (
     ResponsePatcher,
 )
 from proxy.wire.server import BrokerEndpoint, ProxyServer
+from proxy.wire.socket_transport import PipePool
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tiers.broker.tls import TlsContext
 
@@ -31,6 +32,16 @@ PATIENT = LimitsConfig(
     connection_setup_timeout_ms=60_000, connect_timeout_ms=60_000, connect_deadline_ms=60_000, drain_timeout_ms=60_000
 )
 """An attempt at a broker that is given up late leaves the test a connection that nobody uses."""
+
+
+RELAYS: Mapping[str, Callable[[], PipePool] | None] = {
+    "spliced": lambda: PipePool(min_splice_bytes=1),
+    "copied": lambda: PipePool(max_pipes=0),
+    "by the loop": None,
+}
+"""How a proxy relays plain text. The product splices large answers, and copies small ones."""
+relay: Callable[[], PipePool] | None = PipePool
+"""How the proxies of this process relay, from their start on."""
 
 
 @dataclass
@@ -74,6 +85,7 @@ async def proxy_before(
         brokers_ask_for_sasl=brokers_ask_for_sasl,
         close_timeout_ms=close_timeout_ms,
         proxy_networks=proxy_networks,
+        make_pipes=relay,
     )
     async with server:
         _, port = server.listen("127.0.0.1", 0, BrokerEndpoint(1, lambda: broker.addresses))
@@ -113,8 +125,7 @@ class ForwardingHandler:
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         state = ScriptedState(lambda response: self.answer(exchange, response))
         self.states.append(state)
-        patcher = self.patcher() if self.patcher is not None else None
-        return Forward(exchange.request.frame, self.hold_bytes, patcher), state
+        return Forward(exchange.request.frame, self.hold_bytes, self.patcher), state
 
 
 @dataclass

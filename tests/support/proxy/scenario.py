@@ -35,6 +35,7 @@ from proxy.cluster.topology import ListenerAddresses, Topology
 from proxy.config import LimitsConfig
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
+from proxy.handlers.drain_answers import DRAIN_ANSWERS
 from proxy.handlers.fetch.handler import FetchHandler
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
@@ -42,7 +43,6 @@ from proxy.handlers.produce import ProduceHandler
 from proxy.metrics import ProxyMetrics
 from proxy.process.app import pass_through_handlers
 from proxy.wire.context import Router
-from proxy.wire.drain_answers import DRAIN_ANSWERS
 from proxy.wire.server import BrokerEndpoint, ProxyServer
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker

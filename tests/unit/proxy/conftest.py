@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+import pytest
 import uvloop
+
+from tests.support.proxy import proxy_harness
+from tests.support.proxy.proxy_harness import RELAYS
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="module", params=list(RELAYS))
+def every_relay(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs the tests of a module with every way to relay."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proxy_harness, "relay", RELAYS[request.param])
+        yield

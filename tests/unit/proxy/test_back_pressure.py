@@ -18,6 +18,7 @@ from tests.support.proxy.tls_sides import client_side, connected_by_tls, for_cli
 from tests.support.servers.certificates import Authority
 
 MIB = 1024 * 1024
+pytestmark = pytest.mark.usefixtures("every_relay")
 
 
 def resident_bytes() -> int:

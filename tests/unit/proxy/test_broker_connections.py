@@ -19,6 +19,8 @@ from tests.support.proxy.proxy_harness import (
 )
 from tests.support.servers.ports import free_ports
 
+pytestmark = pytest.mark.usefixtures("every_relay")
+
 OPAQUE, HANDLED, OTHER = 12, 1, 3
 PATIENT = proxy_harness.PATIENT.model_copy(update={"half_close_timeout_ms": 60_000})
 

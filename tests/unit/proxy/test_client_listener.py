@@ -18,7 +18,8 @@ from proxy.config import LimitsConfig
 from proxy.wire.connection import ClientConnection
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, connected, request
-from tests.support.proxy.proxy_harness import Proxy, proxy_before
+from tests.support.proxy import proxy_harness
+from tests.support.proxy.proxy_harness import RELAYS, Proxy, proxy_before
 from tests.support.proxy.tls_sides import client_side, connected_by_tls, for_clients
 from tests.support.servers.certificates import Authority
 from tests.support.servers.stream_server import StreamServer
@@ -142,6 +143,7 @@ async def test_connections_that_give_way_before_their_first_step_are_counted() -
 async def test_a_stop_while_a_connection_is_opened_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The listener cancels its steps in progress. The event loop then closes the transport without a call."""
     made = ClientConnection.connection_made
+    monkeypatch.setattr(proxy_harness, "relay", RELAYS["by the loop"])
     async with FakeBroker() as broker, proxy_before(broker) as proxy:
 
         def made_and_stopped(connection: ClientConnection, transport: asyncio.BaseTransport) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import TruncatedError
 from proxy.config import LimitsConfig
-from proxy.wire.exchange import CutThrough, Exchange, Forward, HandlerState, Prepare
+from proxy.wire.exchange import BegunRequest, CutThrough, Exchange, Forward, HandlerState, Prepare
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
 from tests.support.proxy import proxy_harness
@@ -20,6 +20,8 @@ from tests.support.proxy.proxy_harness import (
     proxy_before,
     reply,
 )
+
+pytestmark = pytest.mark.usefixtures("every_relay")
 
 OPAQUE, HANDLED, OTHER = 12, 1, 3
 PATIENT = proxy_harness.PATIENT.model_copy(update={"half_close_timeout_ms": 60_000})
@@ -99,8 +101,13 @@ async def test_an_answer_without_the_broker_waits_for_its_turn() -> None:
 
 async def test_responses_above_hold_bytes_stream_through_the_patcher() -> None:
     class Upper:
+        passing_bytes = 0
+
         def feed(self, data: memoryview) -> tuple[bytes]:
             return (bytes(data).upper(),)
+
+        def skip(self, count: int) -> None:
+            raise AssertionError
 
     handler = ForwardingHandler(lambda exchange, held: reply(exchange, b"held"), hold_bytes=16, patcher=Upper)
     async with (
@@ -153,7 +160,7 @@ async def test_a_handler_may_ask_the_broker_more_until_a_later_request_was_sent(
 class SilentProduce:
     """acks=0 when the byte after ten others says so: a prefix that may come in pieces."""
 
-    def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+    def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
         if len(prefix) < 24:
             raise TruncatedError("more")
         return CutThrough(no_response=prefix[23] == 0), None
@@ -263,7 +270,7 @@ async def test_the_bytes_of_a_slow_prefix_are_not_examined_one_by_one() -> None:
     examined: list[int] = []
 
     class LateProduce:
-        def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+        def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
             examined.append(len(prefix))
             if len(prefix) < 200:
                 raise TruncatedError("more")

@@ -7,7 +7,7 @@ from kafka.protocol.consumer import FetchResponse
 
 from protocol.api_keys import ApiKey
 from protocol.header import parse_response_correlation_id, response_body_position
-from proxy.wire.drain_answers import empty_fetch
+from proxy.handlers.drain_answers import empty_fetch
 
 
 @pytest.mark.parametrize("version", range(4, 19))

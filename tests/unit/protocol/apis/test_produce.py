@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.addresses import rewrite_addresses
 from protocol.api_keys import ApiKey
-from protocol.apis.produce import peek_acks
+from protocol.apis.produce import names_no_broker, peek_acks
 from protocol.errors import ProtocolError
-from protocol.header import build_request_header
+from protocol.header import build_request_header, build_response_header
 from tests.support.fakes.message_encoder import encode, messages, versions_of
 
 
@@ -44,3 +46,49 @@ def test_bad_bytes_raise_nothing_but_protocol_errors(noise: bytes) -> None:
         peek_acks(b"\0\0" + noise)
     except ProtocolError:
         return
+
+
+def response(version: int, value: Any) -> bytes:
+    return build_response_header(ApiKey.PRODUCE, version, 1) + bytes(encode("ProduceResponse", version, value).data)
+
+
+@pytest.mark.parametrize("version", [10, 11, 12, 13])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_response_that_names_no_broker_needs_no_rewriting(version: int, data: Any) -> None:
+    payload = response(version, data.draw(messages("ProduceResponse", version)))
+    if names_no_broker(payload, version):
+        assert rewrite_addresses(ApiKey.PRODUCE, version, payload, lambda _: ("elsewhere", 1)) is payload
+
+
+def written(version: int, **changed: Any) -> bytes:
+    partition = {
+        "Index": 3,
+        "ErrorCode": 0,
+        "BaseOffset": 900,
+        "LogAppendTimeMs": -1,
+        "LogStartOffset": 5,
+        "RecordErrors": [],
+        "ErrorMessage": None,
+    }
+    topic = {"Name": "a-topic", "TopicId": UUID(int=7), "PartitionResponses": [partition, {**partition, **changed}]}
+    return response(version, {"Responses": [topic, topic], "ThrottleTimeMs": 0})
+
+
+@pytest.mark.parametrize("version", [10, 11, 12, 13])
+def test_an_ordinary_response_names_no_broker(version: int) -> None:
+    payload = written(version)
+    assert names_no_broker(memoryview(payload), version)
+    assert not any(names_no_broker(payload[:length], version) for length in range(len(payload)))
+    assert not names_no_broker(payload + b"\0", version)
+
+
+@pytest.mark.parametrize("version", [10, 13])
+def test_a_response_with_an_error_message_is_in_doubt(version: int) -> None:
+    assert not names_no_broker(written(version, ErrorMessage="not the leader"), version)
+
+
+@given(st.binary(max_size=60))
+def test_malformed_responses_are_in_doubt_or_whole(noise: bytes) -> None:
+    if names_no_broker(b"\0\0\0\1" + noise, 13):
+        assert rewrite_addresses(ApiKey.PRODUCE, 13, b"\0\0\0\1" + noise, lambda _: ("elsewhere", 1))

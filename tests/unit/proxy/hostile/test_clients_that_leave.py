@@ -15,6 +15,8 @@ from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request
 from tests.support.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, Proxy, proxy_before
 
+pytestmark = pytest.mark.usefixtures("every_relay")
+
 ANSWERED, HELD = 40, 41
 HANDLERS: Mapping[int, Handler] = {
     ANSWERED: AnsweringHandler(bytes(4096)),

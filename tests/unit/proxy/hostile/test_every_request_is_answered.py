@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import LimitsConfig
-from proxy.wire.exchange import Answer, CutThrough, Exchange, Forward, Handler, HandlerState, Prepare
+from proxy.wire.exchange import Answer, BegunRequest, CutThrough, Exchange, Forward, Handler, HandlerState, Prepare
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
 from tests.support.proxy.proxy_harness import PATIENT, AnsweringHandler, ForwardingHandler, proxy_before, reply
+
+pytestmark = pytest.mark.usefixtures("every_relay")
 
 ANSWERED, HELD, LATE, PREPARED, REFUSED_LATER, STREAMED, SILENT = 40, 41, 42, 43, 44, 45, 46
 KINDS = (OPAQUE, ANSWERED, HELD, LATE, PREPARED, REFUSED_LATER, STREAMED, SILENT)
@@ -55,7 +57,7 @@ class RefusedLater:
 class Silent:
     """A request without a response."""
 
-    def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+    def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
         return CutThrough(no_response=True), None
 
 
