@@ -11,6 +11,7 @@ import asyncio
 import struct
 import sys
 import time
+from typing import cast
 
 import uvloop
 from kafka.protocol.consumer import FetchRequest
@@ -76,8 +77,7 @@ class _Client(asyncio.Protocol):
         self._answer: asyncio.Future[bytes] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports have no such base class
 
     def data_received(self, data: bytes) -> None:
         self._data += data
