@@ -19,7 +19,7 @@ from bench.rig.stage import BROKER, FOLDER, NATIVE, TIDEGATE, Stage, processes_o
 from bench.rig.store_model import FAR, NEAR, PLAIN, StoreModel
 
 GIB = 1024.0
-SLOW_READ_S = 8.0
+SLOW_READ_S = 5.0
 """A peer reads at most about this long in each round."""
 STORES: dict[str, StoreModel | None] = {"folder": None, "near": NEAR, "far": FAR}
 

@@ -50,7 +50,7 @@ def parser_of(docstring: str | None) -> argparse.ArgumentParser:
 
 def size_of(given: argparse.Namespace) -> Size:
     size: Size = given.size
-    asked = {"rounds": given.rounds, "history_mib": given.mib}
+    asked = {"rounds": given.rounds, "long_rounds": given.rounds, "history_mib": given.mib}
     return dataclasses.replace(size, **{name: value for name, value in asked.items() if value})
 
 

@@ -12,14 +12,15 @@ import time
 from bench.clients.java_tools import FILL, MIB
 from bench.command import parser_of, question_of, run_scenarios
 from bench.ending import run as end_with
-from bench.measure.processes import Watch, resident_mib
+from bench.measure.processes import Span, Watch, resident_mib
 from bench.measure.results import ScenarioResult, reading
 from bench.offsets import EARLIEST, list_offsets
 from bench.rig.stage import MOVE_TIMEOUT_S, SEGMENT_BYTES, STAYING_RECORDS, TIDEGATE, Stage, processes_of
 from tests.support.servers.producing import create_topic
 
 PATTERN = "copied-*"
-IDLE_S = 3.0
+SETTLE_S = 2.0
+REST_S = 3.0
 GIB = 1024.0
 
 
@@ -27,10 +28,9 @@ def run(stage: Stage) -> ScenarioResult:
     result = ScenarioResult(__name__.rpartition(".")[2], question_of(__doc__))
     mib = stage.size.passed_mib
     brokers = stage.kafka.bootstrap_servers
+    measured: list[tuple[int, float, float, Span, float]] = []
     with stage.tidegate("s3", PATTERN) as proxy:
         servers = {"tidegate": processes_of(proxy), "broker": processes_of(stage.kafka), "s3": processes_of(stage.s3)}
-        with Watch(servers) as idle:
-            time.sleep(IDLE_S)
         for number in range(stage.size.rounds):
             topic = PATTERN.replace("*", str(number))
             create_topic(brokers, topic, config={"segment.bytes": str(SEGMENT_BYTES)})
@@ -39,14 +39,19 @@ def run(stage: Stage) -> ScenarioResult:
                 stage.java.produce(brokers, topic, mib, FILL)
                 moved_mib = _wait_until_moved(stage, topic, mib)
                 seconds = time.monotonic() - began
-            figures = {"mib_per_s": moved_mib / seconds, "tidegate_mib": resident_mib(servers["tidegate"]())}
-            for name, cpu_s in watch.span.cpu_s.items():
-                at_rest = idle.span.cpu_s[name] / idle.span.seconds * watch.span.seconds if name == "tidegate" else 0.0
-                figures[f"{name}_cpu_s_per_gib"] = max(0.0, cpu_s - at_rest) / moved_mib * GIB
-            result.readings.append(reading("copy to S3", TIDEGATE, number, figures, watch.span))
+            measured.append((number, moved_mib, seconds, watch.span, resident_mib(servers["tidegate"]())))
+        time.sleep(SETTLE_S)
+        with Watch(servers) as rest:
+            time.sleep(REST_S)
+    at_rest = rest.span.cpu_s["tidegate"] / rest.span.seconds
+    for number, moved_mib, seconds, span, resident in measured:
+        cpu_s = {**span.cpu_s, "tidegate": max(0.0, span.cpu_s["tidegate"] - at_rest * span.seconds)}
+        figures = {f"{name}_cpu_s_per_gib": one / moved_mib * GIB for name, one in cpu_s.items()}
+        figures |= {"mib_per_s": moved_mib / seconds, "tidegate_mib": resident}
+        result.readings.append(reading("copy to S3", TIDEGATE, number, figures, span))
     result.notes.append(
-        f"Tidegate at rest takes {idle.span.cpu_s['tidegate'] / idle.span.seconds * 100:.1f}% of a core, which is "
-        "subtracted. The broker's CPU seconds include the producer's requests."
+        f"Tidegate at rest takes {at_rest:.1%} of a core, which is subtracted. The broker's CPU seconds include the "
+        "producer's requests. MiB/s is from the first record to the trim of the last but two segments."
     )
     return result
 

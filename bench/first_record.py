@@ -42,7 +42,7 @@ def measure(result: ScenarioResult, case: str, way: str, number: int, target: Ta
 def run(stage: Stage, *, with_native: bool = True) -> ScenarioResult:
     result = ScenarioResult(__name__.rpartition(".")[2], question_of(__doc__))
     local, remote = stage.local_history, stage.s3_history
-    for number in range(stage.size.rounds):
+    for number in range(stage.size.long_rounds):
         places = places_of(local, stage.size.seeks, number)
         measure(result, LOCAL, BROKER, number, Target(stage.kafka.bootstrap_servers, local.topic), places)
         for workers in WORKERS:

@@ -92,7 +92,7 @@ def run(stage: Stage) -> ScenarioResult:
         with ways(stage, result.notes, tls=tls) as found:
             for work in (produce, consume):  # Java compiles its hot paths
                 work(stage, found[0])()
-            for number in range(stage.size.rounds):
+            for number in range(stage.size.long_rounds):
                 for way in found:
                     measure(result, stage, f"produce{kind}", way, number, produce(stage, way))
                 for way in found:

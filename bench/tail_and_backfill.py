@@ -152,7 +152,7 @@ def run(
         ]
         if with_native:
             contenders.append(_native(stage))
-        measure(result, contenders, stage.size.rounds, stage.size.phase_s, consumers)
+        measure(result, contenders, stage.size.long_rounds, stage.size.phase_s, consumers)
     result.notes.append(
         f"The broker alone reads the backfills from its own log. The others read them from the modelled store {FAR}. "
         f"The probe writes {RATE_PER_S:.0f} records of {RECORD_BYTES} bytes in a second."

@@ -9,11 +9,12 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
 from confluent_kafka import Consumer, TopicPartition
 
 from bench.clients.librdkafka import Target, add_target, target_of
-from bench.clients.lines import LineProcess, until_stdin_closes
+from bench.clients.lines import LineProcess, exit_when_stdin_closes
 
 REPORT_S = 0.1
 MESSAGES = 4000
@@ -40,26 +41,23 @@ class BackfillReader(LineProcess):
         super().__init__("bench.clients.backfill_reader", [*target.arguments(), *bounds])
 
 
-def read(target: Target, over: Range, first: int) -> None:
-    stopped = until_stdin_closes()
+def read(target: Target, over: Range, first: int) -> NoReturn:
+    exit_when_stdin_closes()
     consumer = Consumer(target.consumer_settings())
-    try:
-        consumer.assign([TopicPartition(target.topic, over.partition, first)])
-        total, reported_at = 0, 0.0
-        while not stopped.is_set():
-            messages = consumer.consume(MESSAGES, REPORT_S)
-            for message in messages:
-                if (error := message.error()) is not None:
-                    sys.exit(f"the backfill ended: {error}")
-                total += len(message)
-            now = time.monotonic()
-            if messages and now - reported_at >= REPORT_S:
-                reported_at = now
-                print(f"{now:.6f} {total}", flush=True)
-            if messages and (messages[-1].offset() or 0) >= over.end - 1:
-                consumer.assign([TopicPartition(target.topic, over.partition, over.start)])
-    finally:
-        consumer.close()
+    consumer.assign([TopicPartition(target.topic, over.partition, first)])
+    total, reported_at = 0, 0.0
+    while True:
+        messages = consumer.consume(MESSAGES, REPORT_S)
+        for message in messages:
+            if (error := message.error()) is not None:
+                sys.exit(f"the backfill ended: {error}")
+            total += len(message)
+        now = time.monotonic()
+        if messages and now - reported_at >= REPORT_S:
+            reported_at = now
+            print(f"{now:.6f} {total}", flush=True)
+        if messages and (messages[-1].offset() or 0) >= over.end - 1:
+            consumer.assign([TopicPartition(target.topic, over.partition, over.start)])
 
 
 def main() -> None:

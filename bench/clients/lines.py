@@ -96,14 +96,14 @@ class LineProcess:
             return errors.read()[-2000:].strip()
 
 
-def until_stdin_closes() -> threading.Event:
-    """Returns an event that is set when the standard input of this process closes: the parent wants no more."""
-    closed = threading.Event()
+def exit_when_stdin_closes() -> None:
+    """Ends this process when its standard input closes: its parent is gone or wants no more.
+
+    It leaves nothing behind that had to be closed, and many such processes end faster so."""
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 1):
             pass
-        closed.set()
+        os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
-    return closed

@@ -11,12 +11,13 @@ import asyncio
 import struct
 import sys
 import time
+from typing import cast
 
 import uvloop
 from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest
 
-from bench.clients.lines import LineProcess, until_stdin_closes
+from bench.clients.lines import LineProcess, exit_when_stdin_closes
 
 FETCH_VERSION = 12
 API_VERSIONS_VERSION = 2
@@ -76,8 +77,7 @@ class _Client(asyncio.Protocol):
         self._answer: asyncio.Future[bytes] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports have no such base class
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -109,17 +109,16 @@ class _Crowd:
         self._all_open = asyncio.Event()
 
     async def run(self) -> None:
-        stopped = until_stdin_closes()
+        """Runs until the process ends."""
+        exit_when_stdin_closes()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._one()) for _ in range(self._count)]
+            for _ in range(self._count):
+                group.create_task(self._one())
             await self._all_open.wait()
             print(f"{time.monotonic():.6f} {self._polls}", flush=True)
-            while not stopped.is_set():
+            while self._partitions:
                 await asyncio.sleep(REPORT_S)
-                if self._partitions:
-                    print(f"{time.monotonic():.6f} {self._polls}", flush=True)
-            for task in tasks:
-                task.cancel()
+                print(f"{time.monotonic():.6f} {self._polls}", flush=True)
 
     async def _one(self) -> None:
         loop = asyncio.get_running_loop()

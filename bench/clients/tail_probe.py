@@ -14,11 +14,12 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from bench.clients.librdkafka import TIMEOUT_S, Target, add_target, target_of
-from bench.clients.lines import LineProcess, until_stdin_closes
+from bench.clients.lines import LineProcess, exit_when_stdin_closes
 
 RECORD_BYTES = 256
 RATE_PER_S = 200.0
@@ -57,28 +58,22 @@ class _Probe:
         self._arrived: dict[int, float] = {}
         self._lock = threading.Lock()
         self._first_arrived = threading.Event()
-        self._stopped = until_stdin_closes()
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
+        exit_when_stdin_closes()
         where = TopicPartition(self._topic, 0)
         _, where.offset = self._consumer.get_watermark_offsets(where, TIMEOUT_S)
         self._consumer.assign([where])
-        reader = threading.Thread(target=self._read)
-        reader.start()
-        try:
-            self._write()
-        finally:
-            self._stopped.set()
-            reader.join()
-            self._consumer.close()
+        threading.Thread(target=self._read, daemon=True).start()
+        self._write()
 
-    def _write(self) -> None:
+    def _write(self) -> NoReturn:
         self._send(-1, 0.0)  # opens the connections
         deadline = time.monotonic() + TIMEOUT_S
         while not self._first_arrived.is_set() and time.monotonic() < deadline:
             self._producer.poll(0.01)
         number, began = 0, time.monotonic()
-        while not self._stopped.is_set():
+        while True:
             due = began + number * self._interval_s
             while (left := due - time.monotonic()) > 0:
                 self._producer.poll(left)
@@ -97,8 +92,8 @@ class _Probe:
             self._written[number] = time.monotonic(), late_ms
         self._producer.produce(self._topic, value, partition=0, on_delivery=acknowledged)
 
-    def _read(self) -> None:
-        while not self._stopped.is_set():
+    def _read(self) -> NoReturn:
+        while True:
             message = self._consumer.poll(0.2)
             if message is None:
                 continue

@@ -95,7 +95,9 @@ def bars(title: str, groups: Mapping[str, Sequence[Bar]], unit: str, *, label_wi
             y += bar + gap
         y += between - gap
         drawn.append(line(0, y - between / 2, WIDTH, y - between / 2, "grid"))
-    drawn.append(text(WIDTH, y + 4, f"{unit}; the whiskers are the rounds", class_="soft", anchor="end"))
+    several = any(one.value.rounds > 1 for group in groups.values() for one in group)
+    legend = f"{unit}; the whiskers are the least and the greatest round" if several else unit
+    drawn.append(text(WIDTH, y + 4, legend, class_="soft", anchor="end"))
     return Picture(title, WIDTH, y + 12, "".join(drawn))
 
 

@@ -40,12 +40,19 @@ def page(run: Run) -> str:
 def _head(run: Run) -> str:
     of = run.machine
     machine = f"{of.get('processor', '')}, {of.get('cores', '?')} cores, {of.get('memory_gib', '?')} GiB"
-    rounds = shown(float(run.size.get("rounds", 1)))
+    readings = [one for result in run.scenarios for one in result.readings]
+    noisy = sum(one.is_noisy for one in readings)
+    warning = ""
+    if noisy:
+        warning = (
+            f'<p class="lead noisy">{noisy} of {len(readings)} readings are from noisy rounds: other programs used '
+            "this machine at the same time. Their figures say little.</p>"
+        )
     return (
         "<header><h1>Tidegate benchmark</h1>"
         f'<p class="lead">{escape(run.began[:16].replace("T", " "))} UTC, commit {escape(run.commit)}, on '
-        f"{escape(machine)}. Clients, brokers, stores and proxies share this machine, over loopback. {rounds} rounds, "
-        "in turns; the figures are medians.</p></header>"
+        f"{escape(machine)}. Clients, brokers, stores and proxies share this machine, over loopback. Everything that "
+        f"is compared takes turns, and the figures are medians of the rounds.</p>{warning}</header>"
     )
 
 
@@ -133,7 +140,7 @@ def _method(run: Run) -> str:
     rows: Sequence[tuple[str, str]] = [
         ("command", run.command),
         ("took", f"{run.seconds / 60:.1f} minutes"),
-        *((name, str(value)) for name, value in run.machine.items()),
+        *((name.replace("_gib", ", GiB"), str(value)) for name, value in run.machine.items()),
         *run.versions.items(),
         *((name.replace("_", " "), shown(float(value))) for name, value in run.size.items()),
     ]

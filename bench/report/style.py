@@ -86,6 +86,7 @@ h1{{font-size:34px;line-height:1.15;margin:0 0 8px;letter-spacing:-.02em}}
 h2{{font-size:23px;line-height:1.25;margin:0 0 6px;letter-spacing:-.01em}}
 h3{{font-size:15px;margin:28px 0 8px}}
 p{{margin:0 0 12px;max-width:96ch}}
+section p:last-child{{margin-bottom:0}}
 .lead{{color:var(--soft);font-size:15px;max-width:105ch}}
 .soft{{color:var(--soft);font-size:14px}}
 section{{background:var(--card);border:1px solid var(--rule);border-radius:14px;padding:28px;margin-top:28px}}
@@ -106,7 +107,7 @@ tr.next td{{border-top:1px solid var(--rule)}}
 td i{{font-style:normal;color:var(--soft);font-size:12px}}
 td .w{{display:inline-block;width:9px;height:9px;border-radius:3px;background:var(--c);margin-right:7px}}
 .noisy{{color:var(--warn);font-weight:600}}
-details{{margin-top:14px}}
+details{{margin:14px 0}}
 summary{{cursor:pointer;color:var(--soft);font-size:14px}}
 code{{font:13px/1.5 ui-monospace,'SFMono-Regular','DejaVu Sans Mono',monospace;background:var(--band);border-radius:5px;
 padding:1px 5px}}

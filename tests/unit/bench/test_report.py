@@ -69,6 +69,13 @@ def test_noisy_rounds_are_marked(run: Run) -> None:
     assert 'class="noisy"' not in rest
 
 
+def test_the_page_warns_of_a_busy_machine(run: Run) -> None:
+    readings = sum(len(one.readings) for one in run.scenarios)
+    assert f"12 of {readings} readings are from noisy rounds" in page.page(run)
+    quiet = Run(run.began, "c", "", {}, {}, {}, [scenario(run, "backfill")])
+    assert "noisy rounds" not in page.page(quiet).partition("<section")[0]
+
+
 def test_notes_stand_beside_the_figures(run: Run) -> None:
     section = page.page(run).partition('id="pass_through"')[2].partition("</section>")[0]
     assert "grepplabs was left out" in section
