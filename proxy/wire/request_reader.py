@@ -265,6 +265,7 @@ class RequestReader:
             return
         slot.hold_bytes = action.hold_bytes
         slot.patcher = action.patcher
+        slot.passes = action.passes
         self._enqueue(slot, action.no_response)
         self._send(slot, action)
 
@@ -281,6 +282,7 @@ class RequestReader:
             return
         slot.hold_bytes = action.hold_bytes
         slot.patcher = action.patcher
+        slot.passes = action.passes
         self._queue.awaiting.append(slot)
         self._send(slot, action)
         self._commit(aliases_pool=False)
@@ -303,6 +305,7 @@ class RequestReader:
             return False
         action, slot.state = decision
         slot.hold_bytes = action.hold_bytes
+        slot.passes = action.passes
         self._enqueue(slot, action.no_response)
         self._to_broker.append(frame)
         return True
