@@ -111,6 +111,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.last_active_s = self._loop.time()
         self._context.metrics.bytes_from_clients += nbytes
         data = self._context.buffers.current[:nbytes]
+        if self._reader.pass_on(data):
+            return
         try:
             self._reader.read(data)
         except Exception as error:

@@ -127,6 +127,19 @@ class RequestReader:
     def has_stash(self) -> bool:
         return self._stash is not None
 
+    def pass_on(self, data: memoryview) -> bool:
+        """Forwards bytes from the middle of a request that leaves as it arrives. False: these are other bytes.
+
+        Nothing that waits can go on because of them."""
+        tracker = self._tracker
+        if len(data) >= tracker.remaining or self._partial is not None or self._stash is not None:
+            return False
+        if self.upstream is None:
+            return False
+        tracker.skip(len(data))
+        self.upstream.send((data,), aliases_pool=True)
+        return True
+
     def read(self, data: memoryview) -> None:
         """Processes the bytes of one read. Raises `ProtocolError`, and the exceptions of handlers."""
         self._begun = None
