@@ -5,14 +5,12 @@ The request's acks tell whether a response will follow. A response may name the 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-
 from protocol.addresses import AddressOf, carries_addresses
 from protocol.api_keys import ApiKey
 from protocol.apis.produce import names_no_broker, peek_acks
 from protocol.errors import TruncatedError
 from proxy.handlers.addresses import AddressRewriter, check_version
-from proxy.wire.exchange import BegunRequest, Buffers, CutThrough, HandlerState
+from proxy.wire.exchange import BegunRequest, CutThrough, HandlerState
 
 _NO_RESPONSE = CutThrough(no_response=True), None
 
@@ -36,11 +34,5 @@ class ProduceHandler:
     def _decide(self, version: int) -> tuple[CutThrough, HandlerState | None]:
         if not carries_addresses(ApiKey.PRODUCE, version):
             return CutThrough(), None
-        return CutThrough(hold_bytes=None), _Responses(ApiKey.PRODUCE, version, self._address_of)
-
-
-class _Responses(AddressRewriter):
-    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        if names_no_broker(response, self._api_version):
-            return (response,)
-        return super().on_response(response)
+        rewriter = AddressRewriter(ApiKey.PRODUCE, version, self._address_of)
+        return CutThrough(hold_bytes=None, passes=lambda response: names_no_broker(response, version)), rewriter

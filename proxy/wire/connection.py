@@ -111,6 +111,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.last_active_s = self._loop.time()
         self._context.metrics.bytes_from_clients += nbytes
         data = self._context.buffers.current[:nbytes]
+        if self._reader.pass_on(data):
+            return
         try:
             self._reader.read(data)
         except Exception as error:
@@ -281,14 +283,15 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.queue.slots.popleft()
         slot.state = None
         self._observe(slot)
-        if not self.is_full:
+        if self.queue.has_answer and not self.is_full:
             self._emit_answers()
 
     def on_held(self, slot: Slot, response: memoryview) -> None:
         """Gives the head slot's complete response to its handler. No byte of it was emitted."""
         assert slot.state is not None
         self._reader.sasl.on_answer(slot.api_key)
-        result = slot.state.on_response(response)
+        passes = slot.passes is not None and slot.passes(response)
+        result = (response,) if passes else slot.state.on_response(response)
         if isinstance(result, Coroutine):
             slot.runs(self._context.spawn(self._finish(slot, result)), result)
             return
@@ -319,7 +322,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _emit_answers(self) -> None:
         """Queues the complete answers whose turn it is. While the client does not read, the callers leave them waiting:
         the queue is then full in the end, and the connection no longer reads from the client."""
-        while (slot := self.queue.take_answered()) is not None:
+        while self.queue.has_answer:
+            slot = self.queue.slots.popleft()
             assert slot.answer is not None
             self._to_client.append(frame_length(*slot.answer))
             self._to_client += slot.answer
@@ -330,7 +334,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def commit_answers(self, *, aliases_pool: bool) -> None:
         if not self.is_full:
             self._emit_answers()
-        self._flush(aliases_pool=aliases_pool)
+        if self._to_client:
+            self._flush(aliases_pool=aliases_pool)
 
     def _flush(self, *, aliases_pool: bool) -> None:
         if self._to_client:
@@ -348,7 +353,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._again = None
         if not self._is_proven:
             self._look_whether_proven()
-        self.commit_answers(aliases_pool=False)
+        if self.queue.has_answer or self._to_client:
+            self.commit_answers(aliases_pool=False)
         if self._is_closing:
             return
         if self._reader.has_stash and self._may_go_on():

@@ -88,12 +88,14 @@ class Forward:
 
     `hold_bytes`: the connection collects a response up to this size and gives it to `on_response`. A larger response
     streams through the patcher that `patcher` makes, or unchanged if there is none. None: a response of any size is
-    collected. `no_response`: the broker does not answer (Produce with acks=0).
+    collected. `no_response`: the broker does not answer (Produce with acks=0). `passes` says of a collected response
+    that it leaves as it is; then there is no call of `on_response`.
     """
 
     frame: Buffer
     hold_bytes: int | None = 0
     patcher: Callable[[], ResponsePatcher] | None = None
+    passes: Callable[[memoryview], bool] | None = None
     no_response: bool = False
 
 
@@ -111,6 +113,7 @@ class CutThrough:
     """The connection sends the request to the broker while its bytes arrive. The fields are those of `Forward`."""
 
     hold_bytes: int | None = 0
+    passes: Callable[[memoryview], bool] | None = None
     no_response: bool = False
 
 

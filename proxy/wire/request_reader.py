@@ -127,6 +127,19 @@ class RequestReader:
     def has_stash(self) -> bool:
         return self._stash is not None
 
+    def pass_on(self, data: memoryview) -> bool:
+        """Forwards bytes from the middle of a request that leaves as it arrives. False: these are other bytes.
+
+        Nothing that waits can go on because of them."""
+        tracker = self._tracker
+        if len(data) >= tracker.remaining or self._partial is not None or self._stash is not None:
+            return False
+        if self.upstream is None:
+            return False
+        tracker.skip(len(data))
+        self.upstream.send((data,), aliases_pool=True)
+        return True
+
     def read(self, data: memoryview) -> None:
         """Processes the bytes of one read. Raises `ProtocolError`, and the exceptions of handlers."""
         self._begun = None
@@ -265,6 +278,7 @@ class RequestReader:
             return
         slot.hold_bytes = action.hold_bytes
         slot.patcher = action.patcher
+        slot.passes = action.passes
         self._enqueue(slot, action.no_response)
         self._send(slot, action)
 
@@ -281,6 +295,7 @@ class RequestReader:
             return
         slot.hold_bytes = action.hold_bytes
         slot.patcher = action.patcher
+        slot.passes = action.passes
         self._queue.awaiting.append(slot)
         self._send(slot, action)
         self._commit(aliases_pool=False)
@@ -303,6 +318,7 @@ class RequestReader:
             return False
         action, slot.state = decision
         slot.hold_bytes = action.hold_bytes
+        slot.passes = action.passes
         self._enqueue(slot, action.no_response)
         self._to_broker.append(frame)
         return True

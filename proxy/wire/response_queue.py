@@ -42,6 +42,7 @@ class Slot:
     on_sent: Callable[[], None] | None = None
     hold_bytes: int | None = 0
     patcher: Callable[[], ResponsePatcher] | None = None
+    passes: Callable[[memoryview], bool] | None = None
     state: HandlerState | None = None
     answer: Buffers | None = None
     task: asyncio.Task[None] | None = None
@@ -123,10 +124,11 @@ class ResponseQueue:
     def push_answered(self, slot: Slot) -> None:
         self.slots.append(slot)
 
-    def take_answered(self) -> Slot | None:
-        """Removes and returns the head slot if its answer may leave now."""
+    @property
+    def has_answer(self) -> bool:
+        """Whether the answer of the head slot may leave now."""
         slots = self.slots
-        return slots.popleft() if slots and slots[0].answer is not None else None
+        return bool(slots) and slots[0].answer is not None
 
     def fail_own(self) -> None:
         """Fails the requests of the proxy itself that still wait, because no more responses come from the broker."""

@@ -258,9 +258,13 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             if part.size > self._context.limits.max_held_response_bytes:
                 raise FrameSizeError(f"a response of {part.size} bytes, above limits.held.response.max.bytes")
             if part.remaining:
-                self._held = bytearray(part.data[LENGTH_BYTES:])
+                self._held = bytearray(self._begun)
+            elif slot.passes is not None and slot.passes(self._begun):
+                self._client.emit((part.data,))
+                self._client.on_streamed(slot)
             else:
-                self._complete(slot, memoryview(bytes(part.data[LENGTH_BYTES:])))
+                slot.passes = None
+                self._complete(slot, memoryview(bytes(self._begun)))
             return
         self.streaming_slot = slot
         self._patcher = None if slot.patcher is None else slot.patcher()

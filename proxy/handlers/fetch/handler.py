@@ -27,7 +27,7 @@ from protocol.apis.fetch.response import FetchResponse, out_of_range, parse_fetc
 from protocol.apis.fetch.scan import plain_topics
 from protocol.apis.fetch.stream import StreamingFetchPatcher
 from protocol.errors import ErrorCode
-from protocol.header import parse_request_header, response_body_position
+from protocol.header import request_body_position, response_body_position
 from protocol.primitives import read_int32
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, client_id_of
@@ -71,7 +71,7 @@ class FetchHandler:
         request = exchange.request
         frame, version = request.frame, request.api_version
         check_version(ApiKey.FETCH, version)
-        body_position = parse_request_header(frame).body_position
+        body_position = request_body_position(request.api_key, version, frame)
         if version < _REPLICA_STATE_FROM and is_replica(read_int32(frame, body_position)[0]):
             return Forward(frame), None
         connection = self._connections.find(exchange.connection_id)
@@ -107,13 +107,19 @@ class FetchHandler:
     def _pass(self, exchange: Exchange, body_position: int) -> Decision:
         """Forwards a request that needs nothing special."""
         exchange.tier = "local"
+        version = exchange.request.api_version
         state = _PassingFetch(self, exchange, body_position)
 
         def patcher() -> StreamingFetchPatcher:
             patches = StreamedPartitions(self._tools, self._local, state.connection)
-            return StreamingFetchPatcher(exchange.request.api_version, patches, hide_node_endpoints=True)
+            return StreamingFetchPatcher(version, patches, hide_node_endpoints=True)
 
-        return Forward(exchange.request.frame, hold_bytes=self._tools.settings.hold_bytes, patcher=patcher), state
+        def passes(response: memoryview) -> bool:
+            topics = plain_topics(response, response_body_position(ApiKey.FETCH, version, response), version)
+            return topics is not None and not any(map(self._local.is_tiered, topics))
+
+        hold_bytes = self._tools.settings.hold_bytes
+        return Forward(exchange.request.frame, hold_bytes, patcher, passes), state
 
     @property
     def in_neither_tier_count(self) -> int:
@@ -235,11 +241,7 @@ class FetchHandler:
         self, exchange: Exchange, body_position: int, response: memoryview
     ) -> Buffers | Coroutine[None, None, Buffers]:
         """Handles a held response to a request without predicted partitions."""
-        version = exchange.request.api_version
-        topics = plain_topics(response, response_body_position(ApiKey.FETCH, version, response), version)
-        if topics is not None and not any(self._local.is_tiered(topic) for topic in topics):
-            return (response,)
-        walked = _parsed(version, response)
+        walked = _parsed(exchange.request.api_version, response)
         if not out_of_range(walked):
             return self._local.relay(walked)
         return self._complete(exchange, body_position, walked)

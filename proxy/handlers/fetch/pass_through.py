@@ -36,7 +36,7 @@ class PassThroughFetchHandler:
             responses = self._responses[version] = _Responses(version, self._address_of)
         if version < NODE_ENDPOINTS_FROM:
             return Forward(request.frame), None
-        return Forward(request.frame, HOLD_BYTES, responses.patcher), responses
+        return Forward(request.frame, HOLD_BYTES, responses.patcher, responses.pass_untouched), responses
 
 
 class _Untouched:
@@ -57,10 +57,12 @@ class _Responses:
         """Returns the patcher of a large response."""
         return StreamingFetchPatcher(self._api_version, _Untouched(), hide_node_endpoints=True)
 
+    def pass_untouched(self, response: memoryview) -> bool:
+        body_position = response_body_position(ApiKey.FETCH, self._api_version, response)
+        return plain_topics(response, body_position, self._api_version) is not None
+
     def on_response(self, response: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.FETCH, self._api_version, response)
-        if plain_topics(response, body_position, self._api_version) is not None:
-            return (response,)
         parsed = parse_fetch_response(response, body_position, self._api_version)
         if parsed.node_endpoints_bounds() is None:
             return (response,)
