@@ -61,17 +61,18 @@ class ChunkFetcher:
         self._max_get_bytes = max_get_bytes
 
     async def index(self, segment: RemoteLogSegmentMetadata, connection_id: int) -> SegmentIndex:
-        cached = self._index_cache.get(segment.segment_id.id)
-        if cached is not None:
-            return cached
-        return await self.start_index(segment, connection_id).wait()
+        cached = self.cached_index(segment)
+        return await self.start_index(segment, connection_id).wait() if cached is None else cached
+
+    def cached_index(self, segment: RemoteLogSegmentMetadata) -> SegmentIndex | None:
+        return self._index_cache.get(segment.segment_id.id)
 
     def index_if_cached(self, segment: RemoteLogSegmentMetadata) -> SegmentIndex | None:
         """Returns the index if it is cached, else None. Never waits.
 
         For a missing index it starts a download if the pool has an idle slot.
         """
-        cached = self._index_cache.get(segment.segment_id.id)
+        cached = self.cached_index(segment)
         if cached is None and self._index_pool.has_idle_slot:
             with suppress(RemoteLogError):  # it is optional: the read that needs the index reports the error
                 self.start_index(segment, READ_AHEAD_CONNECTION_ID)

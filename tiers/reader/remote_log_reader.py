@@ -284,17 +284,18 @@ class RemoteLogReader:
     async def _read_from(self, metadata: RemoteLogSegmentMetadata, request: RemoteReadRequest) -> RemoteRead:
         collected = CollectedBatches(request.offset, request.max_bytes, request.min_one_message)
         deadline_ms, connection_id = request.deadline_ms, request.connection_id
-        index = await self.index(metadata, deadline_ms=deadline_ms, connection_id=connection_id)
+        index = self._fetcher.cached_index(metadata)
+        if index is None:
+            index = await self.index(metadata, deadline_ms=deadline_ms, connection_id=connection_id)
         segment = IndexedSegment(metadata, index)
         number = index.chunk_number_for_offset(request.offset)
         if number is None:
             raise CorruptSegmentError(f"the index of segment {metadata.segment_id.id} ends before its last offset")
         # The first chunk may lie partly before the offset. So this asks for as many bytes more as that chunk has.
         wanted_bytes = request.max_bytes + segment.chunks[number].log_bytes
+        attempt = partial(self._fetcher.chunks, segment, number, wanted_bytes, connection_id)
         has_first = self._fetcher.has_chunk(segment, number)
-        views = await self._retried.run(
-            metadata, partial(self._fetcher.chunks, segment, number, wanted_bytes, connection_id), deadline_ms
-        )
+        views = await (attempt() if has_first else self._retried.run(metadata, attempt, deadline_ms))
         end_number = segment.end_number
         while True:
             for view in views:

@@ -13,9 +13,10 @@ from cachetools import TTLCache
 
 from tiers.errors import RemoteStorageError
 from tiers.storage.activity import Activity, while_active
+from tiers.storage.remote_storage_manager import Allocate
 from tiers.storage.s3.errors import error_code_of, error_of_answer, error_of_exception
 from tiers.storage.s3.range_connection import ByteRange
-from tiers.storage.s3.range_reader import RangeReader
+from tiers.storage.s3.range_reader import RangeReader, new_memory
 
 _EXPIRES_S = 3600
 _KEPT_S = _EXPIRES_S // 2
@@ -33,21 +34,23 @@ class S3Downloader:
         self._urls: TTLCache[str, str] = TTLCache(_KEPT_URLS, _KEPT_S)
         self._reader = RangeReader(max_connections)
 
-    async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
+    async def get(
+        self, key: str, start: int = 0, end: int | None = None, allocate: Allocate = new_memory
+    ) -> memoryview:
         """Returns the bytes `[start, end]`, by default the whole object; empty if `start` is at or beyond its end."""
         asked = ByteRange(start, end)
         try:
             async with while_active(self._timeout_s) as activity:  # it also covers the wait for a connection
                 signed_before = key in self._urls
                 try:
-                    return await self._get(key, asked, activity)
+                    return await self._get(key, asked, activity, allocate)
                 except _Refused as refused:
                     if not signed_before:
                         raise error_of_answer(self._bucket, key, refused.status, refused.code) from None
                     # The credentials that signed the cached URL may have expired meanwhile.
                     self._urls.pop(key, None)
                 try:
-                    return await self._get(key, asked, activity)
+                    return await self._get(key, asked, activity, allocate)
                 except _Refused as refused:
                     raise error_of_answer(self._bucket, key, refused.status, refused.code) from None
         except RemoteStorageError:
@@ -58,8 +61,8 @@ class S3Downloader:
     async def close(self) -> None:
         await self._reader.close()
 
-    async def _get(self, key: str, asked: ByteRange, activity: Activity) -> memoryview:
-        answer = await self._reader.get(await self._url(key), asked, activity.moved)
+    async def _get(self, key: str, asked: ByteRange, activity: Activity, allocate: Allocate) -> memoryview:
+        answer = await self._reader.get(await self._url(key), asked, activity.moved, allocate)
         if answer.has_range:
             return answer.body
         if answer.status == _RANGE_NOT_SATISFIABLE:

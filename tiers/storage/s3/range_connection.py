@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
 
 from tiers.storage.activity import PIECE_BYTES
+from tiers.storage.remote_storage_manager import Allocate
 from tiers.storage.s3.answer_head import HEAD_END, AnswerHead, MalformedAnswerError, dechunked, parse_head
 
 MAX_HEAD_BYTES: Final = 16 << 10
@@ -75,7 +76,7 @@ class _Get:
 
     asked: ByteRange
     moved: Callable[[], None]
-    allocate: Callable[[int], memoryview]
+    allocate: Allocate
     answer: asyncio.Future[RangeAnswer]
     body: _Body | None = None
     interim_bytes: int = 0
@@ -96,9 +97,7 @@ class RangeConnection(asyncio.BufferedProtocol):
         """Whether the connection is open, and no GET is in progress."""
         return self._transport is not None and not self._transport.is_closing() and self._get is None
 
-    async def get(
-        self, request: bytes, asked: ByteRange, moved: Callable[[], None], allocate: Callable[[int], memoryview]
-    ) -> RangeAnswer:
+    async def get(self, request: bytes, asked: ByteRange, moved: Callable[[], None], allocate: Allocate) -> RangeAnswer:
         """Sends `request`, a whole GET with the field `asked.header()`, and returns the answer to it.
 
         `moved` is called for the head and for each piece of the body. `allocate` returns the destination of the body,

@@ -11,13 +11,13 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohappyeyeballs
 
-from tiers.storage.s3.buffers import ReusedBuffers
+from tiers.storage.remote_storage_manager import Allocate
 from tiers.storage.s3.range_connection import (
     ByteRange,
     LostConnectionError,
@@ -46,6 +46,10 @@ class Origin(NamedTuple):
     port: int
 
 
+def new_memory(length: int) -> memoryview:
+    return memoryview(bytearray(length))
+
+
 class RangeReader:
     """Keeps at most `max_connections` open; more GETs wait. Must be created on the event loop that uses it.
 
@@ -60,7 +64,6 @@ class RangeReader:
         self._places = asyncio.Semaphore(max_connections)
         self._make_tls = tls
         self._tls: ssl.SSLContext | None = None
-        self._buffers = ReusedBuffers()
         self._idle: dict[Origin, list[RangeConnection]] = {}
         self._in_use: set[RangeConnection] = set()
         self._is_closed = False
@@ -70,20 +73,28 @@ class RangeReader:
         """The number of open connections that no GET uses."""
         return sum(connection.is_usable for idle in self._idle.values() for connection in idle)
 
-    async def get(self, url: str, asked: ByteRange, moved: Callable[[], None]) -> RangeAnswer:
-        """Returns the answer to a GET of the range. `moved` is called for each progress.
+    async def get(
+        self, url: str, asked: ByteRange, moved: Callable[[], None], allocate: Allocate = new_memory
+    ) -> RangeAnswer:
+        """Returns the answer to a GET of the range, whose bytes are in memory of `allocate`.
+
+        `moved` is called for each progress.
 
         Raises `LostConnectionError`, `UnexpectedAnswerError`, `MalformedAnswerError`, `TlsRefusedError` and `OSError`.
         Raises `ValueError` for a URL that cannot be sent."""
         origin, request = _request(url, asked)
+
+        def get(connection: RangeConnection) -> Coroutine[None, None, RangeAnswer]:
+            return connection.get(request, asked, moved, allocate)
+
         async with self._places:
             kept = self._take_idle(origin)
             if kept is not None:
                 try:
-                    return await self._get_by(kept, origin, request, asked, moved)
+                    return await self._get_by(kept, origin, get)
                 except UnansweredError:
                     pass  # the store closed it meanwhile
-            return await self._get_by(await self._connect(origin), origin, request, asked, moved)
+            return await self._get_by(await self._connect(origin), origin, get)
 
     async def close(self) -> None:
         """Closes all connections. GETs in progress and later ones raise `LostConnectionError`. Safe to call twice."""
@@ -96,11 +107,14 @@ class RangeReader:
         await asyncio.sleep(0)  # the loop ends the aborted connections
 
     async def _get_by(
-        self, connection: RangeConnection, origin: Origin, request: bytes, asked: ByteRange, moved: Callable[[], None]
+        self,
+        connection: RangeConnection,
+        origin: Origin,
+        get: Callable[[RangeConnection], Coroutine[None, None, RangeAnswer]],
     ) -> RangeAnswer:
         self._in_use.add(connection)
         try:
-            return await connection.get(request, asked, moved, self._buffers.allocate)
+            return await get(connection)
         finally:
             self._in_use.discard(connection)
             if self._is_closed:
