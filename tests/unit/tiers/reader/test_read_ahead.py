@@ -60,6 +60,8 @@ def test_an_idle_stream_gives_its_window_up() -> None:
     streams.now_ms = IDLE_MS + 1
     assert streams.read_times(4, 2) == 40
     assert streams.ahead.reserved_bytes == 40
+    assert [streams.read_times(4, 3), streams.read(2)] == [30, 20]
+    assert streams.ahead.reserved_bytes == 50
     assert streams.read(1) == 0  # as if it were new
 
 

@@ -42,6 +42,8 @@ class Reading:
     first_s: float = 0.0
     window_bytes: int = 0
     gets: int = 0
+    got_bytes: int = 0
+    stored_bytes: int = 0
 
 
 class DistantStore:
@@ -51,6 +53,7 @@ class DistantStore:
         self.logs: dict[UUID, memoryview] = {}
         self.indexes: dict[UUID, bytes] = {}
         self.gets = 0
+        self.got_bytes = 0
         self._latency_s = latency_s
         self._rate = rate
 
@@ -59,6 +62,7 @@ class DistantStore:
     ) -> memoryview:
         assert end_position is not None
         self.gets += 1
+        self.got_bytes += end_position + 1 - start_position
         await asyncio.sleep(self._latency_s + (end_position + 1 - start_position) / self._rate)
         return self.logs[metadata.segment_id.id][start_position : end_position + 1]
 
@@ -116,7 +120,8 @@ def backfill(folder: Path, *, latency_s: float, rate: float, client_s: float, re
             for number in range(readers):
                 group.create_task(client(reader, number))
         reading.seconds = loop.time() - began_s
-        reading.gets = store.gets
+        reading.gets, reading.got_bytes = store.gets, store.got_bytes
+        reading.stored_bytes = sum(map(len, store.logs.values()))
         return reading
 
     try:
@@ -145,6 +150,7 @@ def test_a_slow_client_keeps_the_first_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("readers", [1, 4])
-def test_large_gets_bring_most_of_a_backfill(tmp_path: Path, readers: int) -> None:
+def test_large_gets_bring_most_of_a_backfill_and_no_byte_twice(tmp_path: Path, readers: int) -> None:
     reading = backfill(tmp_path, latency_s=0.06, rate=80_000, client_s=0.004, readers=readers)
     assert reading.gets < 800 / 5
+    assert reading.got_bytes == reading.stored_bytes
