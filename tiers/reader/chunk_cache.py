@@ -32,6 +32,15 @@ class Extent:
     chunks: tuple[memoryview, ...]
     size_bytes: int
 
+    @property
+    def key(self) -> ChunkKey:
+        """The key of the first chunk."""
+        return ChunkKey(self.segment, self.first_number)
+
+    @property
+    def end_number(self) -> int:
+        return self.first_number + len(self.chunks)
+
     def chunk_keys(self) -> list[ChunkKey]:
         return [ChunkKey(self.segment, self.first_number + i) for i in range(len(self.chunks))]
 
@@ -54,7 +63,7 @@ class ChunkCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._extents = _ExtentCache(max_bytes, self._forget)
-        self._extent_of: dict[ChunkKey, ChunkKey] = {}
+        self._extent_of: dict[ChunkKey, Extent] = {}
         self.hits = 0
         self.misses = 0
 
@@ -66,23 +75,29 @@ class ChunkCache:
         """Returns whether the chunk is cached. Counts neither as a use nor as a hit."""
         return key in self._extent_of
 
+    def end_number(self, key: ChunkKey) -> int | None:
+        """Returns the number after the last chunk of the extent that has this chunk; None when it is not cached.
+
+        Counts neither as a use nor as a hit."""
+        extent = self._extent_of.get(key)
+        return None if extent is None else extent.end_number
+
     def get(self, key: ChunkKey) -> memoryview | None:
-        extent_key = self._extent_of.get(key)
-        if extent_key is None:
+        extent = self._extent_of.get(key)
+        if extent is None:
             self.misses += 1
             return None
         self.hits += 1
-        extent = self._extents[extent_key]
+        self._extents[extent.key]  # it was used
         return extent.chunks[key.number - extent.first_number]
 
     def put(self, extent: Extent) -> None:
         """Caches the extent unless it is larger than the whole cache. None of its chunks may be cached already."""
         if extent.size_bytes > self._extents.maxsize:
             return
-        keys = extent.chunk_keys()
-        self._extents[keys[0]] = extent
-        for key in keys:
-            self._extent_of[key] = keys[0]
+        self._extents[extent.key] = extent
+        for key in extent.chunk_keys():
+            self._extent_of[key] = extent
 
     def _forget(self, extent: Extent) -> None:
         for key in extent.chunk_keys():

@@ -8,8 +8,10 @@ from tiers.model.log_source import AbortedTransaction
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
 from tiers.segment.indexes.transaction_index import overlapping
 
-PINNED_RATIO = 8
-"""A view may keep a buffer of at most this many times its own size in memory; a smaller view is copied."""
+PINNED_RATIO = 16
+"""A view may keep a buffer of at most this many times its own size in memory; a smaller view is copied.
+
+An answer of 1 MiB has parts of two chunks as a rule, and a GET has up to eight chunks."""
 
 
 def end_of_valid(view: memoryview, valid_end_offset: int) -> int:

@@ -60,9 +60,10 @@ class RemoteLogReaderSettings:
 
     remote_log: RemoteLogConfig = field(default_factory=RemoteLogConfig)
     download_timeout_ms: int = 30_000
+    first_get_bytes: int = MIB
     min_get_bytes: int = 4 * MIB
     max_get_bytes: int = 8 * MIB
-    read_ahead_max_window_bytes: int = 32 * MIB
+    read_ahead_max_window_bytes: int = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +185,12 @@ class RemoteLogReader:
             chunk_pool=self.chunk_pool,
             index_pool=self.index_pool,
             local_indexes=local_indexes,
+            first_get_bytes=settings.first_get_bytes,
             min_get_bytes=settings.min_get_bytes,
             max_get_bytes=settings.max_get_bytes,
         )
         self.read_ahead = ReadAhead(
+            clock_ms,
             budget_bytes=min(remote_log.read_ahead_bytes, remote_log.chunk_cache_bytes // 2),
             first_window_bytes=settings.min_get_bytes,
             max_window_bytes=settings.read_ahead_max_window_bytes,
@@ -281,16 +284,18 @@ class RemoteLogReader:
     async def _read_from(self, metadata: RemoteLogSegmentMetadata, request: RemoteReadRequest) -> RemoteRead:
         collected = CollectedBatches(request.offset, request.max_bytes, request.min_one_message)
         deadline_ms, connection_id = request.deadline_ms, request.connection_id
-        index = await self.index(metadata, deadline_ms=deadline_ms, connection_id=connection_id)
+        index = self._fetcher.cached_index(metadata)
+        if index is None:
+            index = await self.index(metadata, deadline_ms=deadline_ms, connection_id=connection_id)
         segment = IndexedSegment(metadata, index)
         number = index.chunk_number_for_offset(request.offset)
         if number is None:
             raise CorruptSegmentError(f"the index of segment {metadata.segment_id.id} ends before its last offset")
         # The first chunk may lie partly before the offset. So this asks for as many bytes more as that chunk has.
         wanted_bytes = request.max_bytes + segment.chunks[number].log_bytes
-        views = await self._retried.run(
-            metadata, partial(self._fetcher.chunks, segment, number, wanted_bytes, connection_id), deadline_ms
-        )
+        attempt = partial(self._fetcher.chunks, segment, number, wanted_bytes, connection_id)
+        has_first = self._fetcher.has_chunk(segment, number)
+        views = await (attempt() if has_first else self._retried.run(metadata, attempt, deadline_ms))
         end_number = segment.end_number
         while True:
             for view in views:
@@ -315,7 +320,8 @@ class RemoteLogReader:
             segment, number = following, 0
             end_number = segment.end_number
             views = self._fetcher.cached_chunks(segment, 0, collected.remaining_bytes)
-        self._prefetch(segment, number, request, collected.next_offset)
+        had_to_wait = not (has_first and collected.is_full)
+        self._prefetch(segment, number, request, collected.next_offset, had_to_wait=had_to_wait)
         return RemoteRead(
             collected.records,
             collected.size_bytes,
@@ -336,9 +342,17 @@ class RemoteLogReader:
         index = self._fetcher.index_if_cached(following)
         return None if index is None else IndexedSegment(following, index)
 
-    def _prefetch(self, segment: IndexedSegment, number: int, request: RemoteReadRequest, next_offset: int) -> None:
+    def _prefetch(
+        self,
+        segment: IndexedSegment,
+        number: int,
+        request: RemoteReadRequest,
+        next_offset: int,
+        *,
+        had_to_wait: bool,
+    ) -> None:
         stream = (request.connection_id, segment.metadata.topic_id_partition)
-        window_bytes = self.read_ahead.window_bytes(stream, request.offset, next_offset)
+        window_bytes = self.read_ahead.window_bytes(stream, request.offset, next_offset, had_to_wait=had_to_wait)
         try:
             while window_bytes > 0:
                 if segment.metadata.clamped_to is None:

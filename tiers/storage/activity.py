@@ -42,13 +42,18 @@ def working_for(activity: Activity, work: Callable[[], T]) -> T:
 
 
 class Activity:
-    """One call in progress. It passes its progress on to the call that encloses it, if there is one."""
+    """One call in progress. It passes its progress on to the call that encloses it, if there is one.
+
+    Progress only moves the deadline. The timer looks at it when it fires, since a download notes progress thousands of
+    times for each time that its deadline matters."""
 
     def __init__(self, timeout_s: float | None, on_moved: Callable[[], None] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s
         self._began_s = self._loop.time()
-        self._timer = asyncio.timeout(timeout_s)
+        self._ends_s = self._began_s + (timeout_s or 0)
+        self._ending = asyncio.timeout(None)
+        self._timer = None if timeout_s is None else self._loop.call_at(self._ends_s, self._look)
         self._on_moved = on_moved
         self._outer = _enclosing.get()
         self._is_over = False
@@ -81,12 +86,23 @@ class Activity:
     def _extend(self, more_s: float) -> None:
         if self._is_over:
             return
-        if self._timeout_s is not None and not self._timer.expired():
-            self._timer.reschedule(max(self._timer.when() or 0, self._loop.time() + self._timeout_s + more_s))
+        if self._timeout_s is not None:
+            self._ends_s = max(self._ends_s, self._loop.time() + self._timeout_s + more_s)
         if self._on_moved is not None:
             self._on_moved()
         if self._outer is not None:
             self._outer._extend(more_s)
+
+    def _look(self) -> None:
+        if self._loop.time() < self._ends_s:
+            self._timer = self._loop.call_at(self._ends_s, self._look)
+        else:
+            self._ending.reschedule(self._ends_s)
+
+    def _end(self) -> None:
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 @asynccontextmanager
@@ -97,8 +113,8 @@ async def while_active(timeout_s: float | None, on_moved: Callable[[], None] | N
     activity = Activity(timeout_s, on_moved)
     token = _enclosing.set(activity)
     try:
-        async with activity._timer:
+        async with activity._ending:
             yield activity
     finally:
-        activity._is_over = True
+        activity._end()
         _enclosing.reset(token)

@@ -24,7 +24,9 @@ from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.circuit_breaker import CircuitBreakers
 from tiers.storage.remote_storage_manager import (
+    Allocate,
     LogSegmentData,
+    ReadsIntoMemory,
     RemoteStorageManager,
     StoredObject,
     StoreFeatures,
@@ -76,6 +78,10 @@ class InstrumentedRemoteStorageManager:
     async def open(self) -> None:
         with self._measured("open"):
             await self._inner.open()
+
+    def use_memory(self, allocate: Allocate) -> None:
+        if isinstance(self._inner, ReadsIntoMemory):
+            self._inner.use_memory(allocate)
 
     async def check(self) -> None:
         with self._measured("check"):

@@ -31,7 +31,9 @@ from tiers.storage.circuit_breaker import CircuitBreakers, loop_ms
 from tiers.storage.late_opening import LateOpening
 from tiers.storage.object_key import parse_segment_key
 from tiers.storage.remote_storage_manager import (
+    Allocate,
     LogSegmentData,
+    ReadsIntoMemory,
     RemoteStorageManager,
     StoredObject,
     StoreFeatures,
@@ -139,6 +141,11 @@ class LocatedRemoteStorageManager:
         """Returns the store, open. Raises its error while it is down."""
         late = self._late.get(id(place))
         return place if late is None else await late.opened()
+
+    def use_memory(self, allocate: Allocate) -> None:
+        for _, place in self._different_places():
+            if isinstance(place, ReadsIntoMemory):
+                place.use_memory(allocate)
 
     async def check(self) -> None:
         for name, place in self._different_places():

@@ -16,7 +16,7 @@ Third parties may add an implementation. Every implementation follows these rule
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -176,6 +176,18 @@ class UnfinishedUploads(Protocol):
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
         """Aborts an upload. A missing upload is no error."""
+
+
+Allocate = Callable[[int], memoryview]
+"""Returns writable memory of so many bytes, whose content is undefined."""
+
+
+@runtime_checkable
+class ReadsIntoMemory(Protocol):
+    """The additional method of a storage manager that receives a range of a segment straight into given memory."""
+
+    def use_memory(self, allocate: Allocate) -> None:
+        """Lets the later calls of `fetch_log_segment` return memory that `allocate` gave. Other stores ignore it."""
 
 
 class RemoteStorageManagerFactory(Protocol):

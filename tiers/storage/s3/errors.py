@@ -27,6 +27,9 @@ from tiers.errors import (
     RetriableRemoteStorageError,
     StoreOverloadedError,
 )
+from tiers.storage.s3.answer_head import MalformedAnswerError
+from tiers.storage.s3.range_connection import LostConnectionError, UnexpectedAnswerError
+from tiers.storage.s3.range_reader import TlsRefusedError
 
 _WRONG_CREDENTIALS = {
     "InvalidAccessKeyId",
@@ -55,8 +58,11 @@ _HEALING_EXCEPTIONS = (
     CredentialRetrievalError,
     HTTPClientError,
     IncompleteReadError,
+    LostConnectionError,
+    MalformedAnswerError,
     MetadataRetrievalError,
     OSError,
+    UnexpectedAnswerError,
 )
 _CONFLICT = 409
 _HEALING_STATUS = {408, 425}
@@ -78,7 +84,7 @@ class NoSuchUploadError(RetriableRemoteStorageError):
     """The multipart upload was completed or aborted. The implementation handles it internally where it is expected."""
 
 
-def error_code_of(body: bytes) -> str:
+def error_code_of(body: bytes | memoryview) -> str:
     """Returns the code in an error document; empty when there is none."""
     found = _CODE_ELEMENT.search(body)
     return found[1].decode() if found else ""
@@ -133,7 +139,7 @@ def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorage
         case ClientError():
             status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
             return error_of_answer(bucket, key, status, str(error.response.get("Error", {}).get("Code", "")))
-        case SSLError() | aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
+        case SSLError() | TlsRefusedError():
             return RemoteStorageError(f"{where}: TLS: {error}: change `endpoint.url` or the trusted certificates")
         case TimeoutError() | ConnectTimeoutError():
             return StoreOverloadedError(f"{where}: no answer in time")

@@ -27,6 +27,7 @@ from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.part_window import PartWindow
 from tiers.storage.remote_storage_manager import (
     ABSENT,
+    Allocate,
     LogSegmentData,
     StoredObject,
     StoreFeatures,
@@ -35,6 +36,7 @@ from tiers.storage.remote_storage_manager import (
     VersionedObject,
     check_range,
 )
+from tiers.storage.s3.buffers import ReusedBuffers
 from tiers.storage.s3.download import S3Downloader
 from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError
 from tiers.storage.s3.race import StoreRace
@@ -100,6 +102,7 @@ class S3RemoteStorageManager:
         """Whether a probe proved conditional writes."""
         self._deletions = asyncio.Semaphore(max(1, self._max_connections // 4))
         """Copies get half of the connections, deletions a quarter. So requests that hang leave some to the others."""
+        self._allocate: Allocate = ReusedBuffers().allocate
         self._resources = AsyncExitStack()
         self._up: S3Uploader
         self._down: S3Downloader
@@ -159,7 +162,10 @@ class S3RemoteStorageManager:
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         check_range(start_position, end_position)
-        return await self._down.get(self._log_key(metadata), start_position, end_position)
+        return await self._down.get(self._log_key(metadata), start_position, end_position, self._allocate)
+
+    def use_memory(self, allocate: Allocate) -> None:
+        self._allocate = allocate
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
         return bytes(await self._down.get(self._indexes_key(metadata)))

@@ -29,6 +29,7 @@ from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.reader.extent_source import IndexedSegment
 from tiers.reader.remote_log_reader import (
     RemoteLogReader,
     RemoteLogReaderSettings,
@@ -295,6 +296,36 @@ async def test_sequential_reads_are_read_ahead_across_the_border(tmp_path: Path)
         tier.storage.is_down = False
         assert await read_all(reader, 0, 3000, 600)
         assert tier.storage.index_gets == 2
+
+
+async def test_reading_ahead_goes_on_behind_what_is_in_flight(tmp_path: Path) -> None:
+    tier = RemoteTier(tmp_path, chunk_bytes=10)
+    await tier.fill(P0, segments=1, batches=20)
+    async with RemoteLogReader(tier.rlmm, tier.storage, SETTINGS) as reader:
+        (metadata,) = tier.rlmm.list_remote_log_segments(P0)
+        index = await reader.index(metadata, deadline_ms=monotonic_ms() + 20_000, connection_id=1)
+        segment, chunks = IndexedSegment(metadata, index), index.chunks()
+        assert len(chunks) == 20
+        tier.storage.gate = asyncio.Event()
+        reader._fetcher.read_ahead(segment, 2, 1)
+        reader._fetcher.read_ahead(segment, 3, 100_000)
+        tier.storage.gate.set()
+        await wait_idle(reader.chunk_pool)
+        gets = tier.storage.gets
+        assert len(gets) == 2
+        assert [start for start, _ in gets] == [chunks[2].stored_position, *(end + 1 for _, end in gets[:-1])]
+        assert gets[-1][1] + 1 == metadata.segment_size_bytes
+
+
+async def test_a_full_queue_does_not_fail_a_read_that_has_its_first_chunk(tmp_path: Path) -> None:
+    tier = RemoteTier(tmp_path)
+    batches = await tier.fill(P0, segments=1, batches=20)
+    remote_log = RemoteLogConfig(reader_threads=1, reader_max_pending_tasks=1)
+    settings = RemoteLogReaderSettings(first_get_bytes=1, min_get_bytes=1, max_get_bytes=1, remote_log=remote_log)
+    async with RemoteLogReader(tier.rlmm, tier.storage, settings) as reader:
+        found = await read(reader, 0, 100_000)
+        assert b"".join(found.records) == b"".join(batches)[: found.size_bytes]
+        assert found.size_bytes
 
 
 async def test_aborted_transactions_of_all_segments_read_sorted_and_once(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
@@ -20,6 +21,8 @@ from tests.support.servers.versitygw import VersityGateway
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
+from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
@@ -51,6 +54,27 @@ def segment(folder: Path, value_bytes: int) -> Copied:
 
 async def asked(server: VersityGateway, before: Counter[str]) -> dict[str, int]:
     return dict(server.operations(BUCKET) - before)
+
+
+async def test_a_range_arrives_in_the_memory_that_was_given(s3: VersityGateway, tmp_path: Path) -> None:
+    metadata, data = segment(tmp_path, 1000)
+    given: list[bytearray] = []
+
+    def allocate(length: int) -> memoryview:
+        given.append(bytearray(length))
+        return memoryview(given[-1])
+
+    async with opened(s3) as manager:
+        await manager.copy_log_segment_data(metadata, data)
+        located = LocatedRemoteStorageManager(manager)
+        store = InstrumentedRemoteStorageManager(located, "s3", RemoteStorageMetrics(CollectorRegistry()))
+        store.use_memory(allocate)
+        view = await store.fetch_log_segment(metadata, 3, 99)
+        assert [view.obj] == given
+        assert given == [bytearray(data.log_segment.read_bytes()[3:100])]
+        await store.fetch_indexes(metadata)
+        assert len(given) == 1
+        await store.delete_log_segment_data(metadata)
 
 
 async def test_requests_per_operation(s3: VersityGateway, tmp_path: Path) -> None:

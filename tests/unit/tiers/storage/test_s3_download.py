@@ -12,7 +12,12 @@ import pytest
 
 from tests.support.servers.stream_server import StreamServer
 from tests.support.servers.versitygw import VersityGateway
-from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import (
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+    StoreOverloadedError,
+)
 from tiers.storage.s3.download import S3Downloader
 
 BUCKET = "s3-download"
@@ -115,6 +120,17 @@ async def answering(answer: bytes) -> AsyncIterator[S3Downloader]:
         (b"HTTP/1.1 206 x\r\nContent-Length: 5\r\n\r\n23", RetriableRemoteStorageError),
         (b"HTTP/1.1 206 x\r\nContent-Length: 9\r\n\r\n012345678", RetriableRemoteStorageError),
         (b"HTTP/1.1 206 x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", RetriableRemoteStorageError),
+        (
+            b"HTTP/1.1 206 x\r\nContent-Length: 5\r\nContent-Range: bytes 3-7/10\r\n\r\n34567",
+            RetriableRemoteStorageError,
+        ),
+        (b"HTTP/1.1 206 x\r\n" + b"X: y\r\n" * 10_000, RetriableRemoteStorageError),
+        (b"HTTP/1.1 206 x\r\n\r\n23456", RetriableRemoteStorageError),
+        (b"HTTP/1.1 404 x\r\n\r\n<Code>NoSuchKey</Code>", RemoteResourceNotFoundError),
+        (
+            b"HTTP/1.1 503 x\r\nTransfer-Encoding: chunked\r\n\r\n15\r\n<Code>SlowDown</Code>\r\n0\r\n\r\n",
+            StoreOverloadedError,
+        ),
         (b"HTTP/1.1 200 x\r\nContent-Length: 10\r\n\r\n0123456789", RemoteStorageError),
         (b"HTTP/1.1 302 x\r\nLocation: http://elsewhere/\r\nContent-Length: 0\r\n\r\n", RemoteStorageError),
         (b"HTTP/1.1 503 x\r\nContent-Length: 9\r\n\r\nslow down", RetriableRemoteStorageError),

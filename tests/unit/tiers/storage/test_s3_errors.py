@@ -10,7 +10,10 @@ from tiers.errors import (
     RetriableRemoteStorageError,
     StoreOverloadedError,
 )
+from tiers.storage.s3.answer_head import MalformedAnswerError
 from tiers.storage.s3.errors import ConflictError, NoSuchUploadError, error_code_of, error_of_answer, error_of_exception
+from tiers.storage.s3.range_connection import LostConnectionError, UnansweredError, UnexpectedAnswerError
+from tiers.storage.s3.range_reader import TlsRefusedError
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,11 @@ def test_answers(status: int, code: str, expected: type[RemoteStorageError], nam
         (botocore.exceptions.NoCredentialsError(), RemoteStorageError),
         (botocore.exceptions.SSLError(endpoint_url="http://s", error="bad"), RemoteStorageError),
         (botocore.exceptions.MetadataRetrievalError(error_msg="slow"), RetriableRemoteStorageError),
+        (TlsRefusedError("bad certificate"), RemoteStorageError),
+        (LostConnectionError("closed"), RetriableRemoteStorageError),
+        (UnansweredError("closed"), RetriableRemoteStorageError),
+        (MalformedAnswerError("nonsense"), RetriableRemoteStorageError),
+        (UnexpectedAnswerError("another range"), RetriableRemoteStorageError),
         (aiohttp.ServerDisconnectedError(), RetriableRemoteStorageError),
         (aiohttp.ClientPayloadError(), RetriableRemoteStorageError),
         (TimeoutError(), StoreOverloadedError),

@@ -1,0 +1,375 @@
+"""Ranged GETs over kept connections: what each answer of a store, right or hostile, leads to."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers.certificates import Authority
+from tests.support.servers.stream_server import StreamServer
+from tests.support.tiers.waiting import until
+from tiers.storage.activity import PIECE_BYTES
+from tiers.storage.s3 import range_reader
+from tiers.storage.s3.answer_head import MalformedAnswerError
+from tiers.storage.s3.range_connection import (
+    ERROR_DOCUMENT_BYTES,
+    MAX_HEAD_BYTES,
+    ByteRange,
+    LostConnectionError,
+    RangeAnswer,
+    UnansweredError,
+    UnexpectedAnswerError,
+)
+from tiers.storage.s3.range_reader import RangeReader, TlsRefusedError
+
+RANGE = ByteRange(2, 6)
+RIGHT = b"HTTP/1.1 206 x\r\nContent-Length: 5\r\nContent-Range: bytes 2-6/10\r\n\r\n23456"
+CLOSE = b"close"
+"""In an answer: the store closes the connection."""
+HOLD = b"hold"
+"""In an answer: the store sends nothing more, and waits for the client to close."""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection closes because it is idle, so each one that closes has another reason."""
+    monkeypatch.setattr(range_reader, "IDLE_S", 3600.0)
+
+
+class Store:
+    """Answers each GET with the next one of `answers`: pieces to send, `CLOSE` or `HOLD`."""
+
+    def __init__(self) -> None:
+        self.answers: deque[list[bytes]] = deque()
+        self.requests: list[bytes] = []
+        self.accepted = 0
+        self.open = 0
+        self.url = ""
+
+    def answer(self, *pieces: bytes) -> None:
+        self.answers.append([*pieces])
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self.open += 1
+        try:
+            while True:
+                self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+                for piece in self.answers.popleft():
+                    if piece is CLOSE:
+                        return
+                    if piece is HOLD:
+                        await reader.read()
+                        return
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            self.open -= 1
+            writer.close()
+
+
+@asynccontextmanager
+async def reading(
+    max_connections: int = 2, tls: ssl.SSLContext | None = None, trusted: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[Store, RangeReader]]:
+    store = Store()
+    async with StreamServer(store.serve, tls=tls) as server:
+        store.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.port}/b/k?X-Amz-Signature=1%2F2"
+        reader = RangeReader(max_connections, tls=lambda: trusted or ssl.create_default_context())
+        try:
+            yield store, reader
+        finally:
+            await reader.close()
+
+
+def nothing() -> None:
+    return
+
+
+async def get(store: Store, reader: RangeReader, asked: ByteRange = RANGE) -> RangeAnswer:
+    return await asyncio.wait_for(reader.get(store.url, asked, nothing), 30)
+
+
+async def test_one_connection_serves_one_get_after_the_other() -> None:
+    async with reading() as (store, reader):
+        for _ in range(3):
+            store.answer(RIGHT)
+            assert await get(store, reader) == RangeAnswer(206, has_range=True, body=memoryview(b"23456"))
+        store.answer(b"HTTP/1.1 200 x\r\nContent-Length: 10\r\n\r\n", b"01234", b"56789")
+        assert (await get(store, reader, ByteRange(0, None))).body.tobytes() == b"0123456789"
+        store.answer(b"HTTP/1.1 206 x\r\nContent-Length: 3\r\nContent-Range: bytes 7-9/10\r\n\r\n789")
+        assert (await get(store, reader, ByteRange(7, None))).body.tobytes() == b"789"
+        assert store.accepted == 1
+        host = store.url.split("/")[2].encode()
+        line = b"GET /b/k?X-Amz-Signature=1%2F2 HTTP/1.1\r\nHost: " + host + b"\r\n"
+        assert store.requests[0] == line + b"Range: bytes=2-6\r\nAccept-Encoding: identity\r\n\r\n"
+        assert store.requests[3] == line + b"Accept-Encoding: identity\r\n\r\n"
+        assert b"Range: bytes=7-\r\n" in store.requests[4]
+
+
+async def test_more_gets_than_connections_wait() -> None:
+    async with reading(max_connections=2) as (store, reader):
+        for _ in range(6):
+            store.answer(RIGHT)
+        answers = await asyncio.gather(*(get(store, reader) for _ in range(6)))
+        assert all(answer.body.tobytes() == b"23456" for answer in answers)
+        assert store.accepted == 2
+
+
+async def test_a_connection_that_the_store_closed_is_not_used() -> None:
+    async with reading() as (store, reader):
+        store.answer(RIGHT, CLOSE)
+        await get(store, reader)
+        await until(lambda: reader.idle_count == 0)
+        store.answer(RIGHT)
+        assert (await get(store, reader)).body.tobytes() == b"23456"
+        assert store.accepted == 2
+
+
+async def test_a_kept_connection_that_ends_unanswered_costs_no_error() -> None:
+    async with reading() as (store, reader):
+        store.answer(RIGHT)
+        await get(store, reader)
+        store.answer(CLOSE)
+        store.answer(RIGHT)
+        assert (await get(store, reader)).body.tobytes() == b"23456"
+        assert len(store.requests) == 3
+        assert store.accepted == 2
+
+
+async def test_a_new_connection_that_ends_unanswered_is_an_error() -> None:
+    async with reading() as (store, reader):
+        store.answer(CLOSE)
+        with pytest.raises(UnansweredError):
+            await get(store, reader)
+        assert len(store.requests) == 1
+
+
+async def test_a_kept_connection_that_ends_in_an_answer_is_an_error() -> None:
+    async with reading() as (store, reader):
+        store.answer(RIGHT)
+        await get(store, reader)
+        store.answer(RIGHT[:-1], CLOSE)
+        with pytest.raises(LostConnectionError, match="after 4 of 5 bytes"):
+            await get(store, reader)
+        assert len(store.requests) == 2
+
+
+async def test_a_cancelled_get_leaves_no_connection_to_the_next() -> None:
+    async with reading(max_connections=1) as (store, reader):
+        has_head = asyncio.Event()
+        for arrived in (RIGHT[:20], RIGHT[:-2]):
+            store.answer(arrived, HOLD)
+            reads = asyncio.create_task(reader.get(store.url, RANGE, has_head.set))
+            await until(lambda: not store.answers)
+            if RIGHT[:-2] == arrived:
+                await has_head.wait()
+            reads.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reads
+            store.answer(b"HTTP/1.1 206 x\r\nContent-Length: 1\r\nContent-Range: bytes 2-2/10\r\n\r\n2")
+            assert (await get(store, reader, ByteRange(2, 2))).body.tobytes() == b"2"
+            await until(lambda: store.open <= 1)
+        assert store.accepted == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "said"),
+    [
+        ([RIGHT[:-3], CLOSE], LostConnectionError, "after 2 of 5"),
+        ([RIGHT[:30], CLOSE], LostConnectionError, "in the head"),
+        ([CLOSE], UnansweredError, "closed the connection"),
+        ([b"HTTP/1.1 206 x\r\nContent-Length: 6\r\n\r\n234567"], UnexpectedAnswerError, "announces 6"),
+        ([b"HTTP/1.1 206 x\r\n\r\n23456", CLOSE], UnexpectedAnswerError, "announces None"),
+        (
+            [b"HTTP/1.1 206 x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n23456\r\n0\r\n\r\n"],
+            UnexpectedAnswerError,
+            "announces None",
+        ),
+        ([RIGHT.replace(b"2-6", b"3-7")], UnexpectedAnswerError, "the range 3-7"),
+        ([RIGHT.replace(b"2-6", b"2-5")], UnexpectedAnswerError, "the range 2-5"),
+        ([RIGHT.replace(b"bytes 2-6/10", b"lines 2-6/10")], MalformedAnswerError, "Content-Range"),
+        ([b"nonsense\r\n\r\n"], MalformedAnswerError, "no status line"),
+        ([b"HTTP/1.1 206 x\r\nX: " + b"y" * MAX_HEAD_BYTES], MalformedAnswerError, "the head is longer"),
+        ([*[b"HTTP/1.1 206 x\r\n"], *[b"X: y\r\n" * 100] * 1000], MalformedAnswerError, "the head is longer"),
+        ([b"HTTP/1.1 100 x\r\n\r\n"] * 10_000, MalformedAnswerError, "the head is longer"),
+    ],
+)
+async def test_what_is_not_the_range(answer: list[bytes], expected: type[Exception], said: str) -> None:
+    async with reading() as (store, reader):
+        store.answer(*answer)
+        with pytest.raises(expected, match=said) as raised:
+            await get(store, reader)
+        assert type(raised.value) is expected
+        await until(lambda: store.open == 0)
+        store.answer(RIGHT)
+        assert (await get(store, reader)).body.tobytes() == b"23456"
+        assert store.accepted == 2
+
+
+async def test_an_object_that_ends_before_the_range_does() -> None:
+    async with reading() as (store, reader):
+        store.answer(b"HTTP/1.1 206 x\r\nContent-Length: 3\r\nContent-Range: bytes 2-4/5\r\n\r\n234")
+        assert (await get(store, reader)).body.tobytes() == b"234"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "body", "is_kept"),
+    [
+        ([b"HTTP/1.1 404 x\r\nContent-Length: 9\r\n\r\n<Code>", b"404"], 404, b"<Code>404", True),
+        (
+            [b"HTTP/1.1 503 x\r\nTransfer-Encoding: chunked\r\n\r\n6\r\n<Code>\r\n", b"4\r\nSlow\r\n0\r\n\r\n"],
+            503,
+            b"<Code>Slow",
+            True,
+        ),
+        ([b"HTTP/1.1 403 x\r\n\r\n<Code>", b"No", CLOSE], 403, b"<Code>No", False),
+        ([b"HTTP/1.1 500 x\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno", CLOSE], 500, b"no", False),
+        ([b"HTTP/1.0 500 x\r\nContent-Length: 2\r\n\r\nno"], 500, b"no", False),
+        ([b"HTTP/1.1 416 x\r\nContent-Length: 0\r\nContent-Range: bytes */2\r\n\r\n"], 416, b"", True),
+        ([b"HTTP/1.1 204 x\r\n\r\n"], 204, b"", True),
+        ([b"HTTP/1.1 302 x\r\nLocation: http://elsewhere/\r\nContent-Length: 0\r\n\r\n"], 302, b"", True),
+        ([b"HTTP/1.1 200 x\r\nContent-Length: 10\r\n\r\n0123456789"], 200, b"0123456789", True),
+        ([b"HTTP/1.1 101 x\r\nUpgrade: h2c\r\n\r\n", b"PRI", CLOSE], 101, b"PRI", False),
+    ],
+)
+async def test_an_error_has_its_document(answer: list[bytes], status: int, body: bytes, is_kept: bool) -> None:
+    async with reading() as (store, reader):
+        store.answer(*answer)
+        assert await get(store, reader) == RangeAnswer(status, has_range=False, body=memoryview(body))
+        assert reader.idle_count == is_kept
+        store.answer(RIGHT)
+        assert (await get(store, reader)).body.tobytes() == b"23456"
+        assert store.accepted == (1 if is_kept else 2)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 500 x\r\nContent-Length: 999999999\r\n\r\n",
+        b"HTTP/1.1 500 x\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n",
+        b"HTTP/1.1 500 x\r\n\r\n",
+        b"HTTP/1.1 200 x\r\nContent-Length: 999999999\r\n\r\n",
+    ],
+)
+async def test_an_endless_error_document_is_cut(head: bytes) -> None:
+    async with reading() as (store, reader):
+        store.answer(head, *[b"x" * 1000] * 100_000)
+        answer = await get(store, reader)
+        assert not answer.has_range
+        assert len(answer.body) in range(ERROR_DOCUMENT_BYTES - 20, ERROR_DOCUMENT_BYTES + 1)
+        await until(lambda: store.open == 0)
+
+
+async def test_interim_answers_are_skipped() -> None:
+    async with reading() as (store, reader):
+        store.answer(b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 x\r\nLink: y\r\n\r\n" + RIGHT[:10], RIGHT[10:])
+        assert (await get(store, reader)).body.tobytes() == b"23456"
+        store.answer(RIGHT)
+        assert (await get(store, reader)).body.tobytes() == b"23456"
+        assert store.accepted == 1
+
+
+@pytest.mark.parametrize("more", [b"7", RIGHT])
+async def test_bytes_behind_an_answer_end_the_connection(more: bytes) -> None:
+    async with reading() as (store, reader):
+        store.answer(RIGHT + more)
+        assert (await get(store, reader)).body.tobytes() == b"23456"
+        await until(lambda: store.open == 0)
+        store.answer(RIGHT, b"late")
+        assert (await get(store, reader)).body.tobytes() == b"23456"
+        await until(lambda: store.open == 0)
+        assert store.accepted == 2
+
+
+async def test_a_length_that_no_memory_has_is_an_error() -> None:
+    async with reading() as (store, reader):
+        store.answer(b"HTTP/1.1 200 x\r\nContent-Length: 999999999999999999\r\n\r\nx")
+        with pytest.raises(UnexpectedAnswerError, match="announces"):
+            await get(store, reader, ByteRange(0, None))
+
+
+async def test_each_piece_is_progress() -> None:
+    size = 5 * PIECE_BYTES + 1
+    async with reading() as (store, reader):
+        moved: list[int] = []
+        store.answer(b"HTTP/1.1 200 x\r\nContent-Length: %d\r\n\r\n" % size, *[b"x" * PIECE_BYTES] * 5, b"y")
+        answer = await asyncio.wait_for(reader.get(store.url, ByteRange(0, None), lambda: moved.append(1)), 30)
+        assert answer.body.tobytes() == b"x" * (size - 1) + b"y"
+        assert 2 <= len(moved) <= 6
+
+
+async def test_a_connection_that_stays_idle_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "IDLE_S", 0.01)
+    async with reading() as (store, reader):
+        store.answer(RIGHT)
+        await get(store, reader)
+        await until(lambda: store.open == 0)
+        store.answer(RIGHT)
+        assert (await get(store, reader)).body.tobytes() == b"23456"
+        assert store.accepted == 2
+
+
+async def test_closing_ends_gets_and_connections() -> None:
+    async with reading() as (store, reader):
+        store.answer(RIGHT)
+        await get(store, reader)
+        store.answer(RIGHT[:-1], HOLD)
+        store.answer(HOLD)
+        reads = [asyncio.create_task(get(store, reader)) for _ in range(2)]
+        await until(lambda: not store.answers)
+        await reader.close()
+        for one in reads:
+            with pytest.raises(LostConnectionError):
+                await one
+        await until(lambda: store.open == 0)
+        with pytest.raises(LostConnectionError, match="the reader is closed"):
+            await get(store, reader)
+        await reader.close()
+
+
+async def test_a_store_with_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(authority.identity("store"))
+    trusted = ssl.create_default_context(cafile=authority.ca)
+    size = 3 * PIECE_BYTES + 5
+    async with reading(tls=server, trusted=trusted) as (store, reader):
+        for _ in range(2):
+            store.answer(b"HTTP/1.1 200 x\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+            assert (await get(store, reader, ByteRange(0, None))).body.tobytes() == b"x" * size
+        assert store.accepted == 1
+        store.answer(RIGHT[:-1], CLOSE)
+        with pytest.raises(LostConnectionError):
+            await get(store, reader)
+    async with reading(tls=server) as (store, reader):
+        with pytest.raises(TlsRefusedError, match="CERTIFICATE_VERIFY_FAILED"):
+            await get(store, reader)
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://h/k", "http:///k", "http://h/k k", "http://h/k\r\nX: y", "http://h:x/k", "http://h/\u00fc", "k"]
+)
+async def test_what_is_no_url_of_a_store(url: str) -> None:
+    reader = RangeReader(1)
+    with pytest.raises(ValueError, match=r"."):
+        await reader.get(url, RANGE, nothing)
+    await reader.close()
+
+
+async def test_a_port_that_refuses_is_an_os_error() -> None:
+    async with reading() as (store, reader):
+        pass
+    reader = RangeReader(1)
+    with pytest.raises(OSError, match="Connect"):
+        await get(store, reader)
+    await reader.close()

@@ -1,0 +1,177 @@
+"""`RangeReader` sends ranged GETs to the URLs of a store, over connections that it keeps open.
+
+It knows HTTP, and neither signatures, retries nor deadlines: its caller signs the URL, and cancels a GET that takes too
+long. A connection that stays idle is closed before a firewall forgets it. A GET whose kept connection had ended
+unnoticed is sent once more, on a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+import aiohappyeyeballs
+
+from tiers.storage.remote_storage_manager import Allocate
+from tiers.storage.s3.range_connection import (
+    ByteRange,
+    LostConnectionError,
+    RangeAnswer,
+    RangeConnection,
+    UnansweredError,
+)
+
+IDLE_S: Final = 15.0
+_NEXT_ADDRESS_S: Final = 0.25
+"""The time after which the connection to another address begins beside the one in progress (RFC 8305)."""
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_SENDABLE: Final = re.compile("[!-~]+")
+"""A URL without spaces and control characters, which would end the request line."""
+
+
+class TlsRefusedError(Exception):
+    """The TLS handshake with the store failed, for example because of its certificate."""
+
+
+class Origin(NamedTuple):
+    """Where a connection leads to."""
+
+    is_tls: bool
+    host: str
+    port: int
+
+
+def new_memory(length: int) -> memoryview:
+    return memoryview(bytearray(length))
+
+
+class RangeReader:
+    """Keeps at most `max_connections` open; more GETs wait. Must be created on the event loop that uses it.
+
+    `tls` makes the context for https."""
+
+    def __init__(
+        self,
+        max_connections: int,
+        *,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+    ) -> None:
+        self._places = asyncio.Semaphore(max_connections)
+        self._make_tls = tls
+        self._tls: ssl.SSLContext | None = None
+        self._idle: dict[Origin, list[RangeConnection]] = {}
+        self._in_use: set[RangeConnection] = set()
+        self._is_closed = False
+
+    @property
+    def idle_count(self) -> int:
+        """The number of open connections that no GET uses."""
+        return sum(connection.is_usable for idle in self._idle.values() for connection in idle)
+
+    async def get(
+        self, url: str, asked: ByteRange, moved: Callable[[], None], allocate: Allocate = new_memory
+    ) -> RangeAnswer:
+        """Returns the answer to a GET of the range, whose bytes are in memory of `allocate`.
+
+        `moved` is called for each progress.
+
+        Raises `LostConnectionError`, `UnexpectedAnswerError`, `MalformedAnswerError`, `TlsRefusedError` and `OSError`.
+        Raises `ValueError` for a URL that cannot be sent."""
+        origin, request = _request(url, asked)
+
+        def get(connection: RangeConnection) -> Coroutine[None, None, RangeAnswer]:
+            return connection.get(request, asked, moved, allocate)
+
+        async with self._places:
+            kept = self._take_idle(origin)
+            if kept is not None:
+                try:
+                    return await self._get_by(kept, origin, get)
+                except UnansweredError:
+                    pass  # the store closed it meanwhile
+            return await self._get_by(await self._connect(origin), origin, get)
+
+    async def close(self) -> None:
+        """Closes all connections. GETs in progress and later ones raise `LostConnectionError`. Safe to call twice."""
+        self._is_closed = True
+        for connection in self._in_use:
+            connection.abort()
+        for origin in self._idle:
+            while (idle := self._take_idle(origin)) is not None:
+                idle.abort()
+        await asyncio.sleep(0)  # the loop ends the aborted connections
+
+    async def _get_by(
+        self,
+        connection: RangeConnection,
+        origin: Origin,
+        get: Callable[[RangeConnection], Coroutine[None, None, RangeAnswer]],
+    ) -> RangeAnswer:
+        self._in_use.add(connection)
+        try:
+            return await get(connection)
+        finally:
+            self._in_use.discard(connection)
+            if self._is_closed:
+                connection.abort()
+            elif connection.is_usable:
+                self._keep(origin, connection)
+
+    def _take_idle(self, origin: Origin) -> RangeConnection | None:
+        """Returns the connection that was used last. So the others become idle for long, and close."""
+        idle = self._idle.get(origin)
+        if not idle:
+            return None
+        connection = idle.pop()
+        assert connection.idle_timer is not None
+        connection.idle_timer.cancel()
+        return connection
+
+    def _keep(self, origin: Origin, connection: RangeConnection) -> None:
+        idle = self._idle.setdefault(origin, [])
+        idle.append(connection)
+
+        def close() -> None:
+            idle.remove(connection)
+            connection.abort()
+
+        connection.idle_timer = asyncio.get_running_loop().call_later(IDLE_S, close)
+
+    async def _connect(self, origin: Origin) -> RangeConnection:
+        if self._is_closed:
+            raise LostConnectionError("the reader is closed")
+        tls = await self._tls_context() if origin.is_tls else None
+        loop = asyncio.get_running_loop()
+        addresses = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        opened = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_S)
+        try:
+            _, connection = await loop.create_connection(
+                RangeConnection, sock=opened, ssl=tls, server_hostname=origin.host if origin.is_tls else None
+            )
+        except ssl.SSLError as error:
+            raise TlsRefusedError(str(error)) from error
+        return connection
+
+    async def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = await asyncio.to_thread(self._make_tls)  # it reads the files of all trusted authorities
+        return self._tls
+
+
+def _request(url: str, asked: ByteRange) -> tuple[Origin, bytes]:
+    parts = urlsplit(url)
+    if not _SENDABLE.fullmatch(url) or parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise ValueError(f"{parts.scheme}://{parts.netloc} is no address of a store")
+    default_port = _DEFAULT_PORTS[parts.scheme]
+    origin = Origin(parts.scheme == "https", parts.hostname, parts.port or default_port)
+    host = f"[{origin.host}]" if ":" in origin.host else origin.host
+    if origin.port != default_port:
+        host = f"{host}:{origin.port}"
+    target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{asked.header()}Accept-Encoding: identity\r\n\r\n"
+    return origin, head.encode("ascii")
