@@ -38,6 +38,7 @@ class ChunkFetcher:
         chunk_pool: FetcherPool[Extent],
         index_pool: FetcherPool[SegmentIndex],
         local_indexes: LocalIndexes | None = None,
+        share: Callable[[Extent], Extent] = lambda extent: extent,
         min_get_bytes: int = 4 * MIB,
         max_get_bytes: int = 8 * MIB,
     ) -> None:
@@ -50,6 +51,7 @@ class ChunkFetcher:
         self._chunk_pool = chunk_pool
         self._index_pool = index_pool
         self._local_indexes = local_indexes
+        self._share = share
         self._min_get_bytes = min_get_bytes
         self._max_get_bytes = max_get_bytes
 
@@ -214,7 +216,7 @@ class ChunkFetcher:
             end += 1
 
         async def download() -> Extent:
-            extent = await self._extents.fetch(segment, number, end)
+            extent = self._share(await self._extents.fetch(segment, number, end))
             self._chunk_cache.put(extent)
             return extent
 
