@@ -43,6 +43,7 @@ class ChunkFetcher:
         chunk_pool: FetcherPool[Extent],
         index_pool: FetcherPool[SegmentIndex],
         local_indexes: LocalIndexes | None = None,
+        share: Callable[[Extent], Extent] = lambda extent: extent,
         first_get_bytes: int = MIB,
         min_get_bytes: int = 4 * MIB,
         max_get_bytes: int = 8 * MIB,
@@ -56,6 +57,7 @@ class ChunkFetcher:
         self._chunk_pool = chunk_pool
         self._index_pool = index_pool
         self._local_indexes = local_indexes
+        self._share = share
         self._first_get_bytes = first_get_bytes
         self._min_get_bytes = min_get_bytes
         self._max_get_bytes = max_get_bytes
@@ -224,7 +226,7 @@ class ChunkFetcher:
         """Starts one GET of the missing chunks `[number, end)`."""
 
         async def download() -> Extent:
-            extent = await self._extents.fetch(segment, number, end)
+            extent = self._share(await self._extents.fetch(segment, number, end))
             self._chunk_cache.put(extent)
             return extent
 
