@@ -85,7 +85,7 @@ class Demo:
             results = [self.read_with(client, local_starts) for client in CLIENTS]
             busy = tail.samples()
         drawn = random.Random(917)
-        places = [(p, drawn.randrange(start)) for p, start in drawn.choices(sorted(local_starts.items()), k=SEEKS)]
+        places = [(p, drawn.randrange(start)) for p, start in drawn.choices(sorted(local_starts.items()), k=SEEKS + 1)]
         seeks = first_records(Target(self.proxy.bootstrap_servers, TOPIC), places)
         tails = {
             "tail, quiet": [one.consume_ms for one in quiet],

@@ -25,11 +25,11 @@ PAUSE_S = 0.02
 
 
 def places_of(history: History, count: int, seed: int) -> list[Place]:
-    """Returns random offsets, each in a segment of its own."""
+    """Returns random offsets, each in a segment of its own: `count` and one more, if there are that many segments."""
     drawn = random.Random(seed)
     records = SEGMENT_BYTES // 1024
     starts = range(history.range.start, history.range.end - records, records)
-    chosen = drawn.sample(starts, min(count, len(starts)))
+    chosen = drawn.sample(starts, min(count + 1, len(starts)))
     return [(history.range.partition, start + drawn.randrange(records)) for start in chosen]
 
 

@@ -14,14 +14,14 @@ Place = tuple[int, int]
 
 
 def first_records(target: Target, places: Sequence[Place], pause_s: float = 0.0) -> list[float]:
-    """Returns the milliseconds from each seek to its first record, without the time to connect.
+    """Returns the milliseconds from each seek to its first record, for all places but the first.
 
-    One more seek to the first place opens the connections. The consumer does not read ahead, so a seek never waits for
-    the answer to an earlier one. `pause_s` is the time between two seeks."""
+    The seek to the first place opens the connections. The consumer does not read ahead, so a seek never waits for the
+    answer to an earlier one. `pause_s` is the time between two seeks."""
     consumer = Consumer({**target.consumer_settings(), "queued.min.messages": 1})
     samples: list[float] = []
     try:
-        for partition, offset in (*places[:1], *places):
+        for partition, offset in places:
             began = time.perf_counter()
             consumer.assign([TopicPartition(target.topic, partition, offset)])
             message = consumer.poll(TIMEOUT_S)
