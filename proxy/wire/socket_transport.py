@@ -31,7 +31,8 @@ MIN_SPLICE_BYTES: Final = 64 * 1024
 MAX_TURN_BYTES: Final = 1024 * 1024
 """What one connection may relay while the others wait."""
 LOW_WATER_BYTES: Final = 512 * 1024
-MAX_PIPES: Final = 64
+MAX_PIPES: Final = 32
+"""Each takes two files, and up to 1 MiB of the kernel's memory while a client stalls."""
 _SPARE_PIPES: Final = 4
 _PIPE_BYTES: Final = 1024 * 1024
 _IOV_MAX: Final = 1024
