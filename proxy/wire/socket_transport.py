@@ -92,7 +92,7 @@ class PipePool:
     def __init__(self, max_pipes: int = MAX_PIPES, min_splice_bytes: int = MIN_SPLICE_BYTES) -> None:
         self.min_splice_bytes = min_splice_bytes
         self._spare: list[Pipe] = []
-        self._may_open = max_pipes if hasattr(os, "splice") else 0
+        self._may_open = max_pipes if max_pipes and _can_splice() else 0
 
     def take(self) -> Pipe | None:
         """Returns an empty pipe. None: the limit is reached, or the process has no file left."""
@@ -120,6 +120,25 @@ class PipePool:
         while self._spare:
             self._spare.pop().close()
             self._may_open += 1
+
+
+def _can_splice() -> bool:
+    """Whether this system lets the process splice. A sandbox may refuse it."""
+    try:
+        pipe = Pipe()
+    except OSError:
+        return False
+    ours, peer = socket.socketpair()
+    with ours, peer:
+        try:
+            peer.send(b"x")
+            pipe.fill(ours.fileno(), 1)
+            pipe.drain(ours.fileno())
+            return peer.recv(1) == b"x"
+        except (OSError, AttributeError):
+            return False
+        finally:
+            pipe.close()
 
 
 class SocketTransport(asyncio.Transport):
