@@ -92,7 +92,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._stash: list[FramePart] = []
         self._slot: Slot | None = None
         self._patcher: ResponsePatcher | None = None
-        self._can_splice = client.can_splice
+        self._can_splice = False
         self._min_splice_bytes = MIN_SPLICE_BYTES if context.pipes is None else context.pipes.min_splice_bytes
         self._has_streamed = False
         """The last response was large. Then the next one probably is, too."""
@@ -109,6 +109,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
         transport = self._transport = cast(asyncio.Transport, transport)
+        self._can_splice = isinstance(transport, SocketTransport) and self._client.can_splice
         self._outlet.attach(transport)
         self.gate.attach(transport)
         self._context.upstreams.add(self)

@@ -329,6 +329,16 @@ async def test_what_came_before_a_reset_is_not_lost(sent_bytes: int, opaque_byte
             assert len(await relayed) + len(protocol.received) == sent_bytes
 
 
+async def test_a_system_that_refuses_splices_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError
+
+    before = open_files()
+    monkeypatch.setattr(os, "splice", refuse)
+    assert PipePool().take() is None
+    assert open_files() == before
+
+
 async def test_the_kernel_waits_only_for_bytes_that_are_due() -> None:
     """The low-water mark must never be above the number of bytes that the peer is going to send."""
     pipes, protocol, sent = PipePool(), Recorder(), os.urandom(3 * LOW_WATER_BYTES)
