@@ -31,6 +31,7 @@ from yarl import URL
 
 from bench.ending import run
 from tests.support.servers.versitygw import VersityGateway
+from tiers.storage.s3.buffers import ReusedBuffers
 from tiers.storage.s3.download import S3Downloader
 
 MIB: Final = 1 << 20
@@ -90,7 +91,8 @@ async def aiohttp_presigned(settings: Mapping[str, str]) -> AsyncIterator[Get]:
 async def tidegate(settings: Mapping[str, str]) -> AsyncIterator[Get]:
     async with client_of(settings) as client:
         downloader = S3Downloader(client, BUCKET, timeout_s=30, max_connections=64)
-        yield lambda start, end: downloader.get(KEY, start, end)
+        allocate = ReusedBuffers().allocate
+        yield lambda start, end: downloader.get(KEY, start, end, allocate)
         await downloader.close()
 
 
