@@ -13,6 +13,7 @@ import gc
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from proxy.metrics import ProxyMetrics
 from proxy.process.admin_access import AdminAccess, admin_access
 from proxy.process.admin_http import admin_http
 from proxy.process.local_indexes import writer_of_local_indexes
+from proxy.process.loop_latency import LoopLatency
 from proxy.process.open_files import fit_open_files
 from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
@@ -275,6 +277,7 @@ async def run(
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     async with AsyncExitStack() as stack:
+        registry.register(stack.enter_context(LoopLatency(loop, time.monotonic)))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
             stack.callback(loop.remove_signal_handler, number)
