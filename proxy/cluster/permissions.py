@@ -22,6 +22,7 @@ from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import SLICE_BYTES
 from tiers.config.settings import RemoteLogConfig
+from tiers.config.topic_policy import is_internal
 from tiers.errors import BrokerError
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
@@ -80,7 +81,7 @@ async def missing_permissions(
     own, rules = {config.remote_log.metadata_topic, FAILED_DELETIONS_TOPIC}, config.topics
 
     def is_tiered(topic: str) -> bool:
-        return not topic.startswith("__") and any(rule.matches(topic) for rule in rules)
+        return not is_internal(topic) and any(rule.matches(topic) for rule in rules)
 
     said = await _ask(client, None, timeout_ms, lambda topic: topic in own or is_tiered(topic))
     essential = await _may_keep_metadata(client, config.remote_log, said, timeout_ms)

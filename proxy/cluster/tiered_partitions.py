@@ -66,6 +66,13 @@ class TieredPartitions:
         except RemoteLogError:
             return False
 
+    def is_known(self, partition: TopicIdPartition) -> bool:
+        """Whether the metadata knows the partition, fresh or not. Its absence proves nothing."""
+        try:
+            return self.rlmm.is_known(partition)
+        except RemoteLogError:
+            return False
+
     def is_tiered(self, partition: TopicIdPartition) -> bool:
         """Whether the metadata knows the partition. Raises `RemoteLogMetadataNotReadyError` when that is unknown."""
         is_known = self.rlmm.is_known(partition)

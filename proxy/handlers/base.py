@@ -17,6 +17,7 @@ from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.config import LimitsConfig
 from proxy.wire.exchange import Request
 from tiers.config.settings import RemoteLogConfig
+from tiers.config.topic_policy import is_internal
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
@@ -114,6 +115,12 @@ class HandlerTools:
 def client_id_of(request: Request) -> str:
     """Returns the request's client id, which quotas use. Clients choose it freely."""
     return parse_request_header(request.frame).client_id or ""
+
+
+def is_of_internal_topic(tools: HandlerTools, topic: TopicReference) -> bool:
+    """Whether no setting of any proxy can tier the topic. False while its name is unknown here."""
+    name = tools.topology.topic_name(topic) if isinstance(topic, UUID) else topic
+    return name is not None and is_internal(name)
 
 
 async def current_partition(tools: HandlerTools, topic: TopicReference, index: int) -> TopicIdPartition | None:

@@ -9,9 +9,10 @@ another history.
 
 The proxy answers with an error that clients retry if it cannot complete a look-up, if its metadata is not fresh
 (docs/design.md, safety rule 1), or if the metadata does not know a partition of a topic that the configuration tiers.
-It never answers with the local tier's later offset instead. After the broker's answer, the proxy asks the broker for
-the topic id of each tiered topic's name: the remote tier of a deleted topic must not answer for a recreated one
-(docs/semantics.md 9.3).
+It never answers with the local tier's later offset instead. Two answers of the broker need no metadata: those for an
+internal topic, which no setting tiers, and offset 0, before which no record of a log lies. After the broker's answer,
+the proxy asks the broker for the topic id of each tiered topic's name: the remote tier of a deleted topic must not
+answer for a recreated one (docs/semantics.md 9.3).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.off_loop import decide_when_decoded, in_slices, off_loop, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
+from tiers.config.topic_policy import is_internal
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_bounds import next_local_offset
 from tiers.metadata.log_history import ConfirmedLogStart
@@ -90,9 +92,7 @@ class ListOffsetsHandler:
         if request.has_max_timestamp:
             return []
         asked = [each for each in request.partitions if each.timestamp == NEXT_LOCAL_TIMESTAMP]
-        replaced = {
-            topic for topic in {each.topic for each in asked} if self._is_unknown(topic) or self._may_be_tiered(topic)
-        }
+        replaced = {topic for topic in {each.topic for each in asked} if self._may_be_tiered(topic)}
         return [each for each in asked if each.topic in replaced]
 
     def _is_unknown(self, topic: str) -> bool:
@@ -102,6 +102,11 @@ class ListOffsetsHandler:
     def _was_replaced(request: ListOffsetsRequest, asked: ListOffsetsPartition) -> bool:
         """Whether the broker was asked for EARLIEST in place of NEXT_LOCAL_TIMESTAMP, which it refuses."""
         return asked.timestamp == NEXT_LOCAL_TIMESTAMP and not request.has_max_timestamp
+
+    def _brokers_own(self, request: ListOffsetsRequest, asked: ListOffsetsPartition) -> ListOffsetsAnswer | None:
+        """Returns the broker's answer to the question itself: None, or an error if another question was sent."""
+        is_replaced = self._was_replaced(request, asked)
+        return ListOffsetsAnswer(ErrorCode.UNSUPPORTED_VERSION) if is_replaced else None
 
     async def complete(self, exchange: Exchange, request: ListOffsetsRequest, payload: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.LIST_OFFSETS, request.version, payload)
@@ -144,7 +149,7 @@ class ListOffsetsHandler:
         answered = {answer.topic for answer in answers if not answer.error_code}
         names: set[str] = set()
         async for part in slices_of(list(answered)):
-            names.update(name for name in part if self._is_unknown(name) or self._may_be_tiered(name))
+            names.update(name for name in part if self._may_be_tiered(name))
         timeout_ms = max(1, min(tools.settings.metadata_timeout_ms, deadline_ms - tools.clock_ms()))
         try:
             topic_ids = await tools.topology.current_topic_ids(names, node_id, timeout_ms)
@@ -153,10 +158,13 @@ class ListOffsetsHandler:
         return {name: topic_ids.get(name) for name in names}
 
     def _may_be_tiered(self, topic: str) -> bool:
+        """Whether the topic may be tiered. True too while it is unknown here."""
+        if is_internal(topic):
+            return False
         topic_id = self._tools.topology.topic_id(topic)
+        if topic_id is None:
+            return True
         try:
-            if topic_id is None:
-                return False
             return self._tools.tiered.rlmm.is_tiered(topic_id) or self._tools.configured.may_be_tiered(topic_id)
         except RemoteLogError:
             return True
@@ -182,17 +190,23 @@ class ListOffsetsHandler:
         tools = self._tools
         if broker.error_code:
             is_no_topic = broker.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self._is_unknown(asked.topic)
-            if is_no_topic and self._was_replaced(request, asked) and not tools.configured.has_rule_for(asked.topic):
-                return ListOffsetsAnswer(ErrorCode.UNSUPPORTED_VERSION)  # the broker's answer to the question itself
-            return None
+            is_not_tiered = is_no_topic and not tools.configured.has_rule_for(asked.topic)
+            return self._brokers_own(request, asked) if is_not_tiered else None
+        if is_internal(asked.topic):
+            return self._brokers_own(request, asked)
         partition = await self._partition(asked.topic, asked.partition, topic_ids)
         remaining_ms = max(1, deadline_ms - tools.clock_ms())
         timeout_ms = min(tools.settings.metadata_timeout_ms, remaining_ms)
-        if partition is None or not await tools.tiered.ensure_fresh(partition, timeout_ms):
+        if partition is None:
+            return ListOffsetsAnswer(UNAVAILABLE)
+        is_offset_zero = broker.offset == 0 and (asked.timestamp == EARLIEST_TIMESTAMP or asked.timestamp >= 0)
+        if is_offset_zero and not tools.tiered.is_known(partition):
+            return None
+        if not await tools.tiered.ensure_fresh(partition, timeout_ms):
             return ListOffsetsAnswer(UNAVAILABLE)
         try:
             if not tools.tiered.is_tiered(partition):
-                return await self._of_unknown(request, asked, partition, broker.offset, timeout_ms)
+                return await self._of_unknown(request, asked, partition, timeout_ms)
             answer = await self._of_tiered(request, asked, broker, partition, deadline_ms, connection_id)
             tools.tiered.require_fresh(partition)
         except RemoteLogError as error:
@@ -239,20 +253,15 @@ class ListOffsetsHandler:
         request: ListOffsetsRequest,
         asked: ListOffsetsPartition,
         partition: TopicIdPartition,
-        broker_offset: int,
         timeout_ms: int,
     ) -> ListOffsetsAnswer | None:
         """Answers for a partition that the metadata does not know. Raises `RemoteLogError`.
 
         If the configuration tiers the topic, remote records may lie below the local log. The broker's answer is then
-        true only for a log that begins at offset 0. If it does not tier the topic, the answer to NEXT_LOCAL_TIMESTAMP
-        is the broker's own: the version does not have it."""
+        true only for a log that begins at offset 0."""
         tools, timestamp = self._tools, asked.timestamp
-        if broker_offset == 0 and (timestamp == EARLIEST_TIMESTAMP or timestamp >= 0):
-            return None
         if not await tools.configured.is_tiered(partition.topic_id, timeout_ms):
-            is_refused = self._was_replaced(request, asked)
-            return ListOffsetsAnswer(ErrorCode.UNSUPPORTED_VERSION) if is_refused else None
+            return self._brokers_own(request, asked)
         if timestamp == EARLIEST_TIMESTAMP:
             return ListOffsetsAnswer(UNAVAILABLE)
         # The question goes to the leader after the broker's answer.

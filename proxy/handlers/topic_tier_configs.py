@@ -31,7 +31,7 @@ from proxy.cluster.broker_configs import BrokerValue
 from proxy.handlers.base import ClusterTopology, FetchSettings
 from proxy.handlers.metadata_topic_guard import REFUSAL
 from proxy.handlers.off_loop import in_slices, slices_of
-from tiers.config.topic_policy import TopicConfig
+from tiers.config.topic_policy import TopicConfig, is_internal
 from tiers.config.topic_settings import (
     BROKER_DEFAULTS,
     REMOTE_STORAGE_ENABLE,
@@ -136,7 +136,7 @@ class TopicTierConfigs:
 
     def rule(self, topic: str) -> TopicConfig | None:
         """Returns the first rule of the settings file that matches the topic."""
-        if topic.startswith("__"):
+        if is_internal(topic):
             return None
         return next((rule for rule in self._rules if rule.matches(topic)), None)
 
@@ -304,7 +304,7 @@ class _Pending:
         def check(own: Mapping[str, str]) -> None:
             before = {REMOTE_STORAGE_ENABLE: "false", **own} if creates else own
             after = {key: value for key, value in {**own, **self.changes}.items() if value is not None}
-            if self.resource.name.startswith("__") and after.get(REMOTE_STORAGE_ENABLE) == "true":
+            if is_internal(self.resource.name) and after.get(REMOTE_STORAGE_ENABLE) == "true":
                 raise InvalidTierConfigError("Remote log storage is not supported for internal topics")
             was_tiered = is_enabled(self.rule, before) and broker["cleanup.policy"].value == "delete"
             if was_tiered or after != own:

@@ -95,6 +95,7 @@ async def open_metadata(
         remote_log.metadata_topic_settings,
         refusal_to_create=lambda: _segments_without_metadata(config, client, storage),
         fitness=fitness,
+        max_age_ms=remote_log.fresh_within_ms,
     )
     try:
         metadata = create_metadata_manager(remote_log.metadata_manager, remote_log.plain_metadata_settings(), context)

@@ -170,6 +170,11 @@ class Refusal:
     reason: str
 
 
+def is_internal(topic: str) -> bool:
+    """Whether the name is that of an internal topic, which no setting of any proxy can tier."""
+    return topic.startswith("__")
+
+
 def matching_rule(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[str, str] | None) -> TopicConfig | None:
     """Returns the rule for `topic`; None if it is not tiered. Raises `ValueError` for an override that is no number."""
     rule = next((rule for rule in rules if rule.matches(topic)), None)
@@ -182,7 +187,7 @@ def managed_rule(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[st
     """Returns the rule by which an owner manages the topic, if the topic's configuration agrees (`policy_of`).
 
     None: no owner manages it. Raises `ValueError` for an override that is not a number."""
-    return None if topic.startswith("__") else matching_rule(topic, rules, overrides)
+    return None if is_internal(topic) else matching_rule(topic, rules, overrides)
 
 
 def _overridden(rule: TopicConfig, overrides: Mapping[str, str]) -> TopicConfig:

@@ -13,6 +13,7 @@ from tiers.fitness import Fitness
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic.settings import MAX_AGE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class MetadataManagerContext:
     """Called before missing metadata is created. It returns why that must not happen, for an operator, or None."""
     fitness: Fitness | None = None
     """Whether this process can work as an owner. A manager may add probes, before it is open."""
+    max_age_ms: int = MAX_AGE_MS
+    """The age up to which metadata is fresh, half of T_vis. A manager should read often enough for that."""
 
 
 class MetadataManagerFactory(Protocol):

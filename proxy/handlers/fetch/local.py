@@ -19,7 +19,7 @@ from protocol.primitives import Buffer
 from protocol.splice import Splice
 from proxy.cluster.local_log_bounds import Watermarks
 from proxy.error_map import UNAVAILABLE
-from proxy.handlers.base import HandlerTools
+from proxy.handlers.base import HandlerTools, is_of_internal_topic
 from proxy.handlers.fetch.held import FetchConnectionState
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import ConfirmedLogStart
@@ -139,6 +139,8 @@ class StreamedPartitions:
 
     def _out_of_range(self, head: PartitionHead) -> PartitionPatch | None:
         tiered = self._tools.tiered
+        if is_of_internal_topic(self._tools, head.topic):
+            return None
         partition = self._local.known_partition(head.topic, head.partition)
         if partition is None or not tiered.is_fresh(partition):
             return PartitionPatch(error_code=UNAVAILABLE)

@@ -26,7 +26,7 @@ from protocol.apis.fetch.response import EpochEndOffset, FetchResponse, out_of_r
 from protocol.apis.topic_reference import TopicReference
 from proxy.cluster.local_log_bounds import VerifiedBounds
 from proxy.cluster.tiered_partitions import NO_LEADER_EPOCH, GapExit
-from proxy.handlers.base import HandlerTools, current_partition
+from proxy.handlers.base import HandlerTools, current_partition, is_of_internal_topic
 from proxy.handlers.fetch.delayed import RemotePartitionRead
 from proxy.handlers.fetch.held import HeldFetch, answer_by_ms
 from proxy.handlers.fetch.local import LocalAnswers
@@ -166,6 +166,8 @@ class FetchJudge:
     async def _judge_one(self, refused: RefusedPartition, deadline_ms: int) -> Judgement:
         tools, tiered, asked = self._tools, self._tools.tiered, refused.asked
         after_refusal_ms = tools.clock_ms() + 1  # a question of the same millisecond may be older than the refusal
+        if is_of_internal_topic(tools, refused.topic):
+            return Judgement(Verdict.RELAY)
         partition = await current_partition(tools, refused.topic, refused.index)
         if partition is None:
             return Judgement(Verdict.UNAVAILABLE)

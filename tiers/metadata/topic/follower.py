@@ -45,6 +45,7 @@ from tiers.metadata.topic.followed_state import FollowedState
 from tiers.metadata.topic.leadership import LATEST_TIMESTAMP, MetadataLeadership
 from tiers.metadata.topic.lineage import MetadataLineage
 from tiers.metadata.topic.metadata_topic import REBUILD_AFTER_GROWTH, MetadataTopic, delete_retention_ms
+from tiers.metadata.topic.settings import MAX_AGE_MS
 from tiers.metadata.topic.tombstone_age import ASK_AFTER_MS
 from tiers.metadata.topic.unreadable_partitions import UnreadablePartitions
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -55,19 +56,29 @@ _T = TypeVar("_T")
 
 FETCH_LANE = "remote-log-metadata"
 EARLIEST_TIMESTAMP = -2
-_FETCH_MAX_WAIT_MS = 500
+_MAX_INTERVAL_MS = 500
+_MIN_INTERVAL_MS = 20
 _FETCH_MAX_BYTES = 8 * 1024 * 1024
 _FETCH_TIMEOUT_MS = 10_000
 _BROKERS_MAX_AGE_MS = 5_000
 _LEADERS_TIMEOUT_MS = 2_000
-_LEADERS_INTERVAL_MS = 500
-"""How often the leaders are confirmed. A partition is never fresher than the last confirmation of its leader."""
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 1_000
 _READ_TO_END_MARK_MS = 60_000
 
 
+def interval_ms(max_age_ms: int) -> int:
+    """Returns how long a poll may take, and how often the leaders are confirmed.
+
+    A poll tells of the time at which it began, or of an earlier confirmation of the leader. So just before the answer
+    to a poll, the metadata is as old as that poll, the one before it, and an interval between confirmations. With a
+    quarter of `max_age_ms`, it stays fresh."""
+    return min(_MAX_INTERVAL_MS, max(_MIN_INTERVAL_MS, max_age_ms // 4))
+
+
 class MetadataFollower:
+    """`max_age_ms` is the age up to which metadata counts as fresh."""
+
     def __init__(
         self,
         client: BrokerClient,
@@ -79,12 +90,14 @@ class MetadataFollower:
         on_finished: Callable[[list[RemoteLogSegmentId]], None],
         home_of: Callable[[TopicIdPartition], int] | None = None,
         jitter: Callable[[], float] = random.random,
+        max_age_ms: int = MAX_AGE_MS,
     ) -> None:
         """`home_of` returns the metadata partition of a user partition. None: every record is in its place."""
         self._client = client
         self._topic = topic
         self._home_of = home_of
         self._misplaced: str | None = None
+        self._interval_ms = interval_ms(max_age_ms)
         self._clock_ms = clock_ms
         self._jitter = jitter
         self._readers: set[int] = set()
@@ -264,7 +277,7 @@ class MetadataFollower:
                 with contextlib.suppress(BrokerError):  # without an answer, the cached addresses of brokers are used
                     await self._client.brokers(0 if failures else _BROKERS_MAX_AGE_MS, _LEADERS_TIMEOUT_MS)
                 try:
-                    async with asyncio.timeout(_LEADERS_INTERVAL_MS / 1000):
+                    async with asyncio.timeout(self._interval_ms / 1000):
                         await self._leaders_changed.wait()
                 except TimeoutError:
                     continue
@@ -328,7 +341,7 @@ class MetadataFollower:
                 for number, position in asked.items()
             ],
             max_bytes=_FETCH_MAX_BYTES,
-            max_wait_ms=_FETCH_MAX_WAIT_MS,
+            max_wait_ms=self._interval_ms,
             timeout_ms=_FETCH_TIMEOUT_MS,
             lane=FETCH_LANE,
         )

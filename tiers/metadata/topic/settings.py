@@ -11,6 +11,8 @@ from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
 
 DEFAULT_PREFIX = "tidegate"
+MAX_AGE_MS = 5_000
+"""The age up to which metadata is fresh: half of the default of `remote.log.visible.after.ms`."""
 
 
 def metadata_group_id(topic_name: str, prefix: str = DEFAULT_PREFIX) -> str:
@@ -36,6 +38,8 @@ class TopicBasedSettings:
     """The timeout of a write. It is below the transaction timeout, after which the coordinator would fence us."""
     check_interval_ms: int = 30_000
     """How often the topic is checked. A problem with it is found within a minute."""
+    max_age_ms: int = MAX_AGE_MS
+    """The age up to which metadata is fresh. The manager follows the topic so often that its state stays fresh."""
 
     fitness: Fitness | None = None
     """Whether this process can work as an owner. None: it always can."""

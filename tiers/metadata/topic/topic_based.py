@@ -94,6 +94,7 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
         topic_settings = TopicBasedSettings(
             context.state_folder,
             topic=context.topic,
+            max_age_ms=context.max_age_ms,
             fitness=context.fitness,
             refusal_to_create=context.refusal_to_create,
         )
@@ -137,6 +138,7 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             wall_clock_ms=self._wall_clock_ms,
             on_finished=self._seen.finished,
             home_of=self.metadata_partition,
+            max_age_ms=settings.max_age_ms,
         )
         if lost is not None:
             self._set_alarm(lost)

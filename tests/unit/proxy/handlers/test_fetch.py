@@ -16,10 +16,11 @@ from proxy.handlers.fetch import handler
 from proxy.wire.exchange import Forward
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
-from tests.support.fakes.broker.fetch_frames import fetch_frame
+from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame
 from tests.support.fakes.fetch_bench import (
     BATCH,
     LOCAL_0,
+    LOCAL_ID,
     P0,
     P1,
     VERSIONS,
@@ -226,6 +227,20 @@ async def test_nothing_is_relayed_as_out_of_range_while_the_metadata_is_stale(tm
         bench.cluster.logs[LOCAL_0].log_start_offset = 5
         response = await bench.fetch(version, ask(version, 0), ask_local(version, 0), max_wait_ms=1)
         assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE] * 2
+
+
+@pytest.mark.parametrize("hold_bytes", [0, 100_000])
+async def test_an_internal_topic_is_out_of_range_also_while_the_metadata_is_stale(
+    tmp_path: Path, hold_bytes: int
+) -> None:
+    async with bench_of(tmp_path, FetchSettings(hold_bytes=hold_bytes)) as bench:
+        bench.tier.rlmm.fresh = False
+        bench.cluster.topics = {"__consumer_offsets": LOCAL_ID}
+        bench.cluster.logs[LOCAL_0].log_start_offset = 5
+        for topic, version in ((LOCAL_ID, 13), ("__consumer_offsets", 12)):
+            response = await bench.fetch(version, Ask(topic, 0, 0), max_wait_ms=1)
+            assert codes(response) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+            assert bench.streamed == (hold_bytes == 0)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -420,6 +420,48 @@ async def test_stale_metadata_answers_nothing(bench: Bench, asked: int) -> None:
     assert (await bench.ask(11, LATEST, offset=6)).error_code == 0
 
 
+@pytest.mark.parametrize("asked", [EARLIEST, 100])
+async def test_a_broker_that_answers_offset_zero_needs_no_metadata(bench: Bench, asked: int) -> None:
+    """No record lies before offset 0, whoever may have tiered the topic meanwhile."""
+    bench.tier.rlmm.fresh = False
+    bench.cluster.topics["plain"] = UUID(int=3)
+    assert found(await bench.ask(9, asked, offset=0, timestamp=100, topic="plain")) == (0, 100, 0, 5)
+    assert (await bench.ask(9, LATEST_TIERED, offset=0, topic="plain")).error_code == UNAVAILABLE
+    assert (await bench.ask(9, asked, offset=0)).error_code == UNAVAILABLE, "a recorded log start may hide records"
+
+
+async def test_a_topic_that_another_proxy_tiers_is_never_begun_behind_its_records(bench: Bench) -> None:
+    """This proxy has no rule for the topic. Another one tiers it: by its file, or because a client told it to."""
+    later = TopicIdPartition(bench.cluster.topics.setdefault("later", UUID(int=3)), 0, "later")
+    bench.tier.rlmm.fresh = False
+    assert (await bench.ask(9, EARLIEST, offset=0, topic="later")).error_code == 0
+    await bench.tier.add(later, [build_batch(0, [record(0, 100), record(1, 300)], leader_epoch=2)], 0)
+    for offset in (0, 2):
+        for asked in (EARLIEST, 100):
+            assert (await bench.ask(9, asked, offset=offset, topic="later")).error_code == UNAVAILABLE
+    bench.tier.rlmm.fresh = True
+    assert found(await bench.ask(9, EARLIEST, offset=2, topic="later")) == (0, -1, 0, 2)
+
+
+@pytest.mark.parametrize("asked", [EARLIEST, MAX, 100])
+async def test_the_trimmed_log_of_an_unknown_topic_needs_fresh_metadata(bench: Bench, asked: int) -> None:
+    bench.tier.rlmm.fresh = False
+    bench.cluster.topics["plain"] = UUID(int=3)
+    assert (await bench.ask(9, asked, offset=4, topic="plain")).error_code == UNAVAILABLE
+
+
+@pytest.mark.parametrize("asked", [EARLIEST, MAX, LATEST_TIERED, 100])
+async def test_an_internal_topic_needs_no_metadata(tmp_path: Path, asked: int) -> None:
+    settings = FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))
+    async with bench_of(tmp_path, settings, TopicConfig(pattern="*")) as bench:
+        bench.tier.rlmm.fresh = False
+        for is_known in (False, True):
+            if is_known:
+                bench.cluster.topics["__consumer_offsets"] = UUID(int=3)
+            answer = await bench.ask(9, asked, offset=4, timestamp=7, topic="__consumer_offsets")
+            assert found(answer) == (0, 7, 4, 5)
+
+
 async def test_a_topic_that_is_not_tiered_is_the_brokers(bench: Bench) -> None:
     bench.cluster.topics["plain"] = TOPIC_ID.__class__(int=3)
     for asked in (EARLIEST, MAX, LATEST_TIERED, PENDING, 5):

@@ -12,7 +12,8 @@ import pytest
 from kafka.protocol.consumer import ListOffsetsRequest
 
 from protocol.errors import ErrorCode
-from tests.support.tiers.following import NODE, Cluster, Following, finished
+from tests.support.simulation.loop import VirtualLoop
+from tests.support.tiers.following import NODE, TOPIC, Cluster, Following, finished
 from tests.support.tiers.metadata_state import open_state, segment, to
 from tests.support.tiers.waiting import until
 from tiers.broker.client import Leader
@@ -22,6 +23,7 @@ from tiers.metadata.state import writer as writer_module
 from tiers.metadata.state.layout import delete_prefix
 from tiers.metadata.state.replay import PartitionRead
 from tiers.metadata.topic import follower as follower_module
+from tiers.metadata.topic.follower import MetadataFollower
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_state import RemoteLogSegmentState as State
@@ -385,3 +387,43 @@ async def test_a_write_without_a_known_leader_epoch_can_be_read_back(cluster: Cl
     assert following.follower.leader_epoch(0) == -1
     assert await following.poll()
     await following.follower.read_past(0, 0, 60_000, position=0, leader_epoch=-1)
+
+
+@pytest.mark.parametrize("max_age_ms", [200, 500, 5_000])
+def test_a_quiet_topic_stays_fresh_without_a_question(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_age_ms: int
+) -> None:
+    """No record ends a poll, so each one takes its whole time, and tells of the time at which it began."""
+    answered = cluster.fetch
+
+    async def long_poll(client: object, node_id: int, positions: list[Any], **options: Any) -> Any:
+        await asyncio.sleep(options["max_wait_ms"] / 1000)
+        return await answered(client, node_id, positions, **options)
+
+    monkeypatch.setattr(follower_module, "fetch_raw", long_poll)
+    loop, state = VirtualLoop(), open_state(tmp_path)
+    follower = MetadataFollower(
+        cluster,  # type: ignore[arg-type]  # a client as far as the follower uses it
+        TOPIC,
+        state,
+        clock_ms=lambda: loop.now_ms,
+        wall_clock_ms=lambda: loop.now_ms,
+        on_finished=lambda _: None,
+        max_age_ms=max_age_ms,
+    )
+    ages: list[int] = []
+
+    async def main() -> None:
+        running = asyncio.create_task(follower.run())
+        await asyncio.sleep(2)
+        for _ in range(1_000):
+            await asyncio.sleep(0.01)
+            ages.append(follower.oldest_age_ms() or 0)
+        running.cancel()
+        await asyncio.wait([running])
+
+    loop.run_until_complete(main())
+    loop.close()
+    follower.close()
+    state.close()
+    assert max(ages) < max_age_ms
