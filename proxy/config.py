@@ -281,10 +281,7 @@ class LimitsConfig(Section):
         default=None,
         validation_alias="remote.fetch.max.bytes.per.second",
         gt=0,
-        description=(
-            "The quota for the reads from the remote tier by the clients with one client id. It is divided evenly "
-            "among workers."
-        ),
+        description=("The quota for the reads from the remote tier by the clients with one client id."),
     )
     max_in_flight: int = Field(
         default=256,
@@ -364,8 +361,10 @@ class TidegateConfig(TierConfig):
         ge=0,
         le=1024,
         description=(
-            "The number of proxy processes that share the ports. One more process copies and writes the metadata. "
-            "Budgets and `max.connections*` are divided evenly among the workers. With 0, one process does everything."
+            "The number of proxy processes that share the ports. One more process copies and writes the metadata, and "
+            "another one reads the remote tier for all workers, so that no backfill delays the other clients. "
+            "`max.connections*` and the memory for held responses are divided evenly among the workers. With 0, one "
+            "process does everything."
         ),
     )
 

@@ -20,7 +20,7 @@ from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import is_internal
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteLogReader
+from tiers.reader.remote_reads import RemoteReads
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -105,7 +105,7 @@ class HandlerTools:
     tiered: TieredPartitions
     bounds: LocalLogBoundsCache
     log_starts: LogStartConfirmation
-    reader: RemoteLogReader
+    reader: RemoteReads
     settings: FetchSettings
     clock_ms: Callable[[], int]
     spawn: Spawn

@@ -52,7 +52,7 @@ from tiers.metadata.log_bounds import next_local_offset
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader, TimestampOffset
+from tiers.reader.remote_log_offset_reader import TimestampOffset
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,6 @@ class ListOffsetsHandler:
 
     def __init__(self, tools: HandlerTools) -> None:
         self._tools = tools
-        self._offsets = RemoteLogOffsetReader(tools.tiered.rlmm, tools.reader)
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         frame, version = exchange.request.frame, exchange.request.api_version
@@ -238,7 +237,7 @@ class ListOffsetsHandler:
             return await self._max_timestamp(partition, broker, deadline_ms, connection_id)
         if asked.timestamp < 0:
             return None
-        found = await self._offsets.offset_for_timestamp(
+        found = await self._tools.reader.offsets.offset_for_timestamp(
             partition,
             asked.timestamp,
             (await self._log_start(partition)).offset or 0,
@@ -344,7 +343,7 @@ class ListOffsetsHandler:
             if local.log_start_offset < local.high_watermark:
                 return None
         log_start = (await self._log_start(partition)).offset or 0
-        found = await self._offsets.max_timestamp(
+        found = await self._tools.reader.offsets.max_timestamp(
             partition, log_start, _BEYOND_ALL, deadline_ms=deadline_ms, connection_id=connection_id
         )
         if found is None or (broker.offset >= 0 and found.timestamp_ms < broker.timestamp):

@@ -3,7 +3,7 @@
 metrics, admin HTTP -> broker client -> remote tier -> listeners -> ready -> signal -> drain -> end
 
 Every process has one role. A `Proxy` serves clients, either with a remote tier of its own or as one of several workers.
-A `RemoteLogProcess` runs beside the workers.
+A `RemoteLogProcess` and a `RemoteReaderProcess` run beside the workers.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from proxy.process.loop_latency import LoopLatency
 from proxy.process.open_files import fit_open_files
 from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
-from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
-from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, own_topics_of, remote_tier
+from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
+from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier
 from proxy.wire.context import Router
 from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler, PrefixHandler
@@ -50,8 +50,7 @@ from proxy.wire.server import ProxyServer, bind, monotonic_ms
 from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client
-from tiers.errors import BrokerError, BrokerRefusedError
-from tiers.lasting_trouble import LastingTrouble
+from tiers.errors import BrokerRefusedError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.reader.metrics import LocalIndexMetrics
 from tiers.tasks.task_services import NoLocalIndexes
@@ -102,14 +101,14 @@ class Role(Protocol):
 class Proxy:
     """Serves clients. The remote tier installs its handlers before the proxy accepts the first client.
 
-    `worker` is the name of this process among the workers that share the metadata's state. None: this process has a
-    remote tier of its own. `ports` opens the ports that the workers share."""
+    `worker` is the place of this process among the workers. None: this process has a remote tier of its own. `ports`
+    opens the ports that the workers share."""
 
     def __init__(
         self,
         config: TidegateConfig,
         registry: CollectorRegistry,
-        worker: str | None = None,
+        worker: WorkerPlace | None = None,
         ports: PortClaims | None = None,
     ) -> None:
         self.metrics = ProxyMetrics()
@@ -218,7 +217,7 @@ class RemoteLogProcess:
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
         config, client, registry = self._config, self._client, self._registry
-        cluster_id = await self._cluster_id()
+        cluster_id = await wait_for_cluster_id(client)
         await check_permissions(client, config, RIGHTS_TIMEOUT_MS)
         storage = await open_storage(stack, config, cluster_id, registry)
         fitness = process_fitness(config)
@@ -231,19 +230,6 @@ class RemoteLogProcess:
             stack, config, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
         )
         self._metadata = metadata
-
-    async def _cluster_id(self) -> str | None:
-        failing = LastingTrouble(logger, "no broker answers, trying again", "a broker answers", clock_ms=monotonic_ms)
-        while True:
-            try:
-                cluster_id = (await self._client.brokers(0)).cluster_id
-                failing.ended()
-                return cluster_id
-            except BrokerRefusedError:
-                raise
-            except BrokerError as error:
-                failing.found(error=str(error))
-                await asyncio.sleep(RETRY_MS / 1000)
 
     def serve(self, stack: AsyncExitStack) -> None:
         logger.info("following the remote log metadata")

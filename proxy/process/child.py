@@ -14,12 +14,15 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 
 from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
-from proxy.process.app import ChildAdmin, Proxy, RemoteLogProcess, serve
+from proxy.process.app import ChildAdmin, MakeRole, Proxy, RemoteLogProcess, serve
 from proxy.process.port_claims import PortClaims
+from proxy.process.remote_reader import RemoteReaderProcess
+from proxy.process.remote_tier import WorkerPlace
 from proxy.process.supervisor import UNUSABLE
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
@@ -32,19 +35,30 @@ _GRACE_MS = 10_000
 """How long closing may take after the drain."""
 
 
+class Duty(StrEnum):
+    """What a child does. The child runs as `__main__`, so its own class is another one, and the values are compared."""
+
+    WORKER = "worker"
+    REMOTE_LOG = "remote-log"
+    REMOTE_READER = "remote-reader"
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The task of a child: to be a worker or the remote-log process.
+    """The task of a child.
 
     `admin_fd` is the inherited listener of the child's admin pages, which ask for `admin_token`. `ports_fd` is the
-    inherited file of port claims. None: the user wants to share the ports with other programs."""
+    inherited file of port claims. None: the user wants to share the ports with other programs. `reads_fd` is the
+    inherited listener of the remote reader, and `reads_address` is its name."""
 
     config: TidegateConfig
     name: str
-    is_worker: bool
+    duty: Duty
     admin_fd: int | None
     admin_token: str = ""
     ports_fd: int | None = None
+    reads_fd: int | None = None
+    reads_address: bytes | str = b""
 
     def to_bytes(self) -> bytes:
         return pickle.dumps(self)
@@ -66,10 +80,8 @@ def run(task: Task) -> int:
     for handler in logging.getLogger().handlers:
         handler.addFilter(partial(_name, task.name))
     admin = None if task.admin_fd is None else ChildAdmin(socket.socket(fileno=task.admin_fd), task.admin_token)
-    ports = None if task.ports_fd is None else PortClaims(task.ports_fd)
-    make_role = partial(Proxy, worker=task.name, ports=ports) if task.is_worker else RemoteLogProcess
     try:
-        serve(task.config, make_role, admin)
+        serve(task.config, _role(task), admin)
     except (RemoteTierError, TlsError, BrokerRefusedError, OSError) as error:
         said = error.strerror if isinstance(error, OSError) else None
         sys.stderr.write(f"tidegate: {said or error}\n")
@@ -78,6 +90,18 @@ def run(task: Task) -> int:
         logger.exception("internal error")
         return FAILED
     return 0
+
+
+def _role(task: Task) -> MakeRole:
+    match task.duty:
+        case Duty.WORKER:
+            ports = None if task.ports_fd is None else PortClaims(task.ports_fd)
+            return partial(Proxy, worker=WorkerPlace(task.name, task.reads_address), ports=ports)
+        case Duty.REMOTE_LOG:
+            return RemoteLogProcess
+        case Duty.REMOTE_READER:
+            assert task.reads_fd is not None
+            return partial(RemoteReaderProcess, listener=socket.socket(fileno=task.reads_fd))
 
 
 def _name(child: str, record: logging.LogRecord) -> bool:

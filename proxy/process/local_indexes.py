@@ -1,7 +1,7 @@
 """The folders of the local index files of a proxy (docs/founding.md, "Local index files").
 
 <state.path>/index             written by the process that runs the RLM tasks, read by every process
-<state.path>/index-<worker>    indexes that a worker read from the store: segments that another proxy copied
+<state.path>/index-<process>   indexes that the remote reader read from the store: segments that another proxy copied
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ async def writer_of_local_indexes(stack: AsyncExitStack, config: TidegateConfig)
     return indexes
 
 
-def local_indexes_of_worker(config: TidegateConfig, worker: str) -> LocalIndexes | None:
-    """Returns the index files that a worker reads; None if they are switched off."""
+def local_indexes_of_reader(config: TidegateConfig, process: str) -> LocalIndexes | None:
+    """Returns the index files that the remote reader reads; None if they are switched off."""
     if not config.remote_log.index_file_cache_bytes:
         return None
     key_ring = open_key_ring(config)
-    own = LocalIndexCache(config.state.path / f"index-{worker}", config.remote_log, monotonic_ms, key_ring)
+    own = LocalIndexCache(config.state.path / f"index-{process}", config.remote_log, monotonic_ms, key_ring)
     return LocalIndexes(own, shared=SharedIndexFiles(_shared(config), key_ring))
 
 

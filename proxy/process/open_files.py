@@ -45,3 +45,12 @@ def fit_open_files(limits: LimitsConfig) -> LimitsConfig:
             *(soft, wanted, needed, fitting),
         )
     return limits.model_copy(update={"max_connections": fitting})
+
+
+def raise_open_files() -> None:
+    """Raises the soft limit of open files as far as the hard limit lets it, for a process without clients."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(_ENOUGH, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,7 +1,8 @@
 """`workers = N`: starts the processes of a proxy, and serves the admin pages that cover all of them.
 
-N workers share the listening ports. With a remote tier, the remote-log process runs beside them and maintains the
-metadata's state that the workers share. It ends last, because a draining worker may still ask how fresh the state is.
+N workers share the listening ports. With a remote tier, two processes run beside them: the remote-log process maintains
+the metadata's state that the others share, and the remote reader reads the store for the workers. These two end last,
+because a draining worker may still need them.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ from prometheus_client.registry import Collector
 from proxy.config import TidegateConfig
 from proxy.process.admin_access import admin_access
 from proxy.process.admin_http import admin_pages
-from proxy.process.budgets import remote_log_share_of, remove_other_chunk_folders, share_of
-from proxy.process.child import Task, end_timeout_ms
+from proxy.process.budgets import reader_share_of, remote_log_share_of, remove_other_chunk_folders, share_of
+from proxy.process.child import Duty, Task, end_timeout_ms
 from proxy.process.port_claims import make_claims
 from proxy.process.remote_log import metadata_folder
+from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.supervisor import Child, ChildCommand, Supervisor
 from proxy.wire.server import bind, monotonic_ms
 from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.writer import forget_freshness
+from tiers.reader.shared.channel import listen
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ def serve_processes(config: TidegateConfig) -> bool:
 
     Raises `RemoteTierError`, and `OSError` if a port cannot be bound."""
     _begin_alone(config)
-    remove_other_chunk_folders(config, _names(config))
+    remove_other_chunk_folders(config, [REMOTE_READER])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
 
@@ -100,8 +103,11 @@ async def _serve(config: TidegateConfig) -> bool:
             stack.callback(loop.remove_signal_handler, number)
         listeners = {name: stack.enter_context(_listener()) for name in _names(config)} if config.admin.port else {}
         claims = None if config.listener.reuse_port else stack.enter_context(make_claims())
+        reads = stack.enter_context(listen()) if config.is_tiered else None
         token = secrets.token_urlsafe()
-        supervisor = Supervisor(_stages(config, listeners, claims, token), stop_timeout_ms=end_timeout_ms(config))
+        supervisor = Supervisor(
+            _stages(config, listeners, claims, reads, token), stop_timeout_ms=end_timeout_ms(config)
+        )
         if config.admin.port:
             session = await stack.enter_async_context(
                 aiohttp.ClientSession(
@@ -122,6 +128,7 @@ def _names(config: TidegateConfig) -> Iterator[str]:
     yield from (f"worker-{number}" for number in range(1, config.workers + 1))
     if config.is_tiered:
         yield REMOTE_LOG
+        yield REMOTE_READER
 
 
 def _listener() -> socket.socket:
@@ -133,20 +140,29 @@ def _listener() -> socket.socket:
 
 
 def _stages(
-    config: TidegateConfig, listeners: Mapping[str, socket.socket], claims: IO[bytes] | None, admin_token: str
+    config: TidegateConfig,
+    listeners: Mapping[str, socket.socket],
+    claims: IO[bytes] | None,
+    reads: socket.socket | None,
+    admin_token: str,
 ) -> list[list[ChildCommand]]:
-    share, remote_log_share = share_of(config), remote_log_share_of(config)
+    """`reads` is the listener at which the workers ask the remote reader. It survives that process's restarts."""
+    shares = {
+        Duty.WORKER: share_of(config),
+        Duty.REMOTE_LOG: remote_log_share_of(config),
+        Duty.REMOTE_READER: reader_share_of(config),
+    }
     # Python must not search the caller's working directory for modules first.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
 
     def command(name: str) -> ChildCommand:
-        fds = [listeners[name].fileno()] if name in listeners else []
-        admin_fd = fds[0] if fds else None
-        is_worker = name != REMOTE_LOG
-        ports_fd = claims.fileno() if claims is not None and is_worker else None
-        if ports_fd is not None:
-            fds.append(ports_fd)
-        task = Task(share if is_worker else remote_log_share, name, is_worker, admin_fd, admin_token, ports_fd)
+        duty = {REMOTE_LOG: Duty.REMOTE_LOG, REMOTE_READER: Duty.REMOTE_READER}.get(name, Duty.WORKER)
+        admin_fd = listeners[name].fileno() if name in listeners else None
+        ports_fd = claims.fileno() if claims is not None and duty is Duty.WORKER else None
+        reads_fd = reads.fileno() if reads is not None and duty is Duty.REMOTE_READER else None
+        address = b"" if reads is None else reads.getsockname()
+        task = Task(shares[duty], name, duty, admin_fd, admin_token, ports_fd, reads_fd, address)
+        fds = [fd for fd in (admin_fd, ports_fd, reads_fd) if fd is not None]
         return ChildCommand(
             name, [sys.executable, "-P", "-m", "proxy.process.child", name], task.to_bytes(), environment, fds
         )

@@ -24,7 +24,7 @@ from tiers.config.manager_settings import METADATA_MANAGER
 from tiers.config.metadata_registry import create_metadata_manager
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.storage_registry import create_storage
-from tiers.errors import RemoteLogError
+from tiers.errors import BrokerError, BrokerRefusedError, RemoteLogError
 from tiers.fitness import Fitness
 from tiers.lasting_trouble import LastingTrouble
 from tiers.log.broker_log import BrokerLogSource
@@ -46,6 +46,21 @@ from tiers.tasks.tiered_topics import TieredTopics
 logger = logging.getLogger(__name__)
 
 RETRY_MS = 1_000
+
+
+async def wait_for_cluster_id(client: BrokerClient) -> str | None:
+    """Returns the cluster's id when a broker answers. Raises `BrokerRefusedError`."""
+    failing = LastingTrouble(logger, "no broker answers, trying again", "a broker answers", clock_ms=monotonic_ms)
+    while True:
+        try:
+            cluster_id = (await client.brokers(0)).cluster_id
+            failing.ended()
+            return cluster_id
+        except BrokerRefusedError:
+            raise
+        except BrokerError as error:
+            failing.found(error=str(error))
+            await asyncio.sleep(RETRY_MS / 1000)
 
 
 def metadata_folder(config: TidegateConfig) -> Path:

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import ErrorCode
 from proxy.process.app import Proxy
+from proxy.process.remote_tier import WorkerPlace
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.rigs.broker_fetches import answered, client_of, fetch, settled
 from tests.support.rigs.waiting import TIMEOUT_S
@@ -300,7 +301,7 @@ path = "{tmp_path / "tier"}"
 """
     )
     async with AsyncExitStack() as stack:
-        worker = Proxy(config, CollectorRegistry(), worker="worker-1")
+        worker = Proxy(config, CollectorRegistry(), worker=WorkerPlace("worker-1", b""))
         await worker.open(stack)
         await worker.open_tier(stack)
         worker.serve(stack)

@@ -195,7 +195,7 @@ class RemoteLogConfig(Section):
         gt=0,
         description=(
             "The quota for all reads of clients from the remote tier (KIP-956). While it is exceeded, the proxy "
-            "answers remote partitions empty. By default there is no limit. The quota is divided evenly among workers."
+            "answers remote partitions empty. By default there is no limit."
         ),
     )
     fetch_quota_window_num: int = Field(
@@ -299,7 +299,7 @@ class RemoteLogConfig(Section):
         description=(
             "The size of the segment indexes in files under `state.path`: those of segments that this proxy copied, "
             "and those that were read from the store. They survive a restart. With workers, the former have half of "
-            "the size, and the latter the other half, divided evenly among workers. 0 turns them off."
+            "the size, and the latter the other half. 0 turns them off."
         ),
     )
     index_file_roll_bytes: SizeBytes = Field(
@@ -328,7 +328,7 @@ class RemoteLogConfig(Section):
         description=(
             "The size of the cache of record data in files under `state.path`. The data of encrypted segments stays "
             "encrypted. The cache survives a restart, and evicts the data of deleted segments when it needs the room. "
-            "The size is divided evenly among workers. 0 turns it off."
+            "0 turns it off."
         ),
     )
     reader_hedge_max_percent: int = Field(

@@ -100,10 +100,7 @@ class TopicConfig(Section):
         default=None,
         validation_alias="remote.fetch.max.bytes.per.second",
         gt=0,
-        description=(
-            "The quota for all reads of clients from the remote tier of each such topic. It is divided evenly among "
-            "workers."
-        ),
+        description=("The quota for all reads of clients from the remote tier of each such topic."),
     )
     copy_disable: bool = Field(
         default=False,

@@ -44,6 +44,7 @@ class ChunkFetcher:
         index_pool: FetcherPool[SegmentIndex],
         local_indexes: LocalIndexes | None = None,
         first_get_bytes: int = MIB,
+        share: Callable[[Extent], Extent] = lambda extent: extent,
         min_get_bytes: int = 4 * MIB,
         max_get_bytes: int = 8 * MIB,
     ) -> None:
@@ -57,6 +58,7 @@ class ChunkFetcher:
         self._index_pool = index_pool
         self._local_indexes = local_indexes
         self._first_get_bytes = first_get_bytes
+        self._share = share
         self._min_get_bytes = min_get_bytes
         self._max_get_bytes = max_get_bytes
 
@@ -224,7 +226,7 @@ class ChunkFetcher:
         """Starts one GET of the missing chunks `[number, end)`."""
 
         async def download() -> Extent:
-            extent = await self._extents.fetch(segment, number, end)
+            extent = self._share(await self._extents.fetch(segment, number, end))
             self._chunk_cache.put(extent)
             return extent
 

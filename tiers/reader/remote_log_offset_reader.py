@@ -8,15 +8,15 @@ with the next segment, whereas Kafka stops there.
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from protocol.records.record_batch import NO_TIMESTAMP, iterate_batches
 from protocol.records.record_reader import first_record_at_or_after, read_records
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.reader.retry import SegmentDeletedError
+from tiers.segment.indexes.segment_index import SegmentIndex
 
 _SEGMENTS_BETWEEN_YIELDS = 256
 
@@ -29,8 +29,26 @@ class TimestampOffset(NamedTuple):
     leader_epoch: int
 
 
+class SegmentParts(Protocol):
+    """The methods of `RemoteLogReader` that a search needs."""
+
+    async def index(
+        self, segment: RemoteLogSegmentMetadata, *, deadline_ms: int, connection_id: int
+    ) -> SegmentIndex: ...
+
+    async def chunk(
+        self,
+        segment: RemoteLogSegmentMetadata,
+        index: SegmentIndex,
+        number: int,
+        *,
+        deadline_ms: int,
+        connection_id: int,
+    ) -> memoryview: ...
+
+
 class RemoteLogOffsetReader:
-    def __init__(self, rlmm: RemoteLogMetadataReader, reader: RemoteLogReader) -> None:
+    def __init__(self, rlmm: RemoteLogMetadataReader, reader: SegmentParts) -> None:
         self._rlmm = rlmm
         self._reader = reader
 

@@ -45,6 +45,7 @@ from tiers.reader.fetcher_pool import FetcherPool
 from tiers.reader.hedged_reads import HedgedReads, HedgeSettings
 from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.read_ahead import ReadAhead
+from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
 from tiers.reader.retry import RetriedRead, SegmentDeletedError
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.segment_index import SegmentIndex
@@ -148,8 +149,11 @@ class RemoteLogReader:
         quotas: RemoteFetchQuotas | None = None,
         local_indexes: LocalIndexes | None = None,
         disk_chunks: DiskChunkCache | None = None,
+        share: Callable[[Extent], Extent] = lambda extent: extent,
     ) -> None:
-        """The reader closes `local_indexes` and `disk_chunks`; both are optional caches on disk."""
+        """The reader closes `local_indexes` and `disk_chunks`; both are optional caches on disk.
+
+        `share` moves the chunks of a download to where the cache keeps them."""
         settings = settings or RemoteLogReaderSettings()
         remote_log = settings.remote_log
         self._rlmm = rlmm
@@ -186,6 +190,7 @@ class RemoteLogReader:
             index_pool=self.index_pool,
             local_indexes=local_indexes,
             first_get_bytes=settings.first_get_bytes,
+            share=share,
             min_get_bytes=settings.min_get_bytes,
             max_get_bytes=settings.max_get_bytes,
         )
@@ -195,6 +200,7 @@ class RemoteLogReader:
             first_window_bytes=settings.min_get_bytes,
             max_window_bytes=settings.read_ahead_max_window_bytes,
         )
+        self.offsets = RemoteLogOffsetReader(rlmm, self)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -24,7 +24,8 @@ from enum import Enum
 from proxy.handlers.base import Spawn
 from proxy.wire.hold_budget import Grant
 from tiers.errors import RemoteLogError
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest
+from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
+from tiers.reader.remote_reads import RemoteReads
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Completion(Enum):
 class RemotePartitionRead:
     """The remote read of one partition for one request. It starts at once, and ends with a result or an error."""
 
-    def __init__(self, reader: RemoteLogReader, spawn: Spawn, request: RemoteReadRequest) -> None:
+    def __init__(self, reader: RemoteReads, spawn: Spawn, request: RemoteReadRequest) -> None:
         """Starts the read, unless the budget allows no bytes."""
         self.request = request
         self.result: RemoteRead | None = None
@@ -96,7 +97,7 @@ class RemotePartitionRead:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, reader: RemoteLogReader) -> None:
+    async def _run(self, reader: RemoteReads) -> None:
         extra = {"partition": str(self.request.partition), "offset": self.request.offset}
         try:
             self.result = await reader.read(self.request)

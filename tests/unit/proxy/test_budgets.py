@@ -5,23 +5,14 @@ from typing import Any
 import pytest
 
 from proxy.config import TidegateConfig
-from proxy.process.budgets import remote_log_share_of, share_of
+from proxy.process.budgets import reader_share_of, remote_log_share_of, share_of
 from tests.support.proxy.parsed_config import parse_config
 
 BUDGETS = [
     ("limits", "max_connections"),
     ("limits", "max_unauthenticated_connections_per_address"),
     ("limits", "max_held_remote_bytes"),
-    ("remote_log", "reader_threads"),
-    ("remote_log", "reader_max_pending_tasks"),
-    ("remote_log", "reader_max_bytes_in_flight"),
-    ("remote_log", "read_ahead_bytes"),
-    ("remote_log", "chunk_cache_bytes"),
-    ("remote_log", "chunk_file_cache_bytes"),
-    ("remote_log", "index_cache_bytes"),
-    ("remote_log", "index_file_cache_bytes"),
 ]
-INDEX_FILES = ("remote_log", "index_file_cache_bytes")
 
 
 def settings(workers: int, more: str = "") -> TidegateConfig:
@@ -38,56 +29,25 @@ def test_shares_add_up_to_the_whole_and_none_is_nothing(workers: int) -> None:
     whole = budgets(settings(workers))
     share = budgets(share_of(settings(workers)))
     assert share.keys() == whole.keys()
-    of_the_workers = whole | {INDEX_FILES: -(-whole[INDEX_FILES] // 2)}
-    for name, total in of_the_workers.items():
+    for name, total in whole.items():
         assert share[name] > 0
         assert total <= share[name] * workers < total + workers
 
 
-@pytest.mark.parametrize(("total", "shares"), [(0, (0, 0)), (1, (0, 1)), (1001, (500, 167)), (6000, (3000, 1000))])
-def test_the_remote_log_process_has_half_of_the_index_files(total: int, shares: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("total", "shares"), [(0, (0, 0)), (1, (0, 1)), (1001, (500, 501)), (6000, (3000, 3000))])
+def test_the_remote_log_process_and_the_reader_share_the_index_files(total: int, shares: tuple[int, int]) -> None:
     config = settings(3, '[storage]\nimplementation = "local"\npath = "/x"\n')
     config = config.model_copy(
         update={"remote_log": config.remote_log.model_copy(update={"index_file_cache_bytes": total})}
     )
-    remote_log = remote_log_share_of(config)
-    assert (remote_log.remote_log.index_file_cache_bytes, share_of(config).remote_log.index_file_cache_bytes) == shares
-    left = config.remote_log.model_copy(update={"index_file_cache_bytes": shares[0]})
-    assert remote_log == config.model_copy(update={"remote_log": left})
+    for share, size_bytes in zip((remote_log_share_of(config), reader_share_of(config)), shares, strict=True):
+        assert share.remote_log.index_file_cache_bytes == size_bytes
+        left = config.remote_log.model_copy(update={"index_file_cache_bytes": size_bytes})
+        assert share == config.model_copy(update={"remote_log": left})
 
 
 def test_no_limit_stays_no_limit() -> None:
     assert share_of(settings(3, "[limits]\nmax.connections = 0")).limits.max_connections == 0
-
-
-QUOTAS = """
-[storage]
-implementation = "local"
-path = "/x"
-[limits]
-remote.fetch.max.bytes.per.second = 70
-[[topics]]
-name = "orders"
-remote.fetch.max.bytes.per.second = 50
-[[topics]]
-name = "*"
-"""
-
-
-def test_fetch_quotas_are_split_and_the_copy_quota_is_not() -> None:
-    keys = "remote.log.manager.{}.max.bytes.per.second = {}\n"
-    whole = parse_config(
-        "workers = 3\n"
-        + keys.format("fetch", 90)
-        + keys.format("copy", 40)
-        + '[upstream]\nbootstrap.servers = "a:9092"\n'
-        + QUOTAS
-    )
-    share = share_of(whole)
-    assert share.remote_log.fetch_max_bytes_per_second == 30
-    assert share.remote_log.copy_max_bytes_per_second == 40
-    assert share.limits.remote_fetch_max_bytes_per_second == 24
-    assert [topic.fetch_max_bytes_per_second for topic in share.topics] == [17, None]
 
 
 def test_a_worker_differs_in_nothing_else() -> None:

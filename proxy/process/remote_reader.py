@@ -1,0 +1,159 @@
+"""Composes the reader of the remote tier, and the process that reads it for all workers.
+
+Requests to the store, received bytes, checksums and decryption take most of the CPU time of a backfill. In a process of
+its own, they hold up no client of a worker. That process has less priority than the others, because it works ahead of
+its clients, and the other processes wait for nothing but the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from proxy.config import TidegateConfig
+from proxy.process.budgets import chunk_folder
+from proxy.process.local_indexes import local_indexes_of_reader
+from proxy.process.open_files import raise_open_files
+from proxy.process.remote_log import metadata_folder, open_storage, wait_for_cluster_id
+from proxy.wire.error_log import Incident
+from tiers.access.open_tier import open_key_ring
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.config.upstream_config import broker_client
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
+from tiers.metadata.topic.topic_based import wall_clock_ms
+from tiers.quota import RemoteFetchQuotas
+from tiers.reader.chunk_cache import Extent
+from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
+from tiers.reader.local_index_cache import LocalIndexes
+from tiers.reader.metrics import RemoteLogReaderMetrics
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
+from tiers.reader.shared.buffers import SharedBuffers
+from tiers.reader.shared.server import RemoteReadServer
+from tiers.storage.instrumented import InstrumentedRemoteStorageManager
+
+REMOTE_READER: Final = "remote-reader"
+_NICE: Final = 5
+
+
+async def open_reader(
+    stack: AsyncExitStack,
+    config: TidegateConfig,
+    storage: InstrumentedRemoteStorageManager,
+    metadata: RemoteLogMetadataReader,
+    registry: CollectorRegistry,
+    process: str | None,
+    local_indexes: LocalIndexes | None,
+    share: Callable[[Extent], Extent] = lambda extent: extent,
+) -> RemoteLogReader:
+    """Opens the reader; the stack closes it. `process` is this process's name. None: the proxy has no other process."""
+    reader = await stack.enter_async_context(
+        RemoteLogReader(
+            metadata,
+            storage,
+            RemoteLogReaderSettings(config.remote_log),
+            decode_indexes=partial(decode_index, ciphers=open_key_ring(config)),
+            local_indexes=local_indexes,
+            disk_chunks=_disk_chunks(config, process),
+            quotas=_fetch_quotas(config),
+            share=share,
+        )
+    )
+    registry.register(RemoteLogReaderMetrics(reader))
+    return reader
+
+
+async def open_shared_metadata(
+    stack: AsyncExitStack, config: TidegateConfig, client: BrokerClient, process: str
+) -> SharedRemoteLogMetadataReader:
+    """Opens the state that the remote-log process maintains; the stack closes it."""
+    shared = SharedRemoteLogMetadataReader(
+        client,
+        metadata_folder(config),
+        process,
+        topic_name=config.remote_log.metadata_topic,
+        wall_clock_ms=wall_clock_ms,
+    )
+    stack.push_async_callback(shared.close)
+    await shared.open()
+    return shared
+
+
+class RemoteReaderProcess:
+    """Implements `Role`: reads the remote tier for the workers, which ask at `listener`."""
+
+    def __init__(self, config: TidegateConfig, registry: CollectorRegistry, listener: socket.socket) -> None:
+        self._config = config
+        self._registry = registry
+        self._listener = listener
+        self._client = broker_client(config.upstream)
+        self._server: RemoteReadServer | None = None
+
+    def not_ready(self) -> list[str]:
+        return ["the store is not open yet"] if self._server is None else []
+
+    def errors(self) -> Sequence[Incident]:
+        return ()
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        os.nice(_NICE)
+        raise_open_files()
+        stack.push_async_callback(self._client.close)
+
+    async def open_tier(self, stack: AsyncExitStack) -> None:
+        config, registry = self._config, self._registry
+        storage = await open_storage(stack, config, await wait_for_cluster_id(self._client), registry)
+        metadata = await open_shared_metadata(stack, config, self._client, REMOTE_READER)
+        buffers = SharedBuffers(self._on_dropped)
+        registry.register(_SharedMemory(buffers))
+        indexes = local_indexes_of_reader(config, REMOTE_READER)
+        reader = await open_reader(stack, config, storage, metadata, registry, REMOTE_READER, indexes, buffers.share)
+        self._server = await stack.enter_async_context(RemoteReadServer(self._listener, reader, buffers))
+
+    def _on_dropped(self, buffer: int) -> None:
+        if self._server is not None:
+            self._server.on_dropped(buffer)
+
+    def serve(self, stack: AsyncExitStack) -> None:
+        return
+
+    async def drain(self) -> None:
+        return
+
+
+class _SharedMemory(Collector):
+    def __init__(self, buffers: SharedBuffers) -> None:
+        self._buffers = buffers
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "tidegate_remote_reader_shared_bytes",
+            "The memory that the remote reader shares with the workers.",
+            value=self._buffers.size_bytes,
+        )
+
+
+def _fetch_quotas(config: TidegateConfig) -> RemoteFetchQuotas:
+    remote_log = config.remote_log
+    return RemoteFetchQuotas(
+        monotonic_ms,
+        window=remote_log.fetch_quota_window,
+        bytes_per_second=remote_log.fetch_max_bytes_per_second,
+        per_client=config.limits.remote_fetch_max_bytes_per_second,
+        per_topic=[(topic.pattern, topic.fetch_max_bytes_per_second) for topic in config.topics],
+    )
+
+
+def _disk_chunks(config: TidegateConfig, process: str | None) -> DiskChunkCache | None:
+    max_bytes = config.remote_log.chunk_file_cache_bytes
+    if not max_bytes:
+        return None
+    return DiskChunkCache(DiskChunkCacheSettings(chunk_folder(config, process), max_bytes), monotonic_ms)

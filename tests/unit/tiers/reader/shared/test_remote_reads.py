@@ -1,0 +1,316 @@
+"""A process that asks another one for remote reads: the same answers, whatever happens to either."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.tiers.waiting import until
+from tiers.config.settings import RemoteLogConfig
+from tiers.errors import (
+    OffsetBelowLogStartError,
+    OffsetGapError,
+    RemoteLogError,
+    RemoteReadTimeoutError,
+    RetriableRemoteStorageError,
+)
+from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_reader import (
+    RemoteLogReader,
+    RemoteLogReaderSettings,
+    RemoteRead,
+    RemoteReadRequest,
+    monotonic_ms,
+)
+from tiers.reader.shared import buffers as buffers_module
+from tiers.reader.shared import client as client_module
+from tiers.reader.shared import server as server_module
+from tiers.reader.shared.buffers import SharedBuffers
+from tiers.reader.shared.channel import listen
+from tiers.reader.shared.client import RemoteReadClient
+from tiers.reader.shared.messages import sendable
+from tiers.reader.shared.server import RemoteReadServer
+
+P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
+LARGE = 300_000
+"""The size of a batch whose chunk is large enough for shared memory."""
+
+
+class Processes:
+    """The reader's process and the borrowers' processes, in one event loop."""
+
+    def __init__(self, tier: RemoteTier, stack: AsyncExitStack, *, cache_bytes: int = 8 << 20) -> None:
+        self.tier = tier
+        self.listener = stack.enter_context(listen())
+        self.buffers = SharedBuffers(lambda number: self.server.on_dropped(number))
+        self.reader = RemoteLogReader(
+            tier.rlmm,
+            tier.storage,
+            RemoteLogReaderSettings(
+                remote_log=RemoteLogConfig(chunk_cache_bytes=cache_bytes, read_ahead_bytes=1),
+                min_get_bytes=1,
+                max_get_bytes=LARGE * 2,
+            ),
+            share=self.buffers.share,
+        )
+        self.server: RemoteReadServer
+        self._stack = stack
+
+    async def start(self) -> RemoteReadServer:
+        self.server = RemoteReadServer(self.listener, self.reader, self.buffers)
+        await self.server.__aenter__()
+        self._stack.push_async_callback(self._stop, self.server)
+        return self.server
+
+    async def _stop(self, server: RemoteReadServer) -> None:
+        await server.__aexit__(None, None, None)
+
+    async def client(self) -> RemoteReadClient:
+        return await self._stack.enter_async_context(
+            RemoteReadClient(self.listener.getsockname(), monotonic_ms, jitter=lambda: 0.1)
+        )
+
+    @property
+    def is_lent(self) -> bool:
+        return any(buffer.lent for buffer in self.buffers._buffers.values())
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as made:
+        yield made
+
+
+@pytest.fixture
+async def processes(tmp_path: Path, stack: AsyncExitStack) -> Processes:
+    processes = Processes(RemoteTier(tmp_path), stack)
+    await stack.enter_async_context(processes.reader)
+    await processes.start()
+    return processes
+
+
+def asked(offset: int, max_bytes: int = LARGE * 4, timeout_ms: int = 60_000, **more: Any) -> RemoteReadRequest:
+    request = RemoteReadRequest(P0, offset, max_bytes, True, 0, monotonic_ms() + timeout_ms, 1)
+    return replace(request, **more)
+
+
+def joined(read: RemoteRead) -> bytes:
+    return b"".join(read.records)
+
+
+async def test_a_borrower_gets_the_readers_own_answers(processes: Processes) -> None:
+    batches = await processes.tier.fill(P0, segments=2, batches=4, records=1, value_bytes=LARGE)
+    client = await processes.client()
+    for offset in range(8):
+        await processes.reader.read(asked(offset))
+    for offset in range(8):
+        ours, own = await client.read(asked(offset)), await processes.reader.read(asked(offset))
+        assert joined(ours).startswith(batches[offset])
+        assert (joined(ours), ours.size_bytes) == (joined(own), own.size_bytes)
+        assert (ours.first_offset, ours.next_offset) == (own.first_offset, own.next_offset)
+        assert all(view.readonly for view in ours.records)
+    assert processes.buffers.size_bytes >= LARGE * 8
+    committed = await client.read(asked(2, isolation_level=1))
+    assert committed.aborted_transactions == ()
+    until_ms = monotonic_ms() + 60_000
+    for reads in (client, processes.reader):
+        assert await reads.leader_epochs(P0, deadline_ms=until_ms, connection_id=1) == (
+            await processes.reader.leader_epochs(P0, deadline_ms=until_ms, connection_id=1)
+        )
+    assert await client.offsets.offset_for_timestamp(P0, 1_000_005, 0, 8, deadline_ms=until_ms, connection_id=1) == (
+        1_000_005,
+        5,
+        0,
+    )
+    assert await client.offsets.max_timestamp(P0, 0, 8, deadline_ms=until_ms, connection_id=1) == (1_000_007, 7, 0)
+
+
+async def test_small_answers_are_copied_also_if_they_are_many(processes: Processes) -> None:
+    batches = await processes.tier.fill(P0, segments=1, batches=200, records=10, value_bytes=100)
+    client = await processes.client()
+    read = await client.read(asked(0))
+    while read.next_offset < 2000:  # the first answer does not wait for the later chunks
+        read = await client.read(asked(0))
+    assert joined(read) == b"".join(batches)
+    assert processes.buffers.size_bytes == 0
+
+
+async def test_records_are_lent_until_the_last_view_is_gone(processes: Processes) -> None:
+    batches = await processes.tier.fill(P0, segments=1, batches=2, records=1, value_bytes=LARGE)
+    client = await processes.client()
+    read = await client.read(asked(0, max_bytes=1))
+    part = read.records[0][5:10]
+    del read
+    gc.collect()
+    await processes.reader.read(asked(1))
+    assert processes.is_lent
+    assert bytes(part) == batches[0][5:10]
+    del part
+    await until(lambda: not processes.is_lent)
+
+
+async def test_memory_that_a_socket_may_still_send_is_never_written(tmp_path: Path, stack: AsyncExitStack) -> None:
+    """The cache has room for two of many chunks, so it evicts what the borrower still has."""
+    processes = Processes(RemoteTier(tmp_path), stack, cache_bytes=LARGE * 3)
+    await stack.enter_async_context(processes.reader)
+    await processes.start()
+    batches = await processes.tier.fill(P0, segments=1, batches=12, records=1, value_bytes=LARGE)
+    client, other = await processes.client(), await processes.client()
+    held = [await client.read(asked(offset, max_bytes=1)) for offset in (0, 3)]
+    await client.__aexit__(None, None, None)  # it stops, and still has views
+    for _ in range(2):
+        for offset in range(12):
+            assert joined(await other.read(asked(offset, max_bytes=1))) == batches[offset]
+    assert [joined(read) for read in held] == [batches[0], batches[3]]
+    assert processes.server.borrower_count == 2
+    held.clear()
+    await until(lambda: processes.server.borrower_count == 1)
+
+
+async def test_a_borrower_keeps_no_memory_that_the_reader_dropped(
+    tmp_path: Path, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffers_module, "_MAX_FREE_BYTES", 0)
+    processes = Processes(RemoteTier(tmp_path), stack, cache_bytes=LARGE * 3)
+    await stack.enter_async_context(processes.reader)
+    await processes.start()
+    await processes.tier.fill(P0, segments=1, batches=12, records=1, value_bytes=LARGE)
+    client = await processes.client()
+    for offset in range(12):
+        await client.read(asked(offset, max_bytes=1))
+    await until(lambda: not processes.is_lent)
+    processes.buffers.allocate(1)  # it takes notice of what is unused
+    await client.read(asked(11, max_bytes=1))
+    assert client._connection is not None
+    assert set(client._connection._buffers._maps) <= set(processes.buffers._buffers)
+
+
+async def test_errors_arrive_as_they_were_raised(processes: Processes) -> None:
+    await processes.tier.fill(P0, segments=1, batches=1)
+    client = await processes.client()
+    with pytest.raises(OffsetGapError, match="no remote segment"):
+        await client.read(asked(999))
+    with pytest.raises(OffsetBelowLogStartError):
+        await client.read(asked(3, log_start_offset=5))
+    processes.tier.storage.is_down = True
+    processes.reader.index_cache = processes.reader.index_cache.__class__(1)
+    with pytest.raises(RemoteReadTimeoutError) as raised:
+        await client.read(asked(5, timeout_ms=100))
+    assert (raised.value.retriable, raised.value.cause is None) == (True, False)
+
+
+async def test_a_defect_fails_one_call_alone(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    await processes.tier.fill(P0, segments=1, batches=1)
+    client = await processes.client()
+
+    async def fail(*arguments: object, **more: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(processes.reader, "leader_epochs", fail)
+    with pytest.raises(RemoteLogError, match="ZeroDivisionError"):
+        await client.leader_epochs(P0, deadline_ms=monotonic_ms() + 60_000, connection_id=1)
+    assert (await client.read(asked(0))).size_bytes > 0
+
+
+async def test_calls_of_a_process_that_died_are_answered_by_the_next(processes: Processes) -> None:
+    batches = await processes.tier.fill(P0, segments=1, batches=1, records=1, value_bytes=LARGE)
+    client = await processes.client()
+    held = await client.read(asked(0))
+    processes.tier.storage.gate = asyncio.Event()
+    processes.reader.chunk_cache = processes.reader._fetcher._chunk_cache = processes.reader.chunk_cache.__class__(1)
+    processes.tier.storage.asked.clear()
+    calling = asyncio.create_task(client.read(asked(0)))
+    await processes.tier.storage.asked.wait()
+    await processes.server.__aexit__(None, None, None)
+    processes.tier.storage.gate.set()
+    await processes.start()
+    assert joined(await calling) == batches[0]
+    assert joined(held) == batches[0], "the memory of the process that died is still there"
+
+
+async def test_without_a_reader_a_call_ends_at_its_deadline(stack: AsyncExitStack) -> None:
+    listener = stack.enter_context(listen())
+    async with RemoteReadClient(listener.getsockname(), monotonic_ms) as client:
+        with pytest.raises(RemoteReadTimeoutError):
+            await client.read(asked(0, timeout_ms=50))
+    async with RemoteReadClient(b"\0no-such-name", monotonic_ms) as client:
+        with pytest.raises(RemoteReadTimeoutError) as raised:
+            await client.read(asked(0, timeout_ms=50))
+        assert isinstance(raised.value.cause, OSError)
+
+
+async def test_a_cancelled_call_ends_in_the_other_process(processes: Processes) -> None:
+    await processes.tier.fill(P0, segments=1, batches=1)
+    client = await processes.client()
+    processes.tier.storage.gate = asyncio.Event()
+    calling = asyncio.create_task(client.read(asked(0)))
+    await processes.tier.storage.asked.wait()
+    (borrower,) = processes.server._borrowers.values()
+    assert len(borrower._calls) == 1
+    calling.cancel()
+    await asyncio.wait([calling])
+    await until(lambda: not borrower._calls)
+    processes.tier.storage.gate.set()
+    assert (await client.read(asked(0))).size_bytes > 0
+
+
+async def test_a_borrower_that_dies_gives_everything_back(processes: Processes) -> None:
+    await processes.tier.fill(P0, segments=1, batches=1, records=1, value_bytes=LARGE)
+    client = await processes.client()
+    held = await client.read(asked(0))
+    processes.tier.storage.gate = asyncio.Event()
+    assert processes.is_lent
+    assert client._connection is not None
+    client._connection._channel.close()  # as the kernel does when a process has died
+    await until(lambda: processes.server.borrower_count == 0 and not processes.is_lent)
+    assert held.records
+
+
+async def test_connections_of_two_borrowers_are_not_confused(processes: Processes, stack: AsyncExitStack) -> None:
+    await processes.tier.fill(P0, segments=1, batches=1)
+    seen: list[int] = []
+    own_read = processes.reader.read
+
+    async def read(request: RemoteReadRequest) -> RemoteRead:
+        seen.append(request.connection_id)
+        return await own_read(request)
+
+    processes.reader.read = read  # type: ignore[method-assign]  # it notes the ids
+    for client in (await processes.client(), await processes.client()):
+        await client.read(asked(0, connection_id=5))
+    assert len(set(seen)) == 2
+
+
+@pytest.mark.parametrize("side", [client_module, server_module])
+async def test_a_process_of_another_user_gets_and_gives_nothing(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, side: Any
+) -> None:
+    await processes.tier.fill(P0, segments=1, batches=1)
+    is_own: Callable[[socket.socket], bool] = lambda peer: False  # noqa: E731
+    monkeypatch.setattr(side, "is_of_own_user", is_own)
+    client = await processes.client()
+    with pytest.raises(RetriableRemoteStorageError if side is client_module else RemoteReadTimeoutError):
+        await client.read(asked(0, timeout_ms=50))
+    assert processes.server.borrower_count == 0
+
+
+def test_an_error_that_cannot_be_sent_is_replaced_by_one_that_says_the_same() -> None:
+    class OfALibrary(Exception):
+        def __reduce__(self) -> Any:
+            raise TypeError("cannot be pickled")
+
+    timeout = sendable(RemoteReadTimeoutError("late", OfALibrary("503")))
+    assert isinstance(timeout, RemoteReadTimeoutError)
+    assert (str(timeout), timeout.retriable) == ("late", True)
+    assert "503" in str(timeout.cause)
+    plain = RetriableRemoteStorageError("slow down")
+    assert sendable(plain) is plain
