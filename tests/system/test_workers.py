@@ -40,7 +40,7 @@ pytestmark = pytest.mark.integration
 TIMEOUT_MS = 300_000
 RECORD = tuple[int, bytes]
 """An offset and a value."""
-NAMES = {"worker-1", "worker-2", "remote-log"}
+NAMES = {"worker-1", "worker-2", "remote-log", "remote-reader"}
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def read_with_librdkafka(bootstrap: str, topic: str, count: int, events: Events)
 
 
 @pytest.mark.parametrize("read", [read_with_kafka_python, read_with_librdkafka])
-async def test_no_record_is_lost_or_doubled_when_workers_die(
+async def test_no_record_is_lost_or_doubled_when_processes_die(
     kafka: KafkaCluster,
     tidegate: TidegateProcess,
     topic: str,
@@ -152,11 +152,18 @@ async def test_no_record_is_lost_or_doubled_when_workers_die(
     await settled(kafka, topic)
     events: Events = {
         300: partial(replace_killed, tidegate, "worker-1"),
+        600: partial(replace_killed, tidegate, "remote-reader"),
         900: partial(replace_killed, tidegate, "worker-2"),
+        1200: partial(replace_killed, tidegate, "remote-reader"),
     }
     found = await asyncio.to_thread(read, tidegate.bootstrap_servers, topic, len(values), events)
     assert found == list(enumerate(values))
-    assert samples(tidegate, "tidegate_process_restarts_total") == {"worker-1": 1, "worker-2": 1, "remote-log": 0}
+    assert samples(tidegate, "tidegate_process_restarts_total") == {
+        "worker-1": 1,
+        "worker-2": 1,
+        "remote-log": 0,
+        "remote-reader": 2,
+    }
 
 
 def samples(tidegate: TidegateProcess, name: str, **labels: str) -> dict[str, float]:
