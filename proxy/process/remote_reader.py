@@ -116,7 +116,8 @@ class RemoteReaderProcess:
         registry.register(_SharedMemory(buffers))
         indexes = local_indexes_of_reader(config, REMOTE_READER)
         reader = await open_reader(stack, config, storage, metadata, registry, REMOTE_READER, indexes, buffers.share)
-        self._server = await stack.enter_async_context(RemoteReadServer(self._listener, reader, buffers))
+        server = RemoteReadServer(self._listener, reader, buffers, metadata.reopen_if_replaced)
+        self._server = await stack.enter_async_context(server)
 
     def _on_dropped(self, buffer: int) -> None:
         if self._server is not None:

@@ -73,7 +73,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
 
     async def open(self) -> None:
         """Opens the state. Does not wait for the process that keeps it: until that process starts, nothing is fresh."""
-        self._reopen_if_replaced()
+        self.reopen_if_replaced()
 
     async def close(self) -> None:
         self._close_state()
@@ -81,7 +81,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
     @property
     def _state(self) -> RemoteLogMetadataState:
         if self._opened_state is None:
-            self._reopen_if_replaced()
+            self.reopen_if_replaced()
         return super()._state
 
     def _close_state(self) -> None:
@@ -89,7 +89,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
             self._opened_state.close()
         self._opened_state = self._topic = self._file = None
 
-    def _reopen_if_replaced(self) -> bool:
+    def reopen_if_replaced(self) -> bool:
         """Opens the state again if its file was replaced. Returns whether a state is open."""
         try:
             status = (self._state_folder / STATE_FILE).stat()
@@ -123,14 +123,14 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         return self._is_fresh_since(partition, self._clock_ms() - max_age_ms)
 
     def _is_fresh_since(self, partition: TopicIdPartition, not_before_ms: int) -> bool:
-        if not self._reopen_if_replaced():
+        if not self.reopen_if_replaced():
             return False
         fresh_at_ms = self._state.fresh_at_ms(self.metadata_partition(partition))
         return fresh_at_ms is not None and fresh_at_ms >= not_before_ms
 
     def is_all_fresh(self, max_age_ms: int) -> bool:
         """Returns whether every metadata partition was read to its high watermark at most `max_age_ms` ago."""
-        if not self._reopen_if_replaced() or self._topic is None:
+        if not self.reopen_if_replaced() or self._topic is None:
             return False
         not_before_ms = self._clock_ms() - max_age_ms
         return all(

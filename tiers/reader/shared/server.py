@@ -41,12 +41,21 @@ _IDS_OF_A_BORROWER = 1 << 48
 
 
 class RemoteReadServer:
-    """An asynchronous context manager: it serves until it exits. The caller owns `listener`, and closes it later."""
+    """An asynchronous context manager: it serves until it exits. The caller owns `listener`, and closes it later.
 
-    def __init__(self, listener: socket.socket, reader: RemoteReads, buffers: SharedBuffers) -> None:
+    `before_call` is called before each call: the metadata that the borrower has seen must be the reader's too."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        reader: RemoteReads,
+        buffers: SharedBuffers,
+        before_call: Callable[[], object] = lambda: None,
+    ) -> None:
         self._listener = listener
         self._reader = reader
         self._buffers = buffers
+        self._before_call = before_call
         self._numbers = itertools.count(1)
         self._borrowers: dict[int, _Borrower] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -87,14 +96,16 @@ class RemoteReadServer:
             peer.close()
             return
         number = next(self._numbers)
-        self._borrowers[number] = _Borrower(number, peer, self._reader, self._buffers, self._spawn, self._forget)
-
-    def _forget(self, number: int) -> None:
-        del self._borrowers[number]
+        self._borrowers[number] = _Borrower(
+            number, peer, self._reader, self._buffers, self._before_call, self._spawn, self._forget
+        )
 
     def _spawn(self, call: Any) -> asyncio.Task[None]:
         assert self._group is not None
         return self._group.create_task(call)
+
+    def _forget(self, number: int) -> None:
+        del self._borrowers[number]
 
 
 class _Borrower:
@@ -106,12 +117,14 @@ class _Borrower:
         peer: socket.socket,
         reader: RemoteReads,
         buffers: SharedBuffers,
+        before_call: Callable[[], object],
         spawn: Callable[[Any], asyncio.Task[None]],
         on_gone: Callable[[int], None],
     ) -> None:
         self._number = number
         self._reader = reader
         self._buffers = buffers
+        self._before_call = before_call
         self._spawn = spawn
         self._on_gone = on_gone
         self._calls: dict[int, asyncio.Task[None]] = {}
@@ -151,6 +164,7 @@ class _Borrower:
         result: object = None
         error: RemoteLogError | None = None
         try:
+            self._before_call()
             result = await self._call(ask)
         except RemoteLogError as raised:
             error = sendable(raised)

@@ -133,6 +133,46 @@ def test_other_processes_see_each_transaction(tmp_path: Path) -> None:
     state.close()
 
 
+_REMOTE_READER = """
+import sys
+from pathlib import Path
+from uuid import UUID
+from tiers.broker.client import BrokerClient
+from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+
+client = BrokerClient([("broker", 9092)], client_id="test")
+reader = SharedRemoteLogMetadataReader(client, Path(sys.argv[1]), "remote-reader", wall_clock_ms=lambda: 0)
+for line in sys.stdin:
+    assert reader.reopen_if_replaced()
+    print(reader.remote_end_offset(TopicIdPartition(UUID(int=7), 3)), flush=True)
+"""
+
+
+def test_the_remote_reader_sees_a_state_that_replaced_the_old_one(tmp_path: Path) -> None:
+    """It asks for no freshness. The old file would still answer, and would know nothing new."""
+    fill(tmp_path)
+    command = [sys.executable, "-c", _REMOTE_READER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+
+        def ask() -> str:
+            assert reader.stdin is not None
+            assert reader.stdout is not None
+            print(file=reader.stdin, flush=True)
+            return reader.stdout.readline().strip()
+
+        assert ask() == "99"
+        (tmp_path / STATE_FILE).unlink()
+        fill(tmp_path)
+        state = open_state(tmp_path)
+        topic = Topic(state)
+        topic.next_offset = state.next_offset(0)
+        second = segment(2, 100, 199)
+        topic.put(second, to(second, State.COPY_SEGMENT_FINISHED))
+        state.close()
+        assert ask() == "199"
+
+
 @pytest.mark.parametrize(
     ("timeout_ms", "waited"), [(None, r"7\d{3}|8000"), (500, r"[45]\d{2}"), (30_000, r"2\d{4}|30000")]
 )

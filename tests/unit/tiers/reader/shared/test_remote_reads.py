@@ -63,13 +63,18 @@ class Processes:
             share=self.buffers.share,
         )
         self.server: RemoteReadServer
+        self.calls = 0
+        """How often the server was about to use the metadata."""
         self._stack = stack
 
     async def start(self) -> RemoteReadServer:
-        self.server = RemoteReadServer(self.listener, self.reader, self.buffers)
+        self.server = RemoteReadServer(self.listener, self.reader, self.buffers, self._count_call)
         await self.server.__aenter__()
         self._stack.push_async_callback(self._stop, self.server)
         return self.server
+
+    def _count_call(self) -> None:
+        self.calls += 1
 
     async def _stop(self, server: RemoteReadServer) -> None:
         await server.__aexit__(None, None, None)
@@ -119,6 +124,7 @@ async def test_a_borrower_gets_the_readers_own_answers(processes: Processes) -> 
         assert (ours.first_offset, ours.next_offset) == (own.first_offset, own.next_offset)
         assert all(view.readonly for view in ours.records)
     assert processes.buffers.size_bytes >= LARGE * 8
+    assert processes.calls == 8
     committed = await client.read(asked(2, isolation_level=1))
     assert committed.aborted_transactions == ()
     until_ms = monotonic_ms() + 60_000
