@@ -113,6 +113,7 @@ class RemoteReaderProcess:
         storage = await open_storage(stack, config, await wait_for_cluster_id(self._client), registry)
         metadata = await open_shared_metadata(stack, config, self._client, REMOTE_READER)
         buffers = SharedBuffers(self._on_dropped)
+        storage.use_memory(buffers.memory_for)
         registry.register(_SharedMemory(buffers))
         indexes = local_indexes_of_reader(config, REMOTE_READER)
         reader = await open_reader(stack, config, storage, metadata, registry, REMOTE_READER, indexes, buffers.share)

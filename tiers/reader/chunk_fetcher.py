@@ -43,8 +43,8 @@ class ChunkFetcher:
         chunk_pool: FetcherPool[Extent],
         index_pool: FetcherPool[SegmentIndex],
         local_indexes: LocalIndexes | None = None,
-        share: Callable[[Extent], Extent] = lambda extent: extent,
         first_get_bytes: int = MIB,
+        share: Callable[[Extent], Extent] = lambda extent: extent,
         min_get_bytes: int = 4 * MIB,
         max_get_bytes: int = 8 * MIB,
     ) -> None:
@@ -57,8 +57,8 @@ class ChunkFetcher:
         self._chunk_pool = chunk_pool
         self._index_pool = index_pool
         self._local_indexes = local_indexes
-        self._share = share
         self._first_get_bytes = first_get_bytes
+        self._share = share
         self._min_get_bytes = min_get_bytes
         self._max_get_bytes = max_get_bytes
 

@@ -189,8 +189,8 @@ class RemoteLogReader:
             chunk_pool=self.chunk_pool,
             index_pool=self.index_pool,
             local_indexes=local_indexes,
-            share=share,
             first_get_bytes=settings.first_get_bytes,
+            share=share,
             min_get_bytes=settings.min_get_bytes,
             max_get_bytes=settings.max_get_bytes,
         )

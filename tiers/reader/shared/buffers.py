@@ -12,6 +12,7 @@ frees it when the last process that maps it has ended, so nothing stays behind w
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import mmap
@@ -89,6 +90,13 @@ class SharedBuffers:
         self._of_leases[id(lease)] = buffer
         weakref.finalize(lease, self._ended_leases.append, (id(lease), buffer)).atexit = False
         return memoryview(lease).cast("B")
+
+    def memory_for(self, size_bytes: int) -> memoryview:
+        """Returns memory for the answer of a store: shared memory if it is large enough and there is some."""
+        if size_bytes >= MIN_BYTES:
+            with contextlib.suppress(OSError):
+                return self.allocate(size_bytes)
+        return memoryview(bytearray(size_bytes))
 
     def share(self, extent: Extent) -> Extent:
         """Returns the extent in shared memory: itself, or a copy if it is elsewhere and large enough."""

@@ -134,5 +134,16 @@ def test_without_a_free_file_data_stays_where_it_is(monkeypatch: pytest.MonkeyPa
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    plain = extent(b"a" * MIN_BYTES)
-    assert SharedBuffers().share(plain) is plain
+    plain, buffers = extent(b"a" * MIN_BYTES), SharedBuffers()
+    assert buffers.share(plain) is plain
+    memory = buffers.memory_for(MIN_BYTES)
+    assert (len(memory), buffers.place_of(memory)) == (MIN_BYTES, None)
+
+
+@pytest.mark.parametrize(("size_bytes", "is_shared"), [(MIN_BYTES, True), (MIN_BYTES - 1, False)])
+def test_a_store_receives_into_shared_memory_unless_the_answer_is_small(size_bytes: int, is_shared: bool) -> None:
+    buffers = SharedBuffers()
+    memory = buffers.memory_for(size_bytes)
+    memory[-1:] = b"x"
+    assert len(memory) == size_bytes
+    assert (buffers.place_of(memory) is not None) == is_shared
