@@ -24,17 +24,15 @@ from protocol.errors import ErrorCode
 from tests.support.rigs.security_rig import (
     READ,
     RECORDS,
-    STORE_READS,
     TIMEOUT_S,
     HalfTrimmed,
     as_user,
+    chunk_reads,
     for_kafka_python,
     half_trimmed,
     proxy_before,
     read_by_kafka_python,
-    reads_for_clients,
     section,
-    total,
 )
 from tests.support.rigs.strict_consumer import local_log_start
 from tests.support.servers.certificates import Authority
@@ -191,15 +189,15 @@ def test_the_proxys_copies_are_served_only_to_authorized_clients(
     allow(secured, "bob", topic, (AclOperation.DESCRIBE,))
 
     bob = for_kafka_python("bob", "SCRAM-SHA-256")
-    before = reads_for_clients(plain)
+    before = chunk_reads(plain)
     for offset in (0, start - 1, start, RECORDS - 1):
         with pytest.raises(TopicAuthorizationFailedError):
             read_by_kafka_python(plain.bootstrap_servers, topic, 1, bob, offset)
-    assert total(plain, STORE_READS) == before
+    assert chunk_reads(plain) == before
 
     alice = for_kafka_python("alice", "SCRAM-SHA-256")
     assert read_by_kafka_python(plain.bootstrap_servers, topic, RECORDS, alice) == list(enumerate(values))
-    assert total(plain, STORE_READS) > before
+    assert chunk_reads(plain) > before
     assert local_log_start(secured, topic) >= start
 
 
@@ -208,7 +206,7 @@ async def test_a_client_without_rights_learns_and_changes_nothing(plain: Tidegat
     topic = inside.topic
     async with as_user(plain, "bob") as bob, as_user(plain, PROXY) as owner:
         before = await listed(owner, topic, -2), await described(owner, topic)
-        reads = await asyncio.to_thread(reads_for_clients, plain)
+        reads = await asyncio.to_thread(chunk_reads, plain)
         for timestamp in TIMESTAMPS:
             assert await listed(bob, topic, timestamp) == (REFUSED, -1)
         assert await listed(bob, topic, NEXT_LOCAL_TIMESTAMP, max_version=6) == (REFUSED, -1)
@@ -222,7 +220,7 @@ async def test_a_client_without_rights_learns_and_changes_nothing(plain: Tidegat
         assert await altered(bob, {"local.retention.ms": "-7"}, topic) == [REFUSED]
         assert await replaced(bob, {"local.retention.ms": "-7"}, topic) == REFUSED
         assert await described(bob, topic) == (REFUSED, {})
-        assert total(plain, STORE_READS) == reads
+        assert chunk_reads(plain) == reads
         assert (await listed(owner, topic, -2), await described(owner, topic)) == before
 
 
@@ -242,10 +240,10 @@ async def test_a_client_with_describe_gets_offsets_and_no_records(
         assert await deleted(alice, 150, topic) == [REFUSED]
         assert await altered(alice, {"local.retention.bytes": "88"}, topic) == [REFUSED]
         assert await described(alice, topic) == (REFUSED, {})
-        reads = await asyncio.to_thread(reads_for_clients, plain)
+        reads = await asyncio.to_thread(chunk_reads, plain)
         for offset in (200, inside.local_log_start - 1, inside.local_log_start, RECORDS):
             assert await fetched(alice, topic, offset) == (REFUSED, 0)
-        assert total(plain, STORE_READS) == reads
+        assert chunk_reads(plain) == reads
 
 
 @pytest.mark.full
@@ -277,11 +275,11 @@ async def test_a_prefix_gives_both_tiers_and_no_other_topic(
     expected = list(enumerate(outside.values))
     found = await asyncio.to_thread(read_by_kafka_python, plain.bootstrap_servers, outside.topic, RECORDS, settings)
     assert found == expected
-    reads = await asyncio.to_thread(reads_for_clients, plain)
+    reads = await asyncio.to_thread(chunk_reads, plain)
     async with as_user(plain, "bob") as bob:
         for offset in (200, inside.local_log_start):
             assert await fetched(bob, inside.topic, offset) == (REFUSED, 0)
-    assert total(plain, STORE_READS) == reads
+    assert chunk_reads(plain) == reads
 
 
 @pytest.mark.full
@@ -317,9 +315,9 @@ def test_without_sasl_the_proxys_certificate_has_its_rights_in_both_tiers(
         trimmed = half_trimmed(secured, topic)
         expected = list(enumerate(trimmed.values))
         assert read_by_kafka_python(proxy.bootstrap_servers, topic, RECORDS, known) == expected
-        reads = reads_for_clients(proxy)  # a proxy that cannot read from the broker cannot copy either
+        reads = chunk_reads(proxy)  # a proxy that cannot read from the broker cannot copy either
         deny(secured, principal, topic, [AclOperation.READ])
         for offset in (0, trimmed.local_log_start):
             with pytest.raises(TopicAuthorizationFailedError):
                 read_by_kafka_python(proxy.bootstrap_servers, topic, 1, known, offset)
-        assert total(proxy, STORE_READS) == reads
+        assert chunk_reads(proxy) == reads

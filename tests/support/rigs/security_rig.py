@@ -16,7 +16,6 @@ from confluent_kafka.admin._acl import AclOperation
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from tests.support.rigs.strict_consumer import until_trimmed
-from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import filled_topic
 from tests.support.servers.secure_kafka import PROXY, USERS, token, write_token
@@ -30,8 +29,8 @@ RECORD = tuple[int, bytes]
 READ = (AclOperation.READ, AclOperation.DESCRIBE)
 WRITE = (AclOperation.WRITE,)
 CHECK_S = 0.1
-STORE_READS = r'tidegate_remote_storage_requests_total\{.*operation="fetch'
-COPY_LAG = r"tidegate_remote_copy_lag_bytes\{"
+CHUNK_READS = r"tidegate_remote_reader_chunk_(hits|misses)_total"
+"""The chunks that clients read. The owner reads the store too: copies, and segments before a trim."""
 
 
 def section(name: str, values: Mapping[str, object]) -> str:
@@ -152,10 +151,8 @@ def total(proxy: TidegateProcess, pattern: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-def reads_for_clients(proxy: TidegateProcess) -> float:
-    """Returns the number of reads from the store, when nothing is left to copy. Copies are read back too."""
-    until(lambda: total(proxy, COPY_LAG) == 0)
-    return total(proxy, STORE_READS)
+def chunk_reads(proxy: TidegateProcess) -> float:
+    return total(proxy, CHUNK_READS)
 
 
 class HalfTrimmed(NamedTuple):
