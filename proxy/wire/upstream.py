@@ -29,6 +29,8 @@ HEAD_BYTES = 4 * 1024
 """What is read where few bytes must be seen. The records behind them then stay in the kernel."""
 MAX_UNREACHABLE = 1_000
 """Addresses to remember. A forgotten address costs one attempt."""
+LEAST_ATTEMPT_S = 0.002
+"""An attempt needs more than that. A timer may be a millisecond early."""
 UNKNOWN_BROKER_LOOKS = 20
 UNKNOWN_BROKER_PAUSE_S = 0.05
 """The cluster names a broker to a client a moment before the proxy has asked for its address."""
@@ -336,7 +338,7 @@ async def connect_upstream(context: ConnectionContext, endpoint: Endpoint, clien
     unreachable = context.unreachable
     for host, port in sorted(await _known_addresses(endpoint), key=unreachable.__contains__):
         left_s = deadline_s - loop.time()
-        if left_s <= 0:
+        if left_s < LEAST_ATTEMPT_S:
             break
         upstream = UpstreamConnection(context, client)
         is_open = False
