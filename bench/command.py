@@ -93,21 +93,22 @@ def run_scenarios(scenarios: Sequence[Scenario], given: argparse.Namespace) -> i
                 result.seconds = round(time.monotonic() - scenario_began, 1)
                 found.append(result)
                 show(console, result)
+                run.seconds = round(time.monotonic() - began, 1)
+                finish(run, found, given)  # a run that is interrupted has the report of what it measured
     except ServerUnavailable as error:
         console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         return 1
-    run.seconds = round(time.monotonic() - began, 1)
-    return finish(run, found, given) or (1 if failures else 0)
+    console.print(f"The report: {given.out / page.NAME}", highlight=False)
+    return 1 if failures else 0
 
 
-def finish(run: Run, found: Sequence[ScenarioResult], given: argparse.Namespace) -> int:
-    """Writes the files of the run."""
+def finish(run: Run, found: Sequence[ScenarioResult], given: argparse.Namespace) -> None:
+    """Writes the files of the run so far."""
     run.scenarios = list(found)
     out: Path = given.out
     out.mkdir(parents=True, exist_ok=True)
     results.write(run, out / "results.json")
-    _console().print(f"The report: {page.write(run, out)}", highlight=False)
-    return 0
+    page.write(run, out)
 
 
 def show(console: Console, result: ScenarioResult) -> None:

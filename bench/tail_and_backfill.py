@@ -23,15 +23,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from confluent_kafka import Consumer, Producer, TopicPartition
+from rich.console import Console
 
 from bench.clients.backfill_reader import BackfillReader, Range
 from bench.clients.librdkafka import TIMEOUT_S, Target, pairs
 from bench.clients.tail_probe import RATE_PER_S, RECORD_BYTES, TailProbe, TailSample
-from bench.command import finish, new_run, parser_of, question_of, run_scenarios
+from bench.command import finish, new_run, parser_of, question_of, run_scenarios, show
 from bench.ending import run as end_with
 from bench.measure.processes import Processes, Watch
 from bench.measure.results import Phase, ScenarioResult, Timeline, reading
 from bench.measure.statistics import amount_between, percentile, spread_begin
+from bench.report import page
 from bench.rig.size import DEFAULT
 from bench.rig.stage import BROKER, NATIVE, TIDEGATE, Stage, processes_of
 from bench.rig.store_model import FAR
@@ -230,7 +232,13 @@ def main() -> int:
         return run_scenarios([lambda stage: run(stage, given.consumers, **options)], given)
     if given.topic is None:
         arguments.error("--bootstrap needs --topic")
-    return finish(new_run(given), [run_on(given)], given)
+    began, measured = time.monotonic(), new_run(given)
+    result = run_on(given)
+    measured.seconds = result.seconds = round(time.monotonic() - began, 1)
+    show(Console(), result)
+    finish(measured, [result], given)
+    print(f"The report: {given.out / page.NAME}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -15,13 +15,15 @@ from bench.report.sections import COLUMNS, Figure, columns_of, figures_of
 from bench.report.style import key_of, page_css
 from bench.report.svg import shown
 
+NAME = "report.html"
+
 
 def write(run: Run, folder: Path) -> Path:
-    """Writes `report.html` and a file for each picture into the folder. Returns the path of the page."""
+    """Writes the page and a file for each picture into the folder. Returns the path of the page."""
     for result in run.scenarios:
         for figure in figures_of(result):
             (folder / f"{figure.name}.svg").write_text(figure.picture.file())
-    path = folder / "report.html"
+    path = folder / NAME
     path.write_text(page(run))
     return path
 
