@@ -230,9 +230,7 @@ async def test_nothing_is_relayed_as_out_of_range_while_the_metadata_is_stale(tm
 
 
 @pytest.mark.parametrize("hold_bytes", [0, 100_000])
-async def test_an_internal_topic_is_out_of_range_also_while_the_metadata_is_stale(
-    tmp_path: Path, hold_bytes: int
-) -> None:
+async def test_an_internal_topic_is_out_of_range_with_stale_metadata_too(tmp_path: Path, hold_bytes: int) -> None:
     async with bench_of(tmp_path, FetchSettings(hold_bytes=hold_bytes)) as bench:
         bench.tier.rlmm.fresh = False
         bench.cluster.topics = {"__consumer_offsets": LOCAL_ID}

@@ -430,7 +430,7 @@ async def test_a_broker_that_answers_offset_zero_needs_no_metadata(bench: Bench,
     assert (await bench.ask(9, asked, offset=0)).error_code == UNAVAILABLE, "a recorded log start may hide records"
 
 
-async def test_a_topic_that_another_proxy_tiers_is_never_begun_behind_its_records(bench: Bench) -> None:
+async def test_a_topic_that_another_proxy_tiers_never_begins_too_late(bench: Bench) -> None:
     """This proxy has no rule for the topic. Another one tiers it: by its file, or because a client told it to."""
     later = TopicIdPartition(bench.cluster.topics.setdefault("later", UUID(int=3)), 0, "later")
     bench.tier.rlmm.fresh = False

@@ -309,7 +309,7 @@ async def test_a_process_of_another_user_gets_and_gives_nothing(
     assert processes.server.borrower_count == 0
 
 
-def test_an_error_that_cannot_be_sent_is_replaced_by_one_that_says_the_same() -> None:
+def test_an_error_that_cannot_be_sent_becomes_one_with_the_same_words() -> None:
     class OfALibrary(Exception):
         def __reduce__(self) -> Any:
             raise TypeError("cannot be pickled")
