@@ -32,7 +32,7 @@ def first_records(target: Target, places: Sequence[Place], pause_s: float = 0.0)
             message = consumer.poll(TIMEOUT_S)
             if message is None or message.error() is not None:
                 raise TimeoutError(f"no record after a seek: {message.error() if message else 'nothing came'}")
-            if message.offset() - offset not in (0, MARKER_OFFSETS):
+            if (message.offset() or 0) - offset not in (0, MARKER_OFFSETS):
                 raise RuntimeError(f"a seek to {offset} gave the record at {message.offset()}")
             samples.append((time.perf_counter() - began) * 1000)
             consumer.unassign()
