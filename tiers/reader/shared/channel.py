@@ -65,18 +65,22 @@ class Channel:
     """One end of a connection; it owns the socket. Only one event loop may use it.
 
     `on_message` is called with each message and its descriptors, which the receiver closes. `on_lost` is called once,
-    when the peer has closed the connection or died, and not after `close`."""
+    when the peer has closed the connection or died, and not after `close`. `on_cut` is called when a message did not
+    pass although the peer lives, for example because a process has no descriptor left. The connection stays open then,
+    because its end would tell the peer that the memory it has lent is unused."""
 
     def __init__(
         self,
         peer: socket.socket,
         on_message: Callable[[Any, list[int]], None],
         on_lost: Callable[[], None],
+        on_cut: Callable[[], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._peer = peer
         self._on_message = on_message
         self._on_lost = on_lost
+        self._on_cut = on_cut
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._waits_for_room = False
         self._is_closed = False
@@ -89,12 +93,17 @@ class Channel:
         if self._is_closed:
             return
         body = pickle.dumps(message, protocol=5)
-        kept = [os.dup(fd) for fd in fds]
-        if len(body) > _INLINE_BYTES:
-            kept.append(_file_of(body))
-            self._unsent.append((_IN_FILE, kept))
-        else:
-            self._unsent.append((_INLINE + body, kept))
+        kept: list[int] = []
+        try:
+            kept += map(os.dup, fds)
+            if len(body) > _INLINE_BYTES:
+                kept.append(_file_of(body))
+                body = b""
+        except OSError as error:
+            close_all(kept)
+            self._cut(error)
+            return
+        self._unsent.append((_INLINE + body if body else _IN_FILE, kept))
         if len(self._unsent) == 1:
             self._send_next()
 
@@ -119,9 +128,14 @@ class Channel:
                 self._waits_for_room = True
                 self._loop.add_writer(self._peer.fileno(), self._send_next)
                 return
-            except OSError:
+            except ConnectionError:
                 self._lose()
                 return
+            except OSError as error:
+                self._unsent.popleft()
+                close_all(fds)
+                self._cut(error)
+                continue
             self._unsent.popleft()
             close_all(fds)
         if self._waits_for_room:
@@ -139,15 +153,21 @@ class Channel:
             except OSError:
                 self._lose()
                 return
-            if not body or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                # Without its descriptors, a message means nothing: the process has no file left.
-                if body:
-                    logger.error("a message between two processes of the proxy was cut")
+            if not body:
                 close_all(fds)
                 self._lose()
                 return
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                # Without its descriptors, a message means nothing: the process has no file left.
+                close_all(fds)
+                self._cut("descriptors are missing")
+                continue
             message = pickle.loads(body[1:] if body[:1] == _INLINE else _read_and_close(fds.pop()))
             self._on_message(message, list(fds))
+
+    def _cut(self, reason: object) -> None:
+        logger.error("a message between two processes of the proxy was cut", extra={"error": str(reason)})
+        self._on_cut()
 
     def _lose(self) -> None:
         self.close()

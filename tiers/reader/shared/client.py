@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +36,8 @@ from tiers.reader.shared.messages import (
     GiveBack,
     LentRead,
 )
+
+logger = logging.getLogger(__name__)
 
 _GRACE_MS = 100
 """The other process knows why a read passed its deadline. It gets this time to say so."""
@@ -64,7 +67,7 @@ class _Connection:
         self._loans = 0
         self._is_ending = False
         self.is_lost = False
-        self._channel = Channel(peer, self._on_message, self._on_lost)
+        self._channel = Channel(peer, self._on_message, self._on_lost, self._abandon)
 
     async def ask(self, method: str, arguments: tuple[object, ...], keywords: dict[str, object]) -> object:
         number = next(self._numbers)
@@ -85,11 +88,22 @@ class _Connection:
             self._channel.close()
             self._fail_pending()
 
+    def _abandon(self) -> None:
+        """Asks nothing more here. The end of the connection gives back what the cut message lent."""
+        self.is_lost = True
+        self._fail_pending()
+        self.close()
+
     def _on_message(self, message: object, fds: list[int]) -> None:
         match message:
             case Answer(number, result, error):
                 if isinstance(result, LentRead):
-                    result = self._read(result, fds)
+                    try:
+                        result = self._read(result, fds)
+                    except (OSError, KeyError):  # a buffer cannot be mapped here, or could not be before
+                        logger.exception("records of the remote reader cannot be mapped")
+                        self._abandon()
+                        return
                 answer = self._pending.get(number)
                 if answer is not None and not answer.done():
                     if error is None:

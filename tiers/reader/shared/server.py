@@ -130,11 +130,13 @@ class _Borrower:
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._known: set[int] = set()
         """The buffers whose descriptors the borrower has."""
-        self._channel = Channel(peer, self._on_message, self._on_lost)
+        self._channel = Channel(peer, self._on_message, self._on_lost, lambda: None)
+        # The borrower of a cut message asks again at its deadline. It lives, so its loans stay.
 
     def close(self) -> None:
+        """Ends the calls. The loans stay: this process ends soon, and the borrower may still send from the memory."""
         self._channel.close()
-        self._on_lost()
+        self._end()
 
     def on_dropped(self, buffer: int) -> None:
         if buffer in self._known:
@@ -142,10 +144,13 @@ class _Borrower:
             self._channel.send(Dropped(buffer))
 
     def _on_lost(self) -> None:
+        self._end()
+        self._buffers.give_back_all(self._number)
+
+    def _end(self) -> None:
         for call in self._calls.values():
             call.cancel()
         self._on_gone(self._number)
-        self._buffers.give_back_all(self._number)
 
     def _on_message(self, message: object, fds: list[int]) -> None:
         match message:
