@@ -281,6 +281,33 @@ async def test_a_borrower_that_dies_gives_everything_back(processes: Processes) 
     assert held.records
 
 
+async def test_a_cut_message_ends_no_loan_of_a_borrower_that_lives(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The borrower has no descriptor left for the second answer, while a socket sends the first one."""
+    await processes.tier.fill(P0, segments=2, batches=4, records=1, value_bytes=LARGE)
+    client, receive = await processes.client(), socket.recv_fds
+    first = await client.read(asked(0, max_bytes=1))
+    first_bytes = joined(first)
+    cuts: list[int] = []
+
+    def cut_once(peer: socket.socket, size: int, max_fds: int) -> tuple[bytes, list[int], int, Any]:
+        body, fds, flags, address = receive(peer, size, max_fds)
+        if fds and not cuts:
+            cuts.append(len(fds))
+            flags |= socket.MSG_CTRUNC
+        return body, fds, flags, address
+
+    monkeypatch.setattr(socket, "recv_fds", cut_once)
+    second = await client.read(asked(4, max_bytes=1))
+    assert cuts == [1]
+    assert processes.server.borrower_count == 2, "the first connection stays for its loan"
+    assert (joined(first), second.first_offset) == (first_bytes, 4)
+    del first, second
+    gc.collect()
+    await until(lambda: processes.server.borrower_count == 1 and not processes.is_lent)
+
+
 async def test_connections_of_two_borrowers_are_not_confused(processes: Processes, stack: AsyncExitStack) -> None:
     await processes.tier.fill(P0, segments=1, batches=1)
     seen: list[int] = []
