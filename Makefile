@@ -83,6 +83,8 @@ lock: .venv/bin/python ## pin every dependency again, with hashes (ARGS=--upgrad
 	  --output-file requirements-dev.txt pyproject.toml
 	$(PIP_COMPILE) --build-deps-for wheel --extra demo --constraint requirements-dev.txt \
 	  --output-file requirements-demo.txt pyproject.toml
+	$(PIP_COMPILE) --build-deps-for wheel --extra docs --constraint requirements-dev.txt \
+	  --output-file requirements-docs.txt pyproject.toml
 
 # The lock files name packages and hashes, but not the machine that wrote them or the package index.
 PIP_COMPILE = env -u PIP_FIND_LINKS $(BIN)/pip-compile -q $(ARGS) --no-header --generate-hashes --strip-extras \
