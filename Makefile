@@ -15,7 +15,7 @@ VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/support/s
 # test starts compile its modules again.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-spark test test-all soak matrix simulate check fuzz drill bench lock jars frameworks clean
+.PHONY: help demo demo-spark test test-all soak matrix simulate check fuzz drill bench docs lock jars frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -35,7 +35,7 @@ test: jars $(TEST_TOOLS) check ## run check and the tests of every change, on a 
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
 	$(PYTEST) -m "not full" $(ARGS)
 
-test-all: jars frameworks $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check and all tests: three brokers, elections, HDFS, Spark, Streams, ...
+test-all: jars frameworks .venv/docs $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check and all tests: three brokers, elections, HDFS, Spark, Streams, ...
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
 	$(PYTEST) $(ARGS)
 
@@ -76,6 +76,13 @@ drill: jars .venv/installed $(CACHE)/bin/versitygw ## kill and stop proxies, sto
 bench: jars .venv/installed $(CACHE)/bin/versitygw ## measure Tidegate beside its peers and write a report, in 10 minutes (ARGS=--quick, --full)
 	$(BIN)/python -m bench $(ARGS)
 
+docs: .venv/docs ## build the documentation as web pages, and fail on a broken link
+	$(SPHINX)
+	@echo "The pages: build/docs/docs/index.html"
+
+# The source folder is the root of the repository, because pages link to files outside of docs/.
+SPHINX = $(BIN)/sphinx-build -q -W --keep-going -c docs -b html . build/docs
+
 lock: .venv/bin/python ## pin every dependency again, with hashes (ARGS=--upgrade for the newest)
 	$(BIN)/python -m pip install -q pip-tools
 	$(PIP_COMPILE) --build-deps-for wheel --output-file requirements.txt pyproject.toml
@@ -113,6 +120,10 @@ clean: ## remove everything that make created
 .venv/installed: .venv/bin/python requirements-dev.txt pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.txt
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/docs: .venv/installed requirements-docs.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-docs.txt
 	@touch $@
 
 $(CACHE)/bin/versitygw:
