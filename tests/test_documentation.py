@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.commands import command_reference
+from proxy import command_reference
 from tests.support.repository import ROOT, tracked
 
 

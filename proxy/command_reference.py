@@ -1,6 +1,6 @@
 """Generates `docs/commands.md` from the command line.
 
-`python -m proxy.commands.command_reference > docs/commands.md` writes the page.
+`python -m proxy.command_reference > docs/commands.md` writes the page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Command = Any
 INTRODUCTION = """\
 # Commands
 
-Every command, its arguments and its options, as `--help` prints them. `proxy/commands/command_reference.py` generates
+Every command, its arguments and its options, as `--help` prints them. `proxy/command_reference.py` generates
 this page from the code. [operations.md](operations.md) says which command answers which question.
 
 Exit codes of `tidegate check` and `tidegate serve`: 0 success, 1 a problem or a failure, 2 wrong usage. Of
