@@ -11,6 +11,8 @@ from bench.report.style import chart_css, key_of, variables
 from bench.report.svg import Linear, Logarithmic, element, line, log_range, path, shown, text, tooltip
 
 WIDTH = 1064.0
+LETTER_WIDTH = 7.0
+"""About the mean width of a letter of a legend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +116,17 @@ class Curve:
     way: str
     quantiles: Sequence[float]
     dashed: bool = False
+    thin: bool = False
 
     @property
     def style(self) -> str:
-        return "stroke dash" if self.dashed else "stroke"
+        return f"stroke{' dash' * self.dashed}{' thin' * self.thin}"
 
 
 def cumulative(title: str, curves: Sequence[Curve], unit: str = "ms") -> Picture:
     """Draws for each curve which share of the samples was not slower than a time."""
-    height, left, right, top, bottom = 300.0, 56.0, 250.0, 12.0, 36.0
+    height, left, top, bottom = 300.0, 56.0, 12.0, 36.0
+    right = 60.0 + LETTER_WIDTH * max(len("p50 0.123, p99 0.123 ms"), *(len(curve.name) for curve in curves))
     low, high = log_range([value for curve in curves for value in curve.quantiles])
     x = Logarithmic(low, high, left, WIDTH - right)
     y = Linear(0.0, 1.0, height - bottom, top)

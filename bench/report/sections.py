@@ -173,7 +173,7 @@ _NOTES = {
 
 def _first_record(result: ScenarioResult) -> list[Figure]:
     curves = [
-        Curve(f"{way}, {case}", way, found, dashed=case.endswith("again"))
+        Curve(f"{way}, {case}", way, found, dashed=case.endswith("again"), thin="workers" in way)
         for case in result.cases()
         for way in result.ways()
         if (found := result.quantiles(case, way))
