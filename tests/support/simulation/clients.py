@@ -17,7 +17,7 @@ from protocol.apis.fetch.request import parse_fetch_request
 from protocol.apis.fetch.response import parse_fetch_response
 from protocol.header import build_response_header, parse_request_header, response_body_position
 from protocol.primitives import Buffer
-from proxy.wire.exchange import Answer, Prepare, Request
+from proxy.wire.exchange import Answer, BrokerGoneError, Prepare, Request
 from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame
 from tests.support.simulation.cluster import SimBroker, SimPartition
 from tests.support.simulation.fetches import AskedFetch, AskedPartition, fetch
@@ -29,10 +29,6 @@ from tiers.broker.client import monotonic_ms
 
 _VERSION = 16
 _TIMEOUT_S = 8.0
-
-
-class ConnectionLostError(Exception):
-    """The proxy lost the broker, so it closes the client's connection."""
 
 
 @dataclass
@@ -79,7 +75,7 @@ class SimExchange:
             if answer.done():
                 return
             if is_gone():
-                answer.set_exception(ConnectionLostError())
+                answer.set_exception(BrokerGoneError())
                 answer.exception()
             else:
                 answer.set_result(payload)
@@ -87,7 +83,7 @@ class SimExchange:
         def arrive() -> None:
             if is_gone():
                 if not answer.done():
-                    answer.set_exception(ConnectionLostError())
+                    answer.set_exception(BrokerGoneError())
                     answer.exception()
                 return
             _serve(
@@ -279,6 +275,6 @@ class SimClient:
             asking.cancel()
             return None
         payload: bytes | None = None
-        with contextlib.suppress(ConnectionLostError, asyncio.CancelledError):
+        with contextlib.suppress(BrokerGoneError, asyncio.CancelledError):
             payload = asking.result()
         return payload
