@@ -16,6 +16,8 @@ import asyncio
 import fcntl
 import os
 import socket
+import struct
+import termios
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
@@ -35,6 +37,9 @@ MAX_PIPES: Final = 32
 _SPARE_PIPES: Final = 4
 _PIPE_BYTES: Final = 1024 * 1024
 _IOV_MAX: Final = 1024
+_DROP_BYTES: Final = 64 * 1024
+_LINGER_S: Final = 0.02
+_INT: Final = struct.Struct("i")
 _FLAGS: Final = getattr(os, "SPLICE_F_NONBLOCK", 0) | getattr(os, "SPLICE_F_MOVE", 0)
 
 
@@ -154,6 +159,7 @@ class SocketTransport(asyncio.Transport):
         "_is_lost",
         "_is_paused",
         "_is_reading",
+        "_lingering",
         "_loop",
         "_low_bytes",
         "_low_water",
@@ -165,6 +171,7 @@ class SocketTransport(asyncio.Transport):
         "_sock",
         "_unsent",
         "_unsent_bytes",
+        "sent_bytes",
     )
 
     def __init__(
@@ -185,10 +192,13 @@ class SocketTransport(asyncio.Transport):
         self._low_water = 1
         self._unsent: list[memoryview | Pipe] = []  # an empty deque takes ten times as much, for each idle connection
         self._unsent_bytes = 0
+        self.sent_bytes = 0
+        """The bytes that the socket has taken so far, also by splices."""
         self._high_bytes = self._low_bytes = 0
         self._may_read = True
         self._is_reading = self._has_ended = False
         self._is_paused = self._is_closing = self._is_lost = False
+        self._lingering: asyncio.TimerHandle | None = None
         protocol.connection_made(self)
         if self._may_read:
             self.resume_reading()
@@ -301,6 +311,7 @@ class SocketTransport(asyncio.Transport):
             except OSError as error:
                 self._lose(error)
                 return
+        self.sent_bytes += sent
         if sent < len(data):
             self._keep([memoryview(data)[sent:]])
 
@@ -317,6 +328,7 @@ class SocketTransport(asyncio.Transport):
             except OSError as error:
                 self._lose(error)
                 return
+        self.sent_bytes += sent
         unsent: list[memoryview | Pipe] = []
         for buffer in buffers:
             if sent < len(buffer):
@@ -345,7 +357,7 @@ class SocketTransport(asyncio.Transport):
     def _drain(self, pipe: Pipe) -> None:
         try:
             while pipe.size:
-                pipe.drain(self._fd)
+                self.sent_bytes += pipe.drain(self._fd)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -374,7 +386,7 @@ class SocketTransport(asyncio.Transport):
         if not self._unsent:
             self._loop.remove_writer(self._fd)
             if self._is_closing:
-                self._lose(None)
+                self._linger()
                 return
         if self._is_paused and self._unsent_bytes <= self._low_bytes:
             self._is_paused = False
@@ -385,7 +397,9 @@ class SocketTransport(asyncio.Transport):
         unsent = self._unsent
         head = unsent[0]
         if isinstance(head, Pipe):
-            self._unsent_bytes -= head.drain(self._fd)
+            sent = head.drain(self._fd)
+            self._unsent_bytes -= sent
+            self.sent_bytes += sent
             if not head.size:
                 del unsent[0]
                 self._pipes.give_back(head)
@@ -397,6 +411,7 @@ class SocketTransport(asyncio.Transport):
             buffers.append(each)
         left = sent = self._sock.sendmsg(buffers)
         self._unsent_bytes -= sent
+        self.sent_bytes += sent
         gone = 0
         for buffer in buffers:
             if left < len(buffer):
@@ -412,6 +427,44 @@ class SocketTransport(asyncio.Transport):
         self._is_closing = True
         self._stop_reading()
         if not self._unsent:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Ends the connection when the peer's kernel has all written bytes, or the peer ends its own stream.
+
+        A socket that is closed while it has unread bytes, or gets more, resets the connection. The kernel then drops
+        what has not arrived at the peer yet. So what the peer sends meanwhile is read and dropped."""
+        if self._has_ended or not _has_bytes_on_their_way(self._sock):
+            self._lose(None)
+            return
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._lose(error)
+            return
+        self._loop.add_reader(self._fd, self._drop_input)
+        self._linger_on()
+
+    def _linger_on(self) -> None:
+        """Looks again and again, because no event tells that the last byte has arrived."""
+        self._lingering = self._loop.call_later(_LINGER_S, self._linger_on)
+        self._drop_input()
+
+    def _drop_input(self) -> None:
+        left_bytes = MAX_TURN_BYTES
+        try:
+            while left_bytes > 0:
+                count = len(self._sock.recv(_DROP_BYTES))
+                if not count:
+                    self._lose(None)
+                    return
+                left_bytes -= count
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._lose(error)
+            return
+        if not _has_bytes_on_their_way(self._sock):
             self._lose(None)
 
     def abort(self) -> None:
@@ -423,6 +476,9 @@ class SocketTransport(asyncio.Transport):
             return
         self._is_lost = self._is_closing = True
         self._stop_reading()
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._loop.remove_reader(self._fd)
         if self._unsent:
             self._loop.remove_writer(self._fd)
             for each in self._unsent:
@@ -439,21 +495,10 @@ class SocketTransport(asyncio.Transport):
             self._sock.close()
 
 
-async def connected_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket that is connected to one of the host's addresses. Raises `OSError`."""
-    loop = asyncio.get_running_loop()
-    refusal: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(sock, address)
-            return sock
-        except OSError as error:
-            sock.close()
-            refusal = error
-        except BaseException:
-            sock.close()
-            raise
-    raise refusal or OSError(f"{host} has no address")
+def _has_bytes_on_their_way(sock: socket.socket) -> bool:
+    """Whether the kernel has written bytes that have not arrived at the peer. True if the system cannot tell."""
+    try:
+        answer = fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_INT.size))
+    except OSError:
+        return True
+    return bool(_INT.unpack(answer)[0])
