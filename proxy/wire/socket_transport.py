@@ -16,8 +16,6 @@ import asyncio
 import fcntl
 import os
 import socket
-import struct
-import termios
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
@@ -37,9 +35,9 @@ MAX_PIPES: Final = 32
 _SPARE_PIPES: Final = 4
 _PIPE_BYTES: Final = 1024 * 1024
 _IOV_MAX: Final = 1024
-_DROP_BYTES: Final = 64 * 1024
-_LINGER_S: Final = 0.02
-_INT: Final = struct.Struct("i")
+_DROP_BYTES: Final = 256 * 1024
+_MAX_DROPPED_BYTES: Final = 8 * 1024 * 1024
+"""More than the kernel receives for a socket by default."""
 _FLAGS: Final = getattr(os, "SPLICE_F_NONBLOCK", 0) | getattr(os, "SPLICE_F_MOVE", 0)
 
 
@@ -159,7 +157,6 @@ class SocketTransport(asyncio.Transport):
         "_is_lost",
         "_is_paused",
         "_is_reading",
-        "_lingering",
         "_loop",
         "_low_bytes",
         "_low_water",
@@ -198,7 +195,6 @@ class SocketTransport(asyncio.Transport):
         self._may_read = True
         self._is_reading = self._has_ended = False
         self._is_paused = self._is_closing = self._is_lost = False
-        self._lingering: asyncio.TimerHandle | None = None
         protocol.connection_made(self)
         if self._may_read:
             self.resume_reading()
@@ -386,7 +382,7 @@ class SocketTransport(asyncio.Transport):
         if not self._unsent:
             self._loop.remove_writer(self._fd)
             if self._is_closing:
-                self._linger()
+                self._lose(None)
                 return
         if self._is_paused and self._unsent_bytes <= self._low_bytes:
             self._is_paused = False
@@ -427,44 +423,6 @@ class SocketTransport(asyncio.Transport):
         self._is_closing = True
         self._stop_reading()
         if not self._unsent:
-            self._linger()
-
-    def _linger(self) -> None:
-        """Ends the connection when the peer's kernel has all written bytes, or the peer ends its own stream.
-
-        A socket that is closed while it has unread bytes, or gets more, resets the connection. The kernel then drops
-        what has not arrived at the peer yet. So what the peer sends meanwhile is read and dropped."""
-        if self._has_ended or not _has_bytes_on_their_way(self._sock):
-            self._lose(None)
-            return
-        try:
-            self._sock.shutdown(socket.SHUT_WR)
-        except OSError as error:
-            self._lose(error)
-            return
-        self._loop.add_reader(self._fd, self._drop_input)
-        self._linger_on()
-
-    def _linger_on(self) -> None:
-        """Looks again and again, because no event tells that the last byte has arrived."""
-        self._lingering = self._loop.call_later(_LINGER_S, self._linger_on)
-        self._drop_input()
-
-    def _drop_input(self) -> None:
-        left_bytes = MAX_TURN_BYTES
-        try:
-            while left_bytes > 0:
-                count = len(self._sock.recv(_DROP_BYTES))
-                if not count:
-                    self._lose(None)
-                    return
-                left_bytes -= count
-        except (BlockingIOError, InterruptedError):
-            pass
-        except OSError as error:
-            self._lose(error)
-            return
-        if not _has_bytes_on_their_way(self._sock):
             self._lose(None)
 
     def abort(self) -> None:
@@ -476,9 +434,6 @@ class SocketTransport(asyncio.Transport):
             return
         self._is_lost = self._is_closing = True
         self._stop_reading()
-        if self._lingering is not None:
-            self._lingering.cancel()
-            self._loop.remove_reader(self._fd)
         if self._unsent:
             self._loop.remove_writer(self._fd)
             for each in self._unsent:
@@ -492,13 +447,16 @@ class SocketTransport(asyncio.Transport):
         try:
             self._protocol.connection_lost(error)
         finally:
+            self._drop_input()
             self._sock.close()
 
+    def _drop_input(self) -> None:
+        """Ends the stream, and reads what has arrived.
 
-def _has_bytes_on_their_way(sock: socket.socket) -> bool:
-    """Whether the kernel has written bytes that have not arrived at the peer. True if the system cannot tell."""
-    try:
-        answer = fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_INT.size))
-    except OSError:
-        return True
-    return bool(_INT.unpack(answer)[0])
+        A socket that is closed with unread bytes resets its connection. The kernel then drops the written bytes that
+        have not arrived at the peer yet."""
+        left_bytes = 0 if self._has_ended else _MAX_DROPPED_BYTES
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+            while left_bytes > 0 and (dropped := self._sock.recv(_DROP_BYTES)):
+                left_bytes -= len(dropped)
