@@ -77,6 +77,10 @@ class TlsHandshakeError(FrameSizeError):
     """The peer speaks TLS on a plaintext connection: its first bytes begin a TLS record, not a frame."""
 
 
+class HttpError(FrameSizeError):
+    """The peer speaks HTTP: its first bytes are the begin of an HTTP message, not the length of a frame."""
+
+
 class LimitExceededError(ProtocolError):
     """A message has more entries than Kafka or the proxy accepts."""
 

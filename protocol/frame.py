@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from protocol.errors import FrameSizeError, TlsHandshakeError
+from protocol.errors import FrameSizeError, HttpError, TlsHandshakeError
 from protocol.primitives import INT32, Buffer
 
 LENGTH_BYTES = 4
@@ -22,6 +22,10 @@ MAX_REQUEST_BYTES = 104_857_600
 MAX_INT32 = 0x7FFF_FFFF
 _TLS_RECORDS = (0x1603, 0x1503)
 """The first two bytes of a TLS stream: a client's hello, or the alert that a TLS listener sends on plain text."""
+_HTTP_MESSAGES = frozenset(
+    int.from_bytes(begin, "big") for begin in (b"GET ", b"HEAD", b"POST", b"PUT ", b"OPTI", b"CONN", b"PRI ", b"HTTP")
+)
+"""The first four bytes of an HTTP stream. As lengths, they are above 1 GiB, which no first frame has."""
 
 
 class FramePart(NamedTuple):
@@ -45,9 +49,11 @@ class FrameTracker:
     shorter than `head_bytes`, the first part holds all of it.
     """
 
-    __slots__ = ("_head_bytes", "_max_frame_bytes", "_pending", "_remaining", "_size", "_started")
+    __slots__ = ("_head_bytes", "_limit", "_max_frame_bytes", "_pending", "_remaining", "_size", "_started")
 
-    def __init__(self, head_bytes: int, max_frame_bytes: int = MAX_INT32) -> None:
+    def __init__(self, head_bytes: int, max_frame_bytes: int = MAX_INT32, limit: str = "") -> None:
+        """`limit` names the setting that has `max_frame_bytes`, for the error."""
+        self._limit = f" ({limit})" if limit else ""
         self._head_bytes = head_bytes
         self._max_frame_bytes = max_frame_bytes
         self._pending = bytearray()
@@ -141,10 +147,14 @@ class FrameTracker:
             self._started = True
             if size >> 16 in _TLS_RECORDS:
                 raise TlsHandshakeError("the peer speaks TLS where plain text was expected")
+            if size in _HTTP_MESSAGES:
+                raise HttpError("the peer speaks HTTP where Kafka's protocol was expected")
         if size < 0:
             raise FrameSizeError(f"a frame with the negative length {size}")
         if size > self._max_frame_bytes:
-            raise FrameSizeError(f"a frame of {size} bytes, above the limit of {self._max_frame_bytes} bytes")
+            raise FrameSizeError(
+                f"a frame of {size} bytes, above the limit of {self._max_frame_bytes} bytes{self._limit}"
+            )
 
 
 class FrameDecoder:

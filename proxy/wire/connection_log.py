@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.addresses import Address
-from protocol.errors import ProtocolError, TlsHandshakeError
+from protocol.errors import HttpError, ProtocolError, TlsHandshakeError
 from proxy.wire.error_log import ErrorLog, FaultyFrame, IncidentKind, Sender
 
 logger = logging.getLogger(__name__)
@@ -101,6 +101,12 @@ class ConnectionReport:
                 said = (
                     "a client speaks TLS on this plain-text port: set security.protocol=PLAINTEXT (or SASL_PLAINTEXT) "
                     "in the client, or give the proxy a certificate ([listener.tls])"
+                )
+            case HttpError() if peer == "broker":
+                said = "closing the connection: the broker speaks HTTP: does bootstrap.servers name Kafka's ports?"
+            case HttpError():
+                said = (
+                    "a client speaks HTTP on this port for Kafka's clients: the port of [admin] has metrics and health"
                 )
             case ProtocolError():
                 said = f"closing the connection: the {peer} sent {error}"

@@ -158,10 +158,7 @@ class Outlet:
     def splice(self, fd: int, max_bytes: int) -> int | None:
         """Moves bytes from the socket `fd` to the peer, as `RelayingProtocol.relay` describes it."""
         transport = self._transport
-        moved = transport.splice(fd, max_bytes) if isinstance(transport, SocketTransport) else None
-        if moved:
-            self._written_bytes += moved
-        return moved
+        return transport.splice(fd, max_bytes) if isinstance(transport, SocketTransport) else None
 
     def _write_pieces(self, transport: asyncio.Transport) -> None:
         """Writes pieces while the transport's buffer is empty. A TLS write may call `resume_writing`, and re-enter."""
@@ -186,6 +183,8 @@ class Outlet:
     @property
     def sent_bytes(self) -> int:
         """The bytes that have left so far. With TLS, a piece counts when the next one is given to the transport."""
+        if isinstance(self._transport, SocketTransport):
+            return self._transport.sent_bytes
         waiting_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self._written_bytes - waiting_bytes - sum(map(len, self._unsent))
 

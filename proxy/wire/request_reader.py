@@ -25,6 +25,7 @@ from proxy.wire.sasl_exchange import AUTHENTICATION_APIS, BEFORE_AUTHENTICATION,
 from proxy.wire.upstream import UpstreamConnection
 
 _HEAD = struct.Struct(">hhi")
+_REQUEST_LIMIT = "limits.socket.request.max.bytes"
 _HELD_LIMIT = "limits.held.request.max.bytes"
 _UNAUTHENTICATED_LIMIT = "limits.sasl.server.max.receive.size, the limit before authentication"
 MAX_PREFIX_BYTES = 128 * 1024
@@ -100,7 +101,7 @@ class RequestReader:
         self._must_wait = must_wait
         self._prepare = prepare
         self._loop = asyncio.get_running_loop()
-        self._tracker = FrameTracker(REQUEST_HEAD_BYTES, context.limits.max_request_bytes)
+        self._tracker = FrameTracker(REQUEST_HEAD_BYTES, context.limits.max_request_bytes, _REQUEST_LIMIT)
         self._to_broker: list[Buffer] = []
         self._stash: Stash | None = None
         self._partial: bytearray | None = None

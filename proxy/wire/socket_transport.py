@@ -35,6 +35,9 @@ MAX_PIPES: Final = 32
 _SPARE_PIPES: Final = 4
 _PIPE_BYTES: Final = 1024 * 1024
 _IOV_MAX: Final = 1024
+_DROP_BYTES: Final = 256 * 1024
+_MAX_DROPPED_BYTES: Final = 8 * 1024 * 1024
+"""More than the kernel receives for a socket by default."""
 _FLAGS: Final = getattr(os, "SPLICE_F_NONBLOCK", 0) | getattr(os, "SPLICE_F_MOVE", 0)
 
 
@@ -165,6 +168,7 @@ class SocketTransport(asyncio.Transport):
         "_sock",
         "_unsent",
         "_unsent_bytes",
+        "sent_bytes",
     )
 
     def __init__(
@@ -185,6 +189,8 @@ class SocketTransport(asyncio.Transport):
         self._low_water = 1
         self._unsent: list[memoryview | Pipe] = []  # an empty deque takes ten times as much, for each idle connection
         self._unsent_bytes = 0
+        self.sent_bytes = 0
+        """The bytes that the socket has taken so far, also by splices."""
         self._high_bytes = self._low_bytes = 0
         self._may_read = True
         self._is_reading = self._has_ended = False
@@ -301,6 +307,7 @@ class SocketTransport(asyncio.Transport):
             except OSError as error:
                 self._lose(error)
                 return
+        self.sent_bytes += sent
         if sent < len(data):
             self._keep([memoryview(data)[sent:]])
 
@@ -317,6 +324,7 @@ class SocketTransport(asyncio.Transport):
             except OSError as error:
                 self._lose(error)
                 return
+        self.sent_bytes += sent
         unsent: list[memoryview | Pipe] = []
         for buffer in buffers:
             if sent < len(buffer):
@@ -345,7 +353,7 @@ class SocketTransport(asyncio.Transport):
     def _drain(self, pipe: Pipe) -> None:
         try:
             while pipe.size:
-                pipe.drain(self._fd)
+                self.sent_bytes += pipe.drain(self._fd)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -385,7 +393,9 @@ class SocketTransport(asyncio.Transport):
         unsent = self._unsent
         head = unsent[0]
         if isinstance(head, Pipe):
-            self._unsent_bytes -= head.drain(self._fd)
+            sent = head.drain(self._fd)
+            self._unsent_bytes -= sent
+            self.sent_bytes += sent
             if not head.size:
                 del unsent[0]
                 self._pipes.give_back(head)
@@ -397,6 +407,7 @@ class SocketTransport(asyncio.Transport):
             buffers.append(each)
         left = sent = self._sock.sendmsg(buffers)
         self._unsent_bytes -= sent
+        self.sent_bytes += sent
         gone = 0
         for buffer in buffers:
             if left < len(buffer):
@@ -436,24 +447,16 @@ class SocketTransport(asyncio.Transport):
         try:
             self._protocol.connection_lost(error)
         finally:
+            self._drop_input()
             self._sock.close()
 
+    def _drop_input(self) -> None:
+        """Ends the stream, and reads what has arrived.
 
-async def connected_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket that is connected to one of the host's addresses. Raises `OSError`."""
-    loop = asyncio.get_running_loop()
-    refusal: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(sock, address)
-            return sock
-        except OSError as error:
-            sock.close()
-            refusal = error
-        except BaseException:
-            sock.close()
-            raise
-    raise refusal or OSError(f"{host} has no address")
+        A socket that is closed with unread bytes resets its connection. The kernel then drops the written bytes that
+        have not arrived at the peer yet."""
+        left_bytes = 0 if self._has_ended else _MAX_DROPPED_BYTES
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+            while left_bytes > 0 and (dropped := self._sock.recv(_DROP_BYTES)):
+                left_bytes -= len(dropped)

@@ -20,8 +20,9 @@ from proxy.wire.error_log import FaultyFrame, Sender
 from proxy.wire.exchange import Buffers, ResponsePatcher
 from proxy.wire.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
 from proxy.wire.response_queue import ResponseQueue, Slot
-from proxy.wire.socket_transport import MIN_SPLICE_BYTES, SocketTransport, connected_socket
+from proxy.wire.socket_transport import MIN_SPLICE_BYTES, SocketTransport
 from tiers.broker.tls import explain
+from tiers.sockets import connected_socket
 
 logger = logging.getLogger(__name__)
 
@@ -361,11 +362,16 @@ async def connect_upstream(context: ConnectionContext, endpoint: Endpoint, clien
 
 
 async def _open(upstream: UpstreamConnection, context: ConnectionContext, host: str, port: int) -> None:
-    if context.upstream_tls is None and context.pipes is not None:
-        SocketTransport(await connected_socket(host, port), upstream, context.pipes, relaying=upstream)
-        return
     ssl = None if context.upstream_tls is None else context.upstream_tls.current()
-    await asyncio.get_running_loop().create_connection(lambda: upstream, host, port, ssl=ssl)
+    if context.pipes is None:  # the loop makes its own connections
+        await asyncio.get_running_loop().create_connection(lambda: upstream, host, port, ssl=ssl)
+        return
+    sock = await connected_socket(host, port)
+    if ssl is None:
+        SocketTransport(sock, upstream, context.pipes, relaying=upstream)
+        return
+    loop = asyncio.get_running_loop()
+    await loop.create_connection(lambda: upstream, sock=sock, ssl=ssl, server_hostname=host)
 
 
 async def _known_addresses(endpoint: Endpoint) -> Sequence[Address]:

@@ -24,6 +24,7 @@ from protocol.primitives import INT32, skip_tagged_section
 from tiers.broker.sasl import SaslCredentials, authenticate
 from tiers.broker.tls import explain, setting_to_change
 from tiers.errors import BrokerError, BrokerRefusedError
+from tiers.sockets import connected_socket
 
 MAX_RESPONSE_BYTES = 128 * 1024 * 1024
 _API_VERSIONS_KEY = 18
@@ -89,7 +90,11 @@ class BrokerConnection(asyncio.BufferedProtocol):
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 try:
-                    await asyncio.get_running_loop().create_connection(lambda: connection, host, port, ssl=ssl_context)
+                    sock = await connected_socket(host, port)
+                    name = None if ssl_context is None else host
+                    await asyncio.get_running_loop().create_connection(
+                        lambda: connection, sock=sock, ssl=ssl_context, server_hostname=name
+                    )
                 except OSError:  # an error of the certificate is a `ValueError` too
                     raise
                 except ValueError as error:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import FrameSizeError, TlsHandshakeError
+from protocol.errors import FrameSizeError, HttpError, TlsHandshakeError
 from protocol.frame import FrameDecoder, FramePart, FrameTracker, frame_length
 
 payloads = st.lists(st.binary(max_size=40), max_size=8)
@@ -102,6 +102,19 @@ def test_tls_is_told_apart(record: str, cut: int) -> None:
     tracker = FrameTracker(8)
     with pytest.raises(TlsHandshakeError):
         tracker.feed(data[:cut]), tracker.feed(data[cut:])
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 6])
+@pytest.mark.parametrize("begin", [b"GET /metrics HTTP/1.1\r\n", b"HTTP/1.1 400 Bad Request\r\n"])
+def test_http_is_told_apart(begin: bytes, cut: int) -> None:
+    tracker = FrameTracker(8)
+    with pytest.raises(HttpError):
+        tracker.feed(begin[:cut]), tracker.feed(begin[cut:])
+
+
+def test_a_frame_above_the_limit_names_the_setting() -> None:
+    with pytest.raises(FrameSizeError, match=r"a frame of 101 bytes, above the limit of 100 bytes \(max\.bytes\)"):
+        FrameTracker(4, 100, "max.bytes").feed(wire([b"x" * 101]))
 
 
 def test_a_later_frame_may_have_a_length_that_looks_like_tls() -> None:

@@ -386,7 +386,11 @@ async def test_a_handler_that_fails_closes_its_connection_alone(caplog: pytest.L
     [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "a client speaks TLS on this plain-text port"),
         (b"\xff\xff\xff\xff12345678", "a frame with the negative length -1"),
-        (b"\x7f\x00\x00\x0012345678", "a frame of 2130706432 bytes, above the limit of 104857600 bytes"),
+        (b"GET / HTTP/1.1\r\n\r\n", "a client speaks HTTP on this port for Kafka's clients"),
+        (
+            b"\x7f\x00\x00\x0012345678",
+            "a frame of 2130706432 bytes, above the limit of 104857600 bytes (limits.socket.request.max.bytes)",
+        ),
         (b"\x00\x00\x00\x041234", "a request of 4 bytes"),
     ],
 )
@@ -411,6 +415,16 @@ async def test_a_broker_that_breaks_the_order_or_the_frames_is_cut_off(
         await upstream.send_raw(sent)
         assert await client.ended() == b""
         assert "the broker sent" in caplog.records[0].message
+
+
+async def test_a_broker_that_speaks_http_is_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+        await client.send(request(OPAQUE, 4, 7))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.send_raw(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        assert await client.ended() == b""
+        assert "the broker speaks HTTP" in caplog.records[0].message
 
 
 async def test_pipelining_beyond_the_limit_waits_in_the_client_s_socket() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.wire.socket_transport import LOW_WATER_BYTES, PipePool, SocketTransport, connected_socket
+from proxy.wire.flow_control import BufferPool, Outlet
+from proxy.wire.socket_transport import LOW_WATER_BYTES, PipePool, SocketTransport
 
 KIB = 1024
 LARGE = bytes(range(256)) * (4 * 1024)
@@ -188,6 +189,50 @@ async def test_a_close_lets_the_written_bytes_leave(pipes: PipePool) -> None:
         assert end.protocol.error is None
 
 
+async def close_before_it_has_all(peer: socket.socket, ours: socket.socket, pipes: PipePool) -> tuple[bytes, Recorder]:
+    """Returns the bytes that the kernel took from the transport before its close, although the peer reads none yet."""
+    protocol = Recorder()
+    transport = SocketTransport(ours, protocol, pipes)
+    transport.pause_reading()
+    while transport.get_write_buffer_size() == 0:
+        transport.write(LARGE[:KIB])
+    taken = transport.sent_bytes
+    transport._unsent.clear()
+    transport._loop.remove_writer(transport._fd)
+    transport._unsent_bytes = 0
+    await asyncio.to_thread(peer.sendall, b"a request that nobody reads")
+    transport.close()
+    return (LARGE[:KIB] * (taken // KIB + 1))[:taken], protocol
+
+
+async def test_a_close_before_all_was_read_cuts_no_answer(pipes: PipePool) -> None:
+    """An unread request would make the kernel reset the connection, and drop what the peer has not received."""
+    with connection() as (ours, peer):
+        written, protocol = await close_before_it_has_all(peer, ours, pipes)
+        peer.settimeout(60)
+        received = bytearray()
+        while more := await asyncio.to_thread(peer.recv, 64 * KIB):
+            received += more
+        assert received == written
+        peer.close()
+        await protocol.lost.wait()
+        assert protocol.error is None
+
+
+async def test_a_request_that_nobody_reads_resets_no_connection(pipes: PipePool) -> None:
+    with connection() as (ours, peer):
+        protocol = Recorder()
+        transport = SocketTransport(ours, protocol, pipes)
+        transport.pause_reading()
+        peer.sendall(b"a request that nobody reads")
+        transport.write(b"answer")
+        transport.close()
+        await protocol.lost.wait()
+        peer.settimeout(60)
+        assert await asyncio.to_thread(peer.recv, 6) == b"answer"
+        assert await asyncio.to_thread(peer.recv, 1) == b""
+
+
 async def test_an_abort_drops_the_written_bytes(pipes: PipePool) -> None:
     async with end_of(pipes) as end:
         end.transport.write(LARGE)
@@ -257,6 +302,22 @@ async def test_bytes_in_a_pipe_count_and_leave_before_later_ones(pipes: PipePool
         target.transport.write(b" written")
         assert (await target.receive(sent + 15))[sent:] == b"relayed written"
         await target.until(lambda: target.protocol.told == ["made", "pause", "resume"])
+
+
+async def test_bytes_in_a_pipe_have_not_left_when_the_pause_is_told(pipes: PipePool) -> None:
+    """The deadline of a client that stalls begins with the pause."""
+    async with end_of(pipes) as source, end_of(pipes) as target:
+        source.transport.pause_reading()
+        outlet = Outlet(BufferPool())
+        outlet.attach(target.transport)
+        told: list[int] = []
+        target.protocol.pause_writing = lambda: told.append(outlet.sent_bytes)  # type: ignore[method-assign]
+        await source.send(LARGE[: 8 * KIB])
+        with suppress(BlockingIOError):
+            while True:
+                target.transport._sock.send(bytes(KIB))
+        assert outlet.splice(source.transport._fd, 8 * KIB) == 8 * KIB
+        assert told == [outlet.sent_bytes]
 
 
 async def test_bytes_in_a_pipe_end_with_their_connection_alone() -> None:
@@ -366,27 +427,3 @@ async def test_the_kernel_waits_only_for_bytes_that_are_due() -> None:
             await target.until(lambda: protocol.received == b"headtail")
             transport.abort()
             await protocol.lost.wait()
-
-
-async def test_a_refused_connection_tries_the_next_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        ends = [closed.getsockname(), listener.getsockname()]
-
-        async def addresses(*_: object, **__: object) -> list[tuple[object, ...]]:
-            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", end) for end in ends]
-
-        loop = asyncio.get_running_loop()
-        monkeypatch.setattr("asyncio.get_running_loop", lambda: _Resolving(loop, addresses))
-        sock = await connected_socket("broker", 9092)
-        assert sock.getpeername() == ends[1]
-        sock.close()
-        ends.pop()
-        with pytest.raises(ConnectionRefusedError):
-            await connected_socket("broker", 9092)
-
-
-class _Resolving:
-    def __init__(self, loop: asyncio.AbstractEventLoop, getaddrinfo: Callable[..., object]) -> None:
-        self.getaddrinfo = getaddrinfo
-        self.sock_connect = loop.sock_connect

@@ -138,7 +138,7 @@ class Channel:
                 continue
             self._unsent.popleft()
             close_all(fds)
-        if self._waits_for_room:
+        if self._waits_for_room and not self._is_closed:
             self._waits_for_room = False
             self._loop.remove_writer(self._peer.fileno())
 
@@ -162,8 +162,13 @@ class Channel:
                 close_all(fds)
                 self._cut("descriptors are missing")
                 continue
-            message = pickle.loads(body[1:] if body[:1] == _INLINE else _read_and_close(fds.pop()))
-            self._on_message(message, list(fds))
+            try:
+                data = body[1:] if body[:1] == _INLINE else _read_and_close(fds.pop())
+            except OSError as error:
+                close_all(fds)
+                self._cut(error)
+                continue
+            self._on_message(pickle.loads(data), list(fds))
 
     def _cut(self, reason: object) -> None:
         logger.error("a message between two processes of the proxy was cut", extra={"error": str(reason)})

@@ -124,19 +124,24 @@ class _Connection:
             if isinstance(part, bytes):
                 records.append(memoryview(part))
             else:
-                self._loans += 1
                 records.append(self._buffers.view(part.buffer, part.start, part.size_bytes))
+                self._loans += 1  # only now: without a view, nothing ends the loan here
         return RemoteRead(records, lent.size_bytes, lent.first_offset, lent.next_offset, lent.aborted_transactions)
 
     def _on_unused(self, buffer: int) -> None:
+        # Each call asks for a turn of its own. A thread cannot know whether the turn in progress still sees its buffer.
         self._unused.append(buffer)
-        if len(self._unused) == 1 and not self._loop.is_closed():
+        if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._give_back)
 
     def _give_back(self) -> None:
-        buffers = tuple(self._unused.popleft() for _ in range(len(self._unused)))
+        buffers: list[int] = []
+        while self._unused:
+            buffers.append(self._unused.popleft())
+        if not buffers:
+            return  # an earlier turn has given them back
         self._loans -= len(buffers)
-        self._channel.send(GiveBack(buffers))
+        self._channel.send(GiveBack(tuple(buffers)))
         if self._is_ending and not self._loans:
             self._channel.close()
 

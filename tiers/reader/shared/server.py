@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _IDS_OF_A_BORROWER = 1 << 48
 """The connection ids of a borrower are below this."""
+_RETRY_S = 1.0
+"""The pause after a failed accept, for example if the process has no file descriptor left."""
 
 
 class RemoteReadServer:
@@ -59,6 +61,7 @@ class RemoteReadServer:
         self._numbers = itertools.count(1)
         self._borrowers: dict[int, _Borrower] = {}
         self._group: asyncio.TaskGroup | None = None
+        self._again: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         self._group = asyncio.TaskGroup()
@@ -70,6 +73,8 @@ class RemoteReadServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._again is not None:
+            self._again.cancel()
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
         for borrower in list(self._borrowers.values()):
             borrower.close()
@@ -90,6 +95,12 @@ class RemoteReadServer:
         try:
             peer, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        except OSError as error:
+            logger.error("a process of the proxy cannot connect, trying again: %s", error.strerror or error)
+            loop, fd = asyncio.get_running_loop(), self._listener.fileno()
+            loop.remove_reader(fd)
+            self._again = loop.call_later(_RETRY_S, loop.add_reader, fd, self._accept)
             return
         if not is_of_own_user(peer):
             logger.warning("a process of another user is refused: it asked for records of the remote tier")

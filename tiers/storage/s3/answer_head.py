@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 HEAD_END = b"\r\n\r\n"
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\r\n\0]*)")
 _NUMBER = re.compile(rb"[0-9]{1,18}")
-_CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/(?:[0-9]{1,18}|\*)")
+_CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\r\n]*)?\r\n")
 
 
@@ -17,17 +18,25 @@ class MalformedAnswerError(Exception):
     """The bytes are no answer of HTTP/1.1, or one that is not understood."""
 
 
+class ContentRange(NamedTuple):
+    """The positions of the first and the last byte, both inclusive. `size` is the object's; None: unknown."""
+
+    first: int
+    last: int
+    size: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
     """What a client needs of a head.
 
-    `length` is the Content-Length; None if there is none, or if the body comes in chunks. `content_range` has the
-    positions of the first and the last byte, both inclusive; None if there is no such field."""
+    `length` is the Content-Length; None if there is none, or if the body comes in chunks. `content_range` is
+    None if there is no such field."""
 
     status: int
     length: int | None
     is_chunked: bool
-    content_range: tuple[int, int] | None
+    content_range: ContentRange | None
     stays_open: bool
     """Whether the connection may be used again after this answer."""
 
@@ -85,14 +94,14 @@ def _length(values: set[bytes]) -> int | None:
     return int(value)
 
 
-def _content_range(value: bytes) -> tuple[int, int] | None:
+def _content_range(value: bytes) -> ContentRange | None:
     """Returns None for `bytes */SIZE`, which comes with status 416."""
     if value.startswith(b"bytes */"):
         return None
     found = _CONTENT_RANGE.fullmatch(value)
     if found is None:
         raise MalformedAnswerError(f"no Content-Range of bytes: {value[:100]!r}")
-    return int(found[1]), int(found[2])
+    return ContentRange(int(found[1]), int(found[2]), None if found[3] == b"*" else int(found[3]))
 
 
 def dechunked(raw: bytes) -> tuple[bytes, bool]:

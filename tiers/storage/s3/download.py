@@ -7,6 +7,8 @@ time of its deadline, however long it takes as a whole.
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Callable
 from typing import Any
 
 from cachetools import TTLCache
@@ -27,12 +29,19 @@ _RANGE_NOT_SATISFIABLE = 416
 class S3Downloader:
     """Must be created on the event loop that uses it. `client` is aiobotocore's."""
 
-    def __init__(self, client: Any, bucket: str, timeout_s: float, max_connections: int) -> None:
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        timeout_s: float,
+        max_connections: int,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+    ) -> None:
         self._client = client
         self._bucket = bucket
         self._timeout_s = timeout_s
         self._urls: TTLCache[str, str] = TTLCache(_KEPT_URLS, _KEPT_S)
-        self._reader = RangeReader(max_connections)
+        self._reader = RangeReader(max_connections, tls=tls)
 
     async def get(
         self, key: str, start: int = 0, end: int | None = None, allocate: Allocate = new_memory

@@ -235,15 +235,20 @@ class RangeConnection(asyncio.BufferedProtocol):
 def _has_range(head: AnswerHead, asked: ByteRange) -> bool:
     """Returns whether the body is the range that was asked for. False for the status of an error.
 
-    The range may end before the one that was asked for, because the object does.
+    The range may end before the one that was asked for, if the answer says that the object does. A caller may take the
+    end of a range for the end of the object, and an object that is too short for damaged.
 
     Raises `UnexpectedAnswerError` for another range."""
     if head.status != (_OK if asked.is_whole else _PARTIAL):
         return False
     if head.length is None or (asked.end is not None and head.length > asked.end + 1 - asked.start):
         raise UnexpectedAnswerError(f"the answer announces {head.length} bytes for {asked}")
-    if head.content_range is not None:
-        first, last = head.content_range
+    found = head.content_range
+    is_complete = asked.is_whole or (asked.end is not None and head.length == asked.end + 1 - asked.start)
+    if not is_complete and (found is None or found.last + 1 != found.size):
+        raise UnexpectedAnswerError(f"the answer has {head.length} bytes for {asked}, before the end of the object")
+    if found is not None:
+        first, last, _ = found
         if first != asked.start or last + 1 - first != head.length:
             raise UnexpectedAnswerError(f"the answer has {head.length} bytes, as the range {first}-{last}, for {asked}")
     return True

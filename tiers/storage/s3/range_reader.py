@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-import aiohappyeyeballs
-
+from tiers.sockets import connected_socket
 from tiers.storage.remote_storage_manager import Allocate
 from tiers.storage.s3.range_connection import (
     ByteRange,
@@ -27,8 +25,6 @@ from tiers.storage.s3.range_connection import (
 )
 
 IDLE_S: Final = 15.0
-_NEXT_ADDRESS_S: Final = 0.25
-"""The time after which the connection to another address begins beside the one in progress (RFC 8305)."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _SENDABLE: Final = re.compile("[!-~]+")
 """A URL without spaces and control characters, which would end the request line."""
@@ -147,8 +143,7 @@ class RangeReader:
             raise LostConnectionError("the reader is closed")
         tls = await self._tls_context() if origin.is_tls else None
         loop = asyncio.get_running_loop()
-        addresses = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-        opened = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_S)
+        opened = await connected_socket(origin.host, origin.port)
         try:
             _, connection = await loop.create_connection(
                 RangeConnection, sock=opened, ssl=tls, server_hostname=origin.host if origin.is_tls else None

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError
 from botocore.handlers import add_expect_header
+from botocore.httpsession import get_cert_path
 
 from tiers.errors import ObjectChangedError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -71,6 +74,13 @@ def _socket_that_shows_progress(address: tuple[Any, ...]) -> socket.socket:
     with suppress(OSError):  # an aid, which not every kernel has
         made.setsockopt(socket.IPPROTO_TCP, _NOT_SENT_OPTION, _NOT_SENT_BYTES)
     return made
+
+
+def _context_of_client(ca_bundle: str | None) -> ssl.SSLContext:
+    """Returns a context that trusts the authorities of the client library. `ca_bundle` is its setting for a file.
+
+    Otherwise a store whose authority AWS_CA_BUNDLE names would take every copy, and no copy could be read."""
+    return ssl.create_default_context(cafile=get_cert_path(ca_bundle or True))
 
 
 class S3RemoteStorageManager:
@@ -126,8 +136,9 @@ class S3RemoteStorageManager:
             },
         )
         try:
+            session = get_session()
             client = await self._resources.enter_async_context(
-                get_session().create_client(
+                session.create_client(
                     "s3",
                     region_name=self._region,
                     endpoint_url=self._endpoint_url,
@@ -142,7 +153,8 @@ class S3RemoteStorageManager:
         client.meta.events.unregister("before-call.s3", add_expect_header)
         window = PartWindow(max(1, self._max_connections // 2))
         self._up = S3Uploader(client, self._bucket, self._timeout_s, self._part_bytes, window)
-        self._down = S3Downloader(client, self._bucket, self._timeout_s, self._max_connections)
+        tls = partial(_context_of_client, session.get_config_variable("ca_bundle"))
+        self._down = S3Downloader(client, self._bucket, self._timeout_s, self._max_connections, tls)
         self._resources.push_async_callback(self._down.close)
 
     async def check(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -32,6 +34,7 @@ from tiers.reader.remote_log_reader import (
     monotonic_ms,
 )
 from tiers.reader.shared import buffers as buffers_module
+from tiers.reader.shared import channel as channel_module
 from tiers.reader.shared import client as client_module
 from tiers.reader.shared import server as server_module
 from tiers.reader.shared.buffers import SharedBuffers
@@ -306,6 +309,94 @@ async def test_a_cut_message_ends_no_loan_of_a_borrower_that_lives(
     del first, second
     gc.collect()
     await until(lambda: processes.server.borrower_count == 1 and not processes.is_lent)
+
+
+async def test_a_large_message_that_cannot_be_mapped_is_a_cut_one(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The borrower has no descriptor left for the map of the file that has the message."""
+    batches = await processes.tier.fill(P0, segments=1, batches=1, records=1, value_bytes=LARGE // 2)
+    client, read_and_close = await processes.client(), channel_module._read_and_close
+    fails = [OSError(errno.EMFILE, "no file left")]
+
+    def fail_once(fd: int) -> bytes:
+        data = read_and_close(fd)
+        if fails:
+            raise fails.pop()
+        return data
+
+    monkeypatch.setattr(channel_module, "_read_and_close", fail_once)
+    assert joined(await client.read(asked(0))) == batches[0]
+    assert not fails
+    await until(lambda: processes.server.borrower_count == 1)
+
+
+async def test_a_loan_that_cannot_be_viewed_ends_with_its_connection(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two answers are on their way, and the first one, which has the descriptor for both, is cut."""
+    await processes.tier.fill(P0, segments=2, batches=1, records=1, value_bytes=LARGE)
+    await processes.reader.read(asked(0))
+    client, receive = await processes.client(), socket.recv_fds
+    held = await client.read(asked(1))
+    cuts: list[int] = []
+
+    def cut_once(peer: socket.socket, size: int, max_fds: int) -> tuple[bytes, list[int], int, Any]:
+        body, fds, flags, address = receive(peer, size, max_fds)
+        if fds and not cuts:
+            cuts.append(len(fds))
+            flags |= socket.MSG_CTRUNC
+        return body, fds, flags, address
+
+    monkeypatch.setattr(socket, "recv_fds", cut_once)
+    reads = await asyncio.gather(client.read(asked(0)), client.read(asked(0)))
+    assert joined(reads[0]) == joined(reads[1])
+    assert held.first_offset == 1
+    del held, reads
+    gc.collect()
+    await until(lambda: processes.server.borrower_count == 1 and not processes.is_lent, timeout_s=60)
+
+
+async def test_views_that_end_while_others_are_given_back_are_too(processes: Processes) -> None:
+    await processes.tier.fill(P0, segments=1, batches=3, records=1, value_bytes=LARGE)
+    client = await processes.client()
+    held = [await client.read(asked(offset, max_bytes=1)) for offset in range(3)]
+    assert client._connection is not None
+
+    class Racing(deque[int]):
+        """The last views of another read end after the number of unused ones was looked at, as in another thread."""
+
+        def popleft(self) -> int:
+            if held:
+                held.pop()
+            return super().popleft()
+
+    client._connection._unused = Racing()
+    held.pop()
+    await until(lambda: not held and not processes.is_lent, timeout_s=60)
+
+
+async def test_a_process_that_cannot_be_accepted_is_accepted_later(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await processes.tier.fill(P0, segments=1, batches=1)
+    monkeypatch.setattr(server_module, "_RETRY_S", 0.01)
+    listener = processes.server._listener
+    fails = [OSError(errno.EMFILE, "no file left")]
+
+    class Failing:
+        def fileno(self) -> int:
+            return listener.fileno()
+
+        def accept(self) -> Any:
+            if fails:
+                raise fails.pop()
+            return listener.accept()
+
+    monkeypatch.setattr(processes.server, "_listener", Failing())
+    client = await processes.client()
+    assert (await client.read(asked(0, timeout_ms=60_000))).size_bytes > 0
+    assert caplog.messages == ["a process of the proxy cannot connect, trying again: no file left"]
 
 
 async def test_connections_of_two_borrowers_are_not_confused(processes: Processes, stack: AsyncExitStack) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiers.storage.s3.answer_head import AnswerHead, MalformedAnswerError, dechunked, parse_head
+from tiers.storage.s3.answer_head import AnswerHead, ContentRange, MalformedAnswerError, dechunked, parse_head
 
 
 def head_of(*lines: str) -> AnswerHead:
@@ -15,7 +15,7 @@ def head_of(*lines: str) -> AnswerHead:
 
 def test_a_range_with_its_length_and_its_place() -> None:
     head = head_of("HTTP/1.1 206 Partial Content", "content-length: 5", "Content-Range: bytes 2-6/10", "ETag: x")
-    assert head == AnswerHead(206, length=5, is_chunked=False, content_range=(2, 6), stays_open=True)
+    assert head == AnswerHead(206, length=5, is_chunked=False, content_range=ContentRange(2, 6, 10), stays_open=True)
 
 
 @pytest.mark.parametrize(

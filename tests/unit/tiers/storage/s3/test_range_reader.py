@@ -195,6 +195,18 @@ async def test_a_cancelled_get_leaves_no_connection_to_the_next() -> None:
             UnexpectedAnswerError,
             "announces None",
         ),
+        ([b"HTTP/1.1 206 x\r\nContent-Length: 3\r\n\r\n234"], UnexpectedAnswerError, "has 3 bytes"),
+        ([b"HTTP/1.1 206 x\r\nContent-Length: 0\r\n\r\n"], UnexpectedAnswerError, "has 0 bytes"),
+        (
+            [b"HTTP/1.1 206 x\r\nContent-Length: 3\r\nContent-Range: bytes 2-4/10\r\n\r\n234"],
+            UnexpectedAnswerError,
+            "before the end of the object",
+        ),
+        (
+            [b"HTTP/1.1 206 x\r\nContent-Length: 3\r\nContent-Range: bytes 2-4/*\r\n\r\n234"],
+            UnexpectedAnswerError,
+            "before the end of the object",
+        ),
         ([RIGHT.replace(b"2-6", b"3-7")], UnexpectedAnswerError, "the range 3-7"),
         ([RIGHT.replace(b"2-6", b"2-5")], UnexpectedAnswerError, "the range 2-5"),
         ([RIGHT.replace(b"bytes 2-6/10", b"lines 2-6/10")], MalformedAnswerError, "Content-Range"),
