@@ -4,10 +4,10 @@ The owner rewrites the manifest after every change of its content. If the store 
 next round tries again. Until then the owner trims only what the stored manifest accepts. A restart costs no PUT.
 
 A former owner's PUT may be late and replace the manifest. So the owner reads the stored one before each rewrite, before
-each trim, and once more T_vis after a takeover. A manifest says which metadata offset it reflects. If the stored one
-reflects a later offset than the owner has read, there is a newer owner, or metadata was lost: the owner does not
-overwrite it, and finds out. Where conditional writes are proved, a rewrite names the version that was read, so that no
-write in between is lost.
+each trim and each deletion of copied segments, and once more T_vis after a takeover. A manifest says which metadata
+offset it reflects. If the stored one reflects a later offset than the owner has read, there is a newer owner, or
+metadata was lost: the owner does not overwrite it, and finds out. Where conditional writes are proved, a rewrite names
+the version that was read, so that no write in between is lost.
 
 The manifest is also a witness (docs/design.md, safety rule 5). The metadata lost records when the manifest accepts a
 segment that the metadata does not know, or names a position that the metadata topic does not reach any more. Then the
@@ -216,7 +216,10 @@ class PartitionManifestTask:
         await check_store(self._services, self._partition, self._stored.dead, gap)
 
     async def confirm(self) -> bool:
-        """Reads the manifest back, right before a trim. Returns whether the store has what this owner wrote last.
+        """Reads the manifest back, right before a trim or a deletion.
+
+        Returns whether the store has what this owner wrote last. A cluster that was copied and uses the same place has
+        written another one. Raises `MetadataLostError` if that accepts segments that the metadata does not know.
 
         Costs one GET. Does not raise the store's errors."""
         async with self._lock:
