@@ -220,12 +220,25 @@ class TieredLog:
         offsets: dict[TopicIdPartition, int] = {}
         for partition, time_ms in times_ms.items():
             offset = found.get(partition)
+            if partition in rest:
+                self._report_hole(partition, bounds[partition])
             if offset is None:
                 if position.on_no_match == "error":
                     raise OptionError(f"No offset matched from request of topic-partition {partition} and {time_ms}.")
                 offset = bounds[partition].end
             offsets[partition] = max(bounds[partition].log_start, min(offset, bounds[partition].end))
         return offsets
+
+    def _report_hole(self, partition: TopicIdPartition, bounds: LogBounds) -> None:
+        """Reports offsets between the remote end and the local log that neither tier has: they may have the time.
+
+        Raises `DataLossError` if `failOnDataLoss` is true."""
+        remote_end = None if self._tier is None else self._tier.metadata.remote_end_offset(partition)
+        first = bounds.log_start if remote_end is None else max(bounds.log_start, remote_end + 1)
+        for piece in self.ranges(partition, bounds, first, bounds.local_start - 1):
+            if isinstance(piece, MissingOffsets):
+                what = f"{partition}: the offsets {piece.first_offset} to {piece.end_offset} are in neither tier"
+                report_data_loss(self._options, what)
 
     async def _remote_times(
         self, times_ms: Mapping[TopicIdPartition, int], bounds: Mapping[TopicIdPartition, LogBounds]

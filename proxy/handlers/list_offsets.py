@@ -47,7 +47,7 @@ from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.off_loop import decide_when_decoded, in_slices, off_loop, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.topic_policy import is_internal
-from tiers.errors import RemoteLogError
+from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_bounds import next_local_offset
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
@@ -237,15 +237,19 @@ class ListOffsetsHandler:
             return await self._max_timestamp(partition, broker, deadline_ms, connection_id)
         if asked.timestamp < 0:
             return None
+        log_start = (await self._log_start(partition)).offset or 0
         found = await self._tools.reader.offsets.offset_for_timestamp(
             partition,
             asked.timestamp,
-            (await self._log_start(partition)).offset or 0,
+            log_start,
             broker.offset if broker.offset >= 0 else _BEYOND_ALL,
             deadline_ms=deadline_ms,
             connection_id=connection_id,
         )
-        return None if found is None else _of_record(found)
+        if found is not None:
+            return _of_record(found)
+        await self._require_no_hole(partition, log_start, broker.offset)
+        return None
 
     async def _of_unknown(
         self,
@@ -294,6 +298,23 @@ class ListOffsetsHandler:
         timeout_ms = tools.settings.bounds_timeout_ms
         verified = await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)
         return await tools.log_starts.holds(partition, trim, verified.bounds.leader_epoch, timeout_ms)
+
+    async def _require_no_hole(self, partition: TopicIdPartition, log_start: int, broker_offset: int) -> None:
+        """Checks that the metadata explains all offsets between the remote tier and the local log.
+
+        A record that neither tier has may have the timestamp, while its metadata is lost. A client that began at the
+        broker's later offset would skip it. Raises `RemoteLogMetadataNotReadyError`, and `BrokerError`."""
+        tiered = self._tools.tiered
+        end_offset = tiered.end_offset(partition, log_start)
+        if end_offset is None:
+            is_hole = await self._was_lost(partition, log_start)
+        else:
+            gap = tiered.gap_exit(partition, end_offset + 1)
+            explained_to = max(log_start, end_offset + 1 if gap is None else gap.end)
+            is_answered_before = 0 <= broker_offset <= explained_to
+            is_hole = not is_answered_before and ((await self._local_bounds(partition)).log_start_offset > explained_to)
+        if is_hole:
+            raise RemoteLogMetadataNotReadyError(f"neither tier has the records of {partition} before its local log")
 
     async def _earliest(self, partition: TopicIdPartition, local_log_start: int) -> ListOffsetsAnswer | None:
         confirmed = await self._log_start(partition, local_log_start)

@@ -385,3 +385,35 @@ async def test_a_copy_that_is_cancelled_takes_back_what_it_wrote(
     await storage.copy_log_segment_data(metadata, data)
     assert await storage.fetch_log_segment(metadata, 0, 1 << 40) == data.log_segment.read_bytes()
     await storage.close()
+
+
+@pytest.mark.parametrize("store", ["gcs", "azure", "arrow", "hdfs"])
+async def test_a_replacement_that_is_cancelled_leaves_the_object(
+    store: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = hdfs.in_this_process if store == "hdfs" else arrow.in_this_process
+    storage = make(await settings_of(store, request, tmp_path) | {"cluster.id": CLUSTER_ID})
+    await storage.open()
+    await storage.put_object("manifest", b"before")
+    opened_for_writing, resumed = asyncio.Event(), threading.Event()
+    one_piece, loop = file_system._one_piece, asyncio.get_running_loop()
+
+    def held(*args: Any) -> Iterator[bytes]:
+        loop.call_soon_threadsafe(opened_for_writing.set)
+        resumed.wait()
+        yield from one_piece(*args)
+
+    monkeypatch.setattr(file_system, "_one_piece", held)
+    async with asyncio.TaskGroup() as group:
+        putting = group.create_task(storage.put_object("manifest", b"after"))
+        await opened_for_writing.wait()
+        assert await storage.get_object("manifest") == b"before"
+        putting.cancel()
+    resumed.set()
+    await until(lambda: storage.abandoned_calls == 0)
+    assert await storage.get_object("manifest") == b"before"
+    monkeypatch.undo()
+    await storage.put_object("manifest", b"after")
+    assert await storage.get_object("manifest") == b"after"
+    assert await keys(storage) == ["manifest"]
+    await storage.close()

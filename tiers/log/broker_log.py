@@ -34,6 +34,8 @@ _CONSUMER_REPLICA_ID = -1
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 1000
 _LANE = "log"
+_CHECKED_FOR_MS = 2_000
+"""How long the Fetch that checks a trim counts, from its answer until the trim leaves."""
 
 _LEADER_MAY_HAVE_MOVED = frozenset(
     {
@@ -149,6 +151,16 @@ class BrokerLogSource:
                 )
             # This Fetch checks the topic id, the leader epoch and the end offset on the broker that will trim.
             fetched = await self._fetch(partition, leader, offset, 1, remaining_ms)
+            checked_at_ms = self._clock_ms()
+
+            def check() -> None:
+                """Called when the connection is usable, which may have to open again or to authenticate first.
+
+                The broker may have restarted meanwhile with another log, or have another topic of that name."""
+                check_ownership()
+                if self._clock_ms() - checked_at_ms > _CHECKED_FOR_MS:
+                    raise BrokerError(f"{partition} was checked too long ago for a trim", retriable=True)
+
             if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
                 return await self._start_if_below(partition, offset, leader, remaining_ms)
             if fetched.error in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH):
@@ -165,9 +177,8 @@ class BrokerLogSource:
                 ],
             )
             message = request(topics=[topic], timeout_ms=remaining_ms)
-            # A connection may have to open or to authenticate first, which takes time.
             response = await self._client.request(
-                leader.node_id, message, remaining_ms, lane=_LANE, before_sending=check_ownership
+                leader.node_id, message, remaining_ms, lane=_LANE, before_sending=check
             )
             answer = _only_partition(response.topics, partition)
             _raise_for(answer.error_code, partition)

@@ -4,7 +4,7 @@ These are Google Cloud Storage, Azure Blob Storage and Data Lake, and the other 
 
 * A range costs two requests: opening an object asks for its size, which is needed to clamp the range.
 * An object also appears when its stream is dropped before its end. So a failed write closes its stream and deletes the
-  object.
+  object, and a replacement is written under another name, and then copied by the store.
 * A GCS file holds the interpreter's lock while it begins its download, even for `NativeFile.closed`, and gives up only
   after minutes. So the library runs in a child process (`child_storage.py`).
 * S3 and HDFS have their own managers, which are faster and abort the writes that they give up.
@@ -156,6 +156,11 @@ class ArrowFiles:
                 stream.write(piece)
 
     def move(self, source: str, target: str, *, replace: bool) -> None:
+        if self.shows_on_close:
+            # Not every object store has a move, but each one copies an object as a whole.
+            self._files.copy_file(self._path(source), self._path(target))
+            self.delete(source)
+            return
         if not replace and self.size(target) is not None:
             raise FileExistsError(target)
         self._make_parent(target)

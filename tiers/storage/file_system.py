@@ -1,8 +1,11 @@
 """`FileSystemRemoteStorageManager`: a `RemoteStorageManager` on a `BlockingFileSystem`, such as HDFS or `pyarrow.fs`.
 
 * An object appears whole or not at all. If a file becomes visible only when it is closed (object stores), the manager
-  writes it in place. Otherwise the manager writes it to `.tmp/<segment uuid>.<random>` and then moves it, without
-  replacing an existing file.
+  writes a new object in place. Otherwise the manager writes it to `.tmp/<segment uuid>.<random>` and then moves it,
+  without replacing an existing file.
+* An object that is replaced stays until the whole new one takes its place. Object stores too would show or delete a
+  part of the new one after a failed write, and Azure empties an object when its writer opens. So the manager always
+  writes a replacement to a temporary file, and then moves it.
 * All calls of the library block, so they run in `BlockingCalls` with a deadline. Between pieces of 1 MiB, a copy notes
   its progress, and checks whether it was abandoned. In that case it removes what it has written.
 * Copies, deletions and all other calls have threads of their own, so those that hang do not hold up the others.
@@ -53,7 +56,7 @@ class BlockingFileSystem(Protocol):
     name: str
     """The place of the store, for error messages."""
     shows_on_close: bool
-    """Whether a file becomes visible only when its writer closes it."""
+    """Whether a new file becomes visible only when its writer closes it."""
     moves_once: bool
     """Whether one of several concurrent moves to one new name succeeds, and all others raise `FileExistsError`."""
 
@@ -72,7 +75,7 @@ class BlockingFileSystem(Protocol):
         If `pieces` raises, a partial or whole file may remain."""
 
     def move(self, source: str, target: str, *, replace: bool) -> None:
-        """Moves a file atomically. Called only if `shows_on_close` is false.
+        """Moves a file, which appears at `target` atomically. If `shows_on_close` is true, `replace` is true as well.
 
         Raises `FileExistsError` when `target` exists and `replace` is false.
         """
@@ -287,7 +290,7 @@ class FileSystemRemoteStorageManager:
         *,
         replace: bool,
     ) -> None:
-        if self._files.shows_on_close:
+        if self._files.shows_on_close and not replace:
             self._write_or_undo(path, size_bytes, pieces)
             return
         temporary = f"{_TEMPORARY}/{attempt}.{uuid.uuid4()}"

@@ -246,7 +246,7 @@ class PartitionTasks:
     async def delete(self, surveyed: Surveyed) -> None:
         """Deletes the objects of segments that expired, and of leftovers that no copy waits for."""
         await self._collect(surveyed, Leftovers.OTHERS)
-        await self._expiration.delete(surveyed.log_start, self.manifest.has_accepted)
+        await self._expiration.delete(surveyed.log_start, self.manifest.has_accepted, self.manifest.confirm)
 
     async def _collect(self, surveyed: Surveyed, which: Leftovers) -> None:
         spared = await copies_to_spare(self._services, self.partition, surveyed.bounds.log_start_offset)

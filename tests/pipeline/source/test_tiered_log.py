@@ -14,9 +14,9 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.source import broker_offsets, tiered_log
 from pipeline.source.broker_offsets import offsets_for_times
-from pipeline.source.options import LATEST, OptionError, parse_options
+from pipeline.source.options import LATEST, OptionError, Position, parse_options
 from pipeline.source.read_plan import LocalRange, RemoteRange
-from pipeline.source.tiered_log import LogBounds, TieredLog
+from pipeline.source.tiered_log import DataLossError, LogBounds, TieredLog
 from protocol.api_keys import ApiKey
 from protocol.apis.metadata import PartitionMetadata
 from protocol.errors import ErrorCode
@@ -31,6 +31,7 @@ from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
+from tiers.segment.segment_encryption import KeyRing
 
 ORDERS = TopicIdPartition(TOPIC_ID, 0, "orders")
 
@@ -62,7 +63,14 @@ def file_of_tier(tier: RemoteTier, cluster_id: str, folder: Path, monkeypatch: p
     @asynccontextmanager
     async def opened(config: object) -> AsyncIterator[SimpleNamespace]:
         cluster = SimpleNamespace(cluster_id=cluster_id)
-        yield SimpleNamespace(metadata=tier.rlmm, cluster_id="renamed", cluster=cluster, refresh=refresh)
+        yield SimpleNamespace(
+            metadata=tier.rlmm,
+            storage=tier.storage,
+            key_ring=KeyRing(),
+            cluster_id="renamed",
+            cluster=cluster,
+            refresh=refresh,
+        )
 
     monkeypatch.setattr(tiered_log, "open_tier", opened)
     file = folder / "tidegate.toml"
@@ -159,6 +167,28 @@ async def test_a_recorded_gap_is_passed_over_and_named(
         caplog.clear()
         log.ranges(ORDERS, bounds, 0, 9)
         assert caplog.records == []
+
+
+async def test_no_time_leads_past_records_whose_metadata_is_lost(
+    broker: ScriptedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that began in the local log would skip them."""
+    tier = RemoteTier(tmp_path)
+    await tier.add(ORDERS, [batch_of(0, 10, timestamp=1000)], 0)
+    file = file_of_tier(tier, broker.cluster_id, tmp_path, monkeypatch)
+    given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", "subscribe": "orders", "config": str(file)}
+    client = BrokerClient(broker.addresses, client_id="reader")
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(client.close)
+        config = parse_pipeline_config(file.read_text())
+        log = TieredLog(parse_options(given, is_streaming=True), client, config, stack)
+        bounds = await log.bounds(await log.partitions())
+        early, late = (Position(at_ms, is_time=True, on_no_match="latest") for at_ms in (1000, 1 << 50))
+        assert await log.offsets(early, bounds) == {ORDERS: 0}
+        with pytest.raises(DataLossError, match="orders-0: the offsets 10 to 29 are in neither tier"):
+            await log.offsets(late, bounds)
+        await tier.rlmm.put_log_gap(ORDERS, LogGap(10, 30), 0)
+        assert await log.offsets(late, bounds) == {ORDERS: 100}
 
 
 async def test_the_remote_tier_alone_never_goes_back(

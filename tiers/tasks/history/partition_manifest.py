@@ -4,10 +4,10 @@ The owner rewrites the manifest after every change of its content. If the store 
 next round tries again. Until then the owner trims only what the stored manifest accepts. A restart costs no PUT.
 
 A former owner's PUT may be late and replace the manifest. So the owner reads the stored one before each rewrite, before
-each trim, and once more T_vis after a takeover. A manifest says which metadata offset it reflects. If the stored one
-reflects a later offset than the owner has read, there is a newer owner, or metadata was lost: the owner does not
-overwrite it, and finds out. Where conditional writes are proved, a rewrite names the version that was read, so that no
-write in between is lost.
+each trim and each deletion of copied segments, and once more T_vis after a takeover. A manifest says which metadata
+offset it reflects. If the stored one reflects a later offset than the owner has read, there is a newer owner, or
+metadata was lost: the owner does not overwrite it, and finds out. Where conditional writes are proved, a rewrite names
+the version that was read, so that no write in between is lost.
 
 The manifest is also a witness (docs/design.md, safety rule 5). The metadata lost records when the manifest accepts a
 segment that the metadata does not know, or names a position that the metadata topic does not reach any more. Then the
@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
 
@@ -51,6 +50,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.history.lost_copies import check_store, is_whole, last_copies
 from tiers.tasks.history.stop_check import AcceptedLog, AcceptedState, state_to_accept
+from tiers.tasks.history.store_place import has_segment_of
 from tiers.tasks.history.stored_manifest import (
     WAY_BACK,
     check_positions,
@@ -61,7 +61,6 @@ from tiers.tasks.history.stored_manifest import (
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
-_PROBED_SEGMENTS = 3
 _NOT_ACCEPTED = -2
 """No clamp has this offset."""
 
@@ -142,6 +141,8 @@ class PartitionManifestTask:
                 extra={"partition": str(self._partition), "error": str(error)},
             )
         if not (self._stored or self._is_unreadable or self._has_an_owner_copied()):
+            services = self._services
+            await services.place.check(services.storage, services.metadata, services.cluster_id)
             # The manifest is written before the first copy. So a copy without a manifest means a lost manifest.
             await self._put()
         if not self.is_accepted:
@@ -215,7 +216,10 @@ class PartitionManifestTask:
         await check_store(self._services, self._partition, self._stored.dead, gap)
 
     async def confirm(self) -> bool:
-        """Reads the manifest back, right before a trim. Returns whether the store has what this owner wrote last.
+        """Reads the manifest back, right before a trim or a deletion.
+
+        Returns whether the store has what this owner wrote last. A cluster that was copied and uses the same place has
+        written another one. Raises `MetadataLostError` if that accepts segments that the metadata does not know.
 
         Costs one GET. Does not raise the store's errors."""
         async with self._lock:
@@ -428,24 +432,15 @@ class PartitionManifestTask:
         return known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED
 
     async def _check_place(self) -> None:
-        """Raises `MetadataLostError` when the store has neither a manifest nor any of the copied segments.
-
-        The settings of this process may name another bucket or folder than those of the process that copied. Copies
-        would go where no other process reads them, and the brokers' records would be trimmed. Some of the segments are
-        enough, and the oldest are not merely late."""
-        metadata, partition = self._services.metadata, self._partition
-        finished = [each for each in metadata.stored_segments(partition) if each.is_finished]
-        if not finished:
-            return
-        for each in sorted(finished, key=lambda segment: segment.event_timestamp_ms)[:_PROBED_SEGMENTS]:
-            with suppress(RemoteResourceNotFoundError):
-                await self._services.storage.fetch_indexes(each.metadata)
-                return
-        raise MetadataLostError(
-            f"the store has neither the manifest of {partition} nor its oldest segments: does [storage] name another"
-            " place than that of the process which copied them? Correct it; if the store lost them, `tidegate tier"
-            " accept` goes on without them"
-        )
+        """Raises `MetadataLostError` when the store has neither a manifest nor any of the copied segments."""
+        services, partition = self._services, self._partition
+        is_copied = any(each.is_finished for each in services.metadata.stored_segments(partition))
+        if is_copied and not await has_segment_of(services.storage, services.metadata, partition):
+            raise MetadataLostError(
+                f"the store has neither the manifest of {partition} nor its oldest segments: does [storage] name"
+                " another place than that of the process which copied them? Correct it; if the store lost them,"
+                " `tidegate tier accept` goes on without them"
+            )
 
     def _check_leftovers(self, local_log_start: int) -> None:
         """Raises `MetadataLostError` when a copy that looks unfinished may be the only copy of its records.

@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -37,6 +37,10 @@ from tiers.tasks.task_services import TaskServices
 
 IsAccepted = Callable[[RemoteLogSegmentMetadata], bool]
 logger = logging.getLogger(__name__)
+
+
+async def _confirmed() -> bool:
+    return True
 
 
 def is_in_quarantine(segment: RemoteLogSegmentMetadata, log_start: int) -> bool:
@@ -88,12 +92,21 @@ class RLMExpirationTask:
         await self.apply_log_start(bounds, log_start.offset)
         return log_start
 
-    async def delete(self, log_start: ConfirmedLogStart, is_accepted: IsAccepted = lambda segment: True) -> int:
+    async def delete(
+        self,
+        log_start: ConfirmedLogStart,
+        is_accepted: IsAccepted = lambda segment: True,
+        confirm: Callable[[], Awaitable[bool]] = _confirmed,
+    ) -> int:
         """Deletes the segments below the log start, and the superseded ones. Returns how many were deleted.
 
+        `confirm` reads the manifest back before anything is deleted (`PartitionManifestTask.confirm`).
         `is_accepted` tells whether the stored manifest accepts a segment. A superseded segment stays until the manifest
         accepts the segments that answer for its offsets, since `rebuild` finds it missing otherwise."""
-        deleted = await self._delete(self._deletable(log_start.offset or 0, self._readable(), is_accepted))
+        deletable = self._deletable(log_start.offset or 0, self._readable(), is_accepted)
+        if not (deletable and await confirm()):
+            return 0
+        deleted = await self._delete(deletable)
         if deleted and log_start.offset is not None:
             await self._services.local_indexes.remove_below(self._partition, log_start.offset)
         return deleted

@@ -307,6 +307,16 @@ async def test_a_timestamp_is_looked_up_on_both_sides_of_a_gap(bench: Bench) -> 
     assert found(await bench.ask(9, LATEST_TIERED, offset=-1, epoch=-1)) == (0, -1, 8, 5)
 
 
+async def test_no_timestamp_leads_past_records_whose_metadata_is_lost(bench: Bench) -> None:
+    """Copies of the offsets 4 to 6 were trimmed. A client that began at offset 7 would skip them."""
+    bench.cluster.logs[P0] = LocalLog([build_batch(7, [record(7, 900)])], 7)
+    assert found(await bench.ask(7, 400, offset=7, timestamp=900, epoch=9))[0] == UNAVAILABLE
+    assert found(await bench.ask(7, 950, offset=-1, epoch=-1))[0] == UNAVAILABLE
+    assert found(await bench.ask(7, 220, offset=7, timestamp=900, epoch=9)) == (0, 300, 1, 2)
+    await bench.tier.rlmm.put_log_gap(P0, LogGap(4, 7), 5)
+    assert found(await bench.ask(7, 400, offset=7, timestamp=900, epoch=9)) == (0, 900, 7, 9)
+
+
 @pytest.mark.parametrize("version", range(1, 12))
 async def test_latest_and_errors_are_the_brokers(bench: Bench, version: int) -> None:
     epoch = 5 if version >= 4 else -1

@@ -250,6 +250,28 @@ async def test_a_trim_checks_topic_id_and_epoch_on_the_same_connection(cluster: 
     assert (check.topic_id, check.partitions[0].current_leader_epoch) == (PARTITION.topic_id, 3)
 
 
+async def test_a_trim_is_checked_again_after_its_connection_took_long_to_open(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker restarted after the check, and another topic has the name now."""
+    now_ms, request = 1_000_000, cluster.client.request
+    source = BrokerLogSource(cluster.client, clock_ms=lambda: now_ms, jitter=lambda: 0.0)
+
+    async def after_the_connection_is_open_again(node_id: int, message: Any, *others: Any, **options: Any) -> Any:
+        nonlocal now_ms
+        if isinstance(message, DeleteRecordsRequest):
+            now_ms += 2_001
+            cluster.first.leads(0, UUID(int=8))
+            cluster.first.errors = [ErrorCode.UNKNOWN_TOPIC_ID]
+        return await request(node_id, message, *others, **options)
+
+    monkeypatch.setattr(cluster.client, "request", after_the_connection_is_open_again)
+    with pytest.raises(BrokerError) as error:
+        await source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, still_ours)
+    assert error.value.code == ErrorCode.UNKNOWN_TOPIC_ID
+    assert cluster.first.trimmed_to == []
+
+
 @pytest.mark.parametrize("code", [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH])
 async def test_a_trim_under_another_leader_epoch_trims_nothing(cluster: Cluster, code: int) -> None:
     cluster.first.errors = [code]

@@ -155,6 +155,29 @@ async def test_a_cancelled_copy_is_taken_back_by_the_child(tmp_path: Path) -> No
         assert storage.processes == [pid]
 
 
+@pytest.mark.parametrize("end", ["cancelled", "killed"])
+async def test_an_unfinished_replacement_leaves_the_object(tmp_path: Path, end: str) -> None:
+    """The replaced object may have the only key of an encrypted segment."""
+    hold = tmp_path / "hold"
+    async with opened(tmp_path) as storage:
+        await storage.put_object("a/b", b"before")
+        hold.touch()
+        putting = asyncio.gather(storage.put_object("a/b", b"after"), return_exceptions=True)
+        await until(lambda: b"after" in [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()])
+        assert await storage.get_object("a/b") == b"before"
+        if end == "killed":
+            os.kill(storage.processes[-1], signal.SIGKILL)
+            assert [type(each) for each in await putting] == [RetriableRemoteStorageError]
+        else:
+            putting.cancel()
+            await until(putting.done)
+        hold.unlink()
+        if end == "cancelled":
+            await until(lambda: not [*(tmp_path / ".tmp").iterdir()])
+        await until_it_works(storage)
+        assert await storage.get_object("a/b") == b"before"
+
+
 async def test_a_copy_that_makes_progress_lives_longer_than_its_deadline(tmp_path: Path) -> None:
     built = build_segment(tmp_path / "log", [batch_of(0, 1, value_bytes=11 << 20)])
     metadata = metadata_of(built)

@@ -1,0 +1,70 @@
+"""`StorePlace` checks that the store is the place of the tier, before the first copy of a partition.
+
+The settings of this process may name another bucket or folder than those of the other processes, or a file system may
+not be mounted at its folder. The copies would go where no other process reads them, and this process would not find
+them after the next mount. The brokers' records would be trimmed. A partition that was copied before has its own
+manifest and segments for this check (`PartitionManifestTask`). A new partition has only those of the others.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import islice
+
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+_PROBED_PARTITIONS = 3
+_PROBED_SEGMENTS = 3
+
+
+class StorePlace:
+    """The store of one process. After it was once found to be the right one, nothing is asked any more."""
+
+    def __init__(self) -> None:
+        self._is_known = False
+
+    async def check(self, storage: RemoteStorageManager, metadata: RemoteLogMetadataReader, cluster_id: str) -> None:
+        """Raises `RemoteStorageError` when the store has nothing of the partitions that were copied.
+
+        It asks for a few of them, and one is enough. If no partition was ever copied, every place is right."""
+        if self._is_known:
+            return
+        copied = (each for each in metadata.partitions() if metadata.earliest_offset(each) is not None)
+        probed = [*islice(copied, _PROBED_PARTITIONS)]
+        for partition in probed:
+            has_manifest = await _has_manifest_of(storage, cluster_id, partition)
+            if has_manifest or await has_segment_of(storage, metadata, partition):
+                self._is_known = True
+                return
+        if probed:
+            raise RemoteStorageError(
+                f"the store has neither the manifests nor the oldest segments of {', '.join(map(str, probed))}, which"
+                " were copied: does [storage] name another place than that of the process which copied them, or is it"
+                " not mounted? Correct that; nothing new is copied here"
+            )
+
+
+async def has_segment_of(
+    storage: RemoteStorageManager, metadata: RemoteLogMetadataReader, partition: TopicIdPartition
+) -> bool:
+    """Whether the store has one of the oldest segments of the partition, which are not merely late.
+
+    Raises the store's errors."""
+    finished = [each for each in metadata.stored_segments(partition) if each.is_finished]
+    for each in sorted(finished, key=lambda segment: segment.event_timestamp_ms)[:_PROBED_SEGMENTS]:
+        with suppress(RemoteResourceNotFoundError):
+            await storage.fetch_indexes(each.metadata)
+            return True
+    return False
+
+
+async def _has_manifest_of(storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition) -> bool:
+    try:
+        await storage.get_object(partition_manifest_key(cluster_id, partition))
+    except RemoteResourceNotFoundError:
+        return False
+    return True
