@@ -29,7 +29,7 @@ def run(stage: Stage) -> ScenarioResult:
     mib = stage.size.passed_mib
     brokers = stage.kafka.bootstrap_servers
     measured: list[tuple[int, float, float, Span, float]] = []
-    with stage.tidegate("s3", PATTERN) as proxy:
+    with stage.tidegate("s3", PATTERN, is_eager=True) as proxy:
         servers = {"tidegate": processes_of(proxy), "broker": processes_of(stage.kafka), "s3": processes_of(stage.s3)}
         for number in range(stage.size.rounds):
             topic = PATTERN.replace("*", str(number))

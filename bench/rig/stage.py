@@ -46,6 +46,11 @@ SEGMENT_BYTES = 16 << 20
 STAYING_RECORDS = 2 * SEGMENT_BYTES // 1024
 """The newest segments of a partition stay on the broker: the one that is open, and the newest that is copied."""
 VISIBLE_AFTER_MS = 1000
+DEFAULT_TIMES_MS = {
+    "remote.log.visible.after.ms": 10_000,
+    "remote.log.manager.task.interval.ms": 30_000,
+    "remote.log.manager.task.retry.backoff.ms": 1_000,
+}
 OTHER_FILES = 600
 """The open files of a proxy beside those of its connections."""
 
@@ -174,10 +179,14 @@ class Stage:
         upstream: str | None = None,
         more: str = "",
         segment_bytes: int = SEGMENT_BYTES,
+        is_eager: bool = False,
     ) -> Iterator[TidegateProcess]:
-        """Runs a proxy with an empty state, so with cold caches, that tiers `topics` in that store."""
+        """Runs a proxy with an empty state, so with cold caches, that tiers `topics` in that store.
+
+        An eager proxy copies and trims within seconds, and looks for work all the time. Others have the default times."""
         self._homes += 1
-        settings: dict[str, str | int] = {"remote.log.visible.after.ms": VISIBLE_AFTER_MS, "workers": workers}
+        times = {"remote.log.visible.after.ms": VISIBLE_AFTER_MS} if is_eager else DEFAULT_TIMES_MS
+        settings: dict[str, str | int] = {**times, "workers": workers}
         if store == FOLDER:  # its segments are not in the other stores, so they have a metadata topic of their own
             settings["remote.log.metadata.topic.name"] = "__remote_log_metadata_in_folder"
         process = tidegate_over(
@@ -202,12 +211,12 @@ class Stage:
     @cached_property
     def s3_history(self) -> History:
         """A topic that is in the S3 server, so in every modelled store too."""
-        with self.tidegate("s3", "history"):
+        with self.tidegate("s3", "history", is_eager=True):
             return self._filled(self.kafka, "history", {}, until=self._moved)
 
     @cached_property
     def folder_history(self) -> History:
-        with self.tidegate(FOLDER, "history-folder"):
+        with self.tidegate(FOLDER, "history-folder", is_eager=True):
             return self._filled(self.kafka, "history-folder", {}, until=self._moved)
 
     @cached_property
