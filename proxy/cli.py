@@ -5,21 +5,22 @@ Exit codes: 0 success, 1 failure, 2 wrong usage. Under `tidegate tier`, 1 means 
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
-import uvloop
 
-from proxy.commands.check import check as check_everything
+from proxy.commands.check import checked
+from proxy.commands.explain import explain
+from proxy.commands.init import init
 from proxy.commands.tier.accept import accept
 from proxy.commands.tier.bounds import bounds
 from proxy.commands.tier.failed_deletes import failed_deletes
 from proxy.commands.tier.metadata import metadata
 from proxy.commands.tier.missing_topics import missing_topics
 from proxy.commands.tier.orphans import orphans
+from proxy.commands.tier.pause import pause, resume
 from proxy.commands.tier.quarantine import quarantine
 from proxy.commands.tier.rebuild import rebuild
 from proxy.commands.tier.retention import retention
@@ -28,6 +29,7 @@ from proxy.commands.tier.segments import segments
 from proxy.commands.tier.topics import topics
 from proxy.commands.tier.usage import usage
 from proxy.commands.tier.verify import verify
+from proxy.commands.top import top
 from proxy.config import load_config
 from proxy.logging_setup import set_up_logging
 from proxy.process.app import serve as serve_forever
@@ -51,7 +53,7 @@ def _tier(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, accept, retention, rewrap):
+for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, accept, retention, rewrap, pause, resume):
     tier.command()(_command)
 tier.command("failed-deletes")(failed_deletes)
 tier.add_typer(quarantine)
@@ -109,14 +111,13 @@ def check(config: ConfigFile) -> None:
 
     Also prints the address at which clients reach each broker through the proxy. Writes a small object to the store
     and deletes it again. The last line is "no problems", or the number of problems. Exit code 1: there is a problem."""
-    settings = load_config(config)
-    set_up_logging("error", "text")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        report = runner.run(check_everything(settings))
-    for line in report.lines():
-        typer.echo(line)
-    if report.problems:
+    if not checked(load_config(config)):
         raise typer.Exit(FAILED)
+
+
+app.command()(init)
+app.command()(explain)
+app.command()(top)
 
 
 @app.command(name="version")

@@ -1,6 +1,7 @@
 """`tidegate check`: contacts every broker and the store, and reports the advertised addresses and all problems.
 
-It also reads the metadata topic, to find retentions that are not in force and records that may be lost uncopied."""
+It also reads the metadata topic, to find topics that are not tiered, retentions that are not in force, and records that
+may be lost uncopied."""
 
 from __future__ import annotations
 
@@ -10,13 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import typer
+import uvloop
 from kafka.protocol.metadata import MetadataRequest
 
 from proxy.cluster.permissions import missing_permissions, principal_of
 from proxy.cluster.topology import MAX_PORT
-from proxy.commands.retention_check import retention_problems
 from proxy.commands.store_check import check_store
+from proxy.commands.topic_check import topic_findings
 from proxy.config import TidegateConfig
+from proxy.logging_setup import set_up_logging
 from proxy.process.admin_access import AdminTokenError, admin_access
 from proxy.process.app import listener_addresses
 from proxy.wire.context import Address
@@ -47,6 +51,8 @@ class Report:
     store: str | None = None
     """The storage implementation, if the store answered."""
     store_findings: list[str] = field(default_factory=list)
+    topic_remarks: list[str] = field(default_factory=list)
+    """What an operator should know of topics, and what is no problem."""
     problems: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
@@ -61,6 +67,8 @@ class Report:
             yield f"store {self.store}: written, read and deleted"
             for finding in self.store_findings:
                 yield f"store {self.store}: {finding}"
+        for remark in self.topic_remarks:
+            yield f"topic {remark}"
         for problem in self.problems:
             yield f"problem: {problem}"
         match len(self.problems):
@@ -70,6 +78,16 @@ class Report:
                 yield "1 problem"
             case count:
                 yield f"{count} problems"
+
+
+def checked(config: TidegateConfig) -> bool:
+    """Prints the report. Returns whether there is no problem."""
+    set_up_logging("error", "text")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        report = runner.run(check(config))
+    for line in report.lines():
+        typer.echo(line)
+    return not report.problems
 
 
 async def check(config: TidegateConfig) -> Report:
@@ -99,7 +117,9 @@ async def check(config: TidegateConfig) -> Report:
             if config.is_tiered and report.cluster_id is not None:
                 await _check_rights(config, client, report)
                 if not report.problems:  # any of them would appear here again
-                    report.problems += await retention_problems(config, client)
+                    found = await topic_findings(config, client)
+                    report.problems += found.problems
+                    report.topic_remarks += found.remarks
         finally:
             await client.close()
     await _check_store(config, report)

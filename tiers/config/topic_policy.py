@@ -16,6 +16,7 @@ from uuid import UUID
 
 from pydantic import AliasChoices, Field, model_validator
 
+from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
 from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
 from tiers.config.total_retention import (
     MAX_MINUTES,
@@ -154,6 +155,8 @@ class TopicPolicy:
     """The total of the file, if it may be recorded as it is. Until then nothing expires."""
     total_conflict: str = ""
     """The reason why the total of the file must not be recorded. While there is one, nothing expires."""
+    paused: frozenset[TierWork] = NOTHING_PAUSED
+    """The work on the topic that an operator paused."""
 
     def partitions(self) -> list[TopicIdPartition]:
         return [TopicIdPartition(self.topic_id, index, self.topic) for index in range(self.partition_count)]
@@ -185,6 +188,19 @@ def managed_rule(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[st
 
     None: no owner manages it. Raises `ValueError` for an override that is not a number."""
     return None if is_internal(topic) else matching_rule(topic, rules, overrides)
+
+
+def exclusion(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[str, str]) -> str | None:
+    """Returns which setting keeps a topic from being tiered that the settings name. None: nothing does, or nothing
+    names it."""
+    rule = next((rule for rule in rules if rule.matches(topic)), None)
+    if is_internal(topic) or (rule is None and "remote.storage.enable" not in overrides):
+        return None
+    if managed_rule(topic, rules, overrides) is not None:
+        return None
+    if "remote.storage.enable" in overrides:
+        return "the topic's own remote.storage.enable is false"
+    return f"the file excludes it: [[topics]] {'' if rule is None else rule.pattern} has remote.storage.enable = false"
 
 
 def _overridden(rule: TopicConfig, overrides: Mapping[str, str]) -> TopicConfig:
@@ -253,6 +269,7 @@ def policy_of(
         tier_settings=dict(tier_settings),
         total_to_record=to_record,
         total_conflict=conflict,
+        paused=paused_work(tier_settings),
     )
 
 

@@ -74,6 +74,7 @@ COPY_THROTTLE_TIME = SummarySpec(
 )
 SPOOL_BYTES = GaugeSpec("tidegate_spool_bytes", "Bytes of the segments being built.")
 OWNED_PARTITIONS = GaugeSpec("tidegate_owned_partitions", "Partitions that this process copies.")
+PAUSED = GaugeSpec("tidegate_paused", "1: an operator paused this work on the topic.", ("topic", "work"))
 REFUSED_TOPICS = GaugeSpec("tidegate_refused_topics", "Topics that the settings name and that cannot be tiered.")
 TRIMMED_OFFSETS = CounterSpec(
     "tidegate_local_trimmed_offsets", "Offsets removed from brokers by DeleteRecords.", _TOPIC
@@ -141,6 +142,7 @@ class RemoteLogManagerMetrics:
         self.copy_throttle_time = COPY_THROTTLE_TIME.metric(registry)
         self.spool_bytes = SPOOL_BYTES.metric(registry)
         self.owned_partitions = OWNED_PARTITIONS.metric(registry)
+        self.paused = PAUSED.metric(registry)
         self.refused_topics = REFUSED_TOPICS.metric(registry)
         self.trimmed_offsets = TRIMMED_OFFSETS.metric(registry)
         self.trims_held = TRIMS_HELD.metric(registry)
