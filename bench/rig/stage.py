@@ -183,7 +183,7 @@ class Stage:
     ) -> Iterator[TidegateProcess]:
         """Runs a proxy with an empty state, so with cold caches, that tiers `topics` in that store.
 
-        An eager proxy copies and trims within seconds, and looks for work all the time. Others have the default times."""
+        An eager proxy copies and trims within seconds. Others have the default times."""
         self._homes += 1
         times = {"remote.log.visible.after.ms": VISIBLE_AFTER_MS} if is_eager else DEFAULT_TIMES_MS
         settings: dict[str, str | int] = {**times, "workers": workers}
