@@ -14,6 +14,7 @@ from typing import Final
 import proxy.handlers.fetch.metrics
 import proxy.metrics
 import proxy.process.loop_latency
+import proxy.process.process_state
 import proxy.process.processes
 import proxy.process.remote_reader
 import proxy.process.store_probe
@@ -22,6 +23,8 @@ import tiers.metadata.topic.metrics
 import tiers.reader.metrics
 import tiers.storage.instrumented
 import tiers.tasks.metrics
+from proxy.process.process_state import ProcessState
+from tiers.config.paused_work import TierWork
 from tiers.metric_spec import FROM_THE_START, MetricSpec
 from tiers.tasks.alarms import STATES, AlarmReason
 from tiers.tasks.bounds import BOUNDS
@@ -41,7 +44,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[ModuleType, ...]], ...]] = (
     (
         "Process",
         "The client library adds `process_*`: CPU time, memory, open files and the start time.",
-        (tiers.fitness, proxy.process.loop_latency, proxy.process.processes),
+        (tiers.fitness, proxy.process.process_state, proxy.process.loop_latency, proxy.process.processes),
     ),
 )
 """The metrics, as sections of the page: a title, a sentence, and the modules that have the specs."""
@@ -64,10 +67,12 @@ LABELS: Final = {
     "reason": f"Of an alarm: one of {len(AlarmReason)} in docs/alarms.md, of which {len(STATES)} have a state. Of a "
     f"refused connection: one of {len(proxy.metrics.REJECT_REASONS)} settings.",
     "stage": f"One of {len(STAGES)} stages: `{'`, `'.join(STAGES)}`.",
+    "state": f"One of {len(ProcessState)}: `{'`, `'.join(ProcessState)}`.",
     "store": "The name of the storage manager in the settings.",
     "tier": "`local`, `remote`, or `none` for an API without records.",
     "topic": "A tiered topic of which the process copies a partition, or did in the last hour.",
     "version": "The version of Tidegate.",
+    "work": f"What an operator can pause, one of {len(TierWork)}: `{'`, `'.join(TierWork)}`.",
 }
 """Every label, and what bounds its values."""
 
@@ -91,7 +96,7 @@ def series_per_topic() -> int:
 def _combinations(spec: MetricSpec) -> int:
     """Returns how many series a metric of a topic has."""
     reasons = len(STATES) if spec is tiers.tasks.metrics.ALARM else len(AlarmReason)
-    values = {"topic": 1, "reason": reasons, "bound": len(BOUNDS), "stage": len(STAGES)}
+    values = {"topic": 1, "reason": reasons, "bound": len(BOUNDS), "stage": len(STAGES), "work": len(TierWork)}
     return prod(values[label] for label in spec.labels)
 
 

@@ -22,6 +22,7 @@ from proxy.config import TidegateConfig
 from proxy.process.budgets import chunk_folder
 from proxy.process.local_indexes import local_indexes_of_reader
 from proxy.process.open_files import raise_open_files
+from proxy.process.process_state import ProcessState
 from proxy.process.remote_log import metadata_folder, open_storage, wait_for_cluster_id
 from proxy.wire.error_log import Incident
 from tiers.access.open_tier import open_key_ring
@@ -102,6 +103,14 @@ class RemoteReaderProcess:
         self._listener = listener
         self._client = broker_client(config.upstream)
         self._server: RemoteReadServer | None = None
+        self._quotas: RemoteFetchQuotas | None = None
+        self._stops = False
+
+    @property
+    def state(self) -> ProcessState:
+        if self._stops:
+            return ProcessState.DRAINING
+        return ProcessState.INITIALIZING if self._server is None else ProcessState.SERVING
 
     def not_ready(self) -> list[str]:
         return ["the store is not open yet"] if self._server is None else []
@@ -123,6 +132,7 @@ class RemoteReaderProcess:
         registry.register(_SharedMemory(buffers))
         indexes = local_indexes_of_reader(config, REMOTE_READER)
         reader = await open_reader(stack, config, storage, metadata, registry, REMOTE_READER, indexes, buffers.share)
+        self._quotas = reader.quotas
         server = RemoteReadServer(self._listener, reader, buffers, metadata.reopen_if_replaced)
         self._server = await stack.enter_async_context(server)
 
@@ -133,8 +143,12 @@ class RemoteReaderProcess:
     def serve(self, stack: AsyncExitStack) -> None:
         return
 
+    def change(self, config: TidegateConfig) -> None:
+        if self._quotas is not None:
+            change_fetch_quotas(self._quotas, config)
+
     async def drain(self) -> None:
-        return
+        self._stops = True
 
 
 class _SharedMemory(Collector):
@@ -145,15 +159,20 @@ class _SharedMemory(Collector):
         yield SHARED_BYTES.family(self._buffers.size_bytes)
 
 
-def _fetch_quotas(config: TidegateConfig) -> RemoteFetchQuotas:
+def change_fetch_quotas(quotas: RemoteFetchQuotas, config: TidegateConfig) -> None:
     remote_log = config.remote_log
-    return RemoteFetchQuotas(
-        monotonic_ms,
-        window=remote_log.fetch_quota_window,
-        bytes_per_second=remote_log.fetch_max_bytes_per_second,
-        per_client=config.limits.remote_fetch_max_bytes_per_second,
-        per_topic=[(topic.pattern, topic.fetch_max_bytes_per_second) for topic in config.topics],
+    quotas.change(
+        remote_log.fetch_quota_window,
+        remote_log.fetch_max_bytes_per_second,
+        config.limits.remote_fetch_max_bytes_per_second,
+        [(topic.pattern, topic.fetch_max_bytes_per_second) for topic in config.topics],
     )
+
+
+def _fetch_quotas(config: TidegateConfig) -> RemoteFetchQuotas:
+    quotas = RemoteFetchQuotas(monotonic_ms)
+    change_fetch_quotas(quotas, config)
+    return quotas
 
 
 def _disk_chunks(config: TidegateConfig, process: str | None) -> DiskChunkCache | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from prometheus_client import CollectorRegistry
@@ -21,6 +21,7 @@ from protocol.api_keys import ApiKey
 from proxy.cluster.broker_configs import BrokerConfigs
 from proxy.cluster.configured_topics import ConfiguredTopics
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
+from proxy.cluster.remote_sizes import RemoteSizes
 from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
@@ -29,6 +30,7 @@ from proxy.handlers.base import FetchSettings, HandlerTools, Spawn
 from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.describe_configs import DescribeConfigsHandler
+from proxy.handlers.describe_log_dirs import DescribeLogDirsHandler
 from proxy.handlers.fetch.handler import FetchHandler
 from proxy.handlers.fetch.metrics import RemoteFetchMetrics
 from proxy.handlers.list_offsets import ListOffsetsHandler
@@ -49,6 +51,7 @@ from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
+from tiers.quota import RemoteFetchQuotas
 from tiers.reader.remote_reads import RemoteReads
 from tiers.reader.shared.channel import Address
 from tiers.reader.shared.client import RemoteReadClient
@@ -64,6 +67,8 @@ class RemoteTier:
     handlers: Mapping[int, Handler]
     prefix_handlers: Mapping[int, PrefixHandler]
     not_ready: Callable[[], list[str]]
+    quotas: RemoteFetchQuotas | None = None
+    """The fetch quotas, if this process reads the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +116,21 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace | None) -> AsyncIte
                 stack, config, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
             )
             reader = await open_reader(stack, config, storage, metadata, registry, None, indexes)
-            yield _guarded(config, _handlers(proxy, metadata, reader), lambda: alarms(metadata))
+            tier = _guarded(config, _handlers(proxy, metadata, reader), lambda: alarms(metadata))
+            yield replace(tier, quotas=reader.quotas)
         else:
             shared = await open_shared_metadata(stack, config, client, worker.name)
             max_age_ms = config.remote_log.fresh_within_ms
             reads = await stack.enter_async_context(RemoteReadClient(worker.reads_address, monotonic_ms))
             yield _guarded(config, _handlers(proxy, shared, reads), lambda: _stale(shared, max_age_ms))
+
+
+def _log_dirs(proxy: ProxyParts, metadata: Metadata) -> Mapping[int, Handler]:
+    config = proxy.config
+    if config.storage is None or not config.remote_log.describe_log_dirs:
+        return {}
+    sizes = RemoteSizes(metadata, proxy.client, monotonic_ms, proxy.spawn)
+    return {ApiKey.DESCRIBE_LOG_DIRS: DescribeLogDirsHandler(sizes, f"remote://{config.storage.implementation}")}
 
 
 def _guarded(config: TidegateConfig, handlers: Mapping[int, Handler], not_ready: Callable[[], list[str]]) -> RemoteTier:
@@ -160,8 +174,9 @@ def _handlers(proxy: ProxyParts, metadata: Metadata, reader: RemoteReads) -> Map
     alter_configs = AlterConfigsHandler(configs, proxy.spawn)
     proxy.registry.register(RemoteFetchMetrics(fetch))
     return {
+        **_log_dirs(proxy, metadata),
         ApiKey.FETCH: fetch,
-        ApiKey.METADATA: MetadataHandler(proxy.topology.advertised_address, own_topics),
+        ApiKey.METADATA: MetadataHandler(own_topics),
         ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
         ApiKey.DELETE_RECORDS: DeleteRecordsHandler(

@@ -1,4 +1,4 @@
-"""The listeners and their connections: one port per broker, and the bootstrap port.
+"""The listeners and their connections.
 
 The server binds a listener synchronously, so that the proxy may advertise a broker's address as soon as it knows the
 broker. The kernel queues connections until the server accepts them. All tasks of all connections live in the server's
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import time
@@ -17,13 +18,22 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network
 
+from protocol.addresses import AddressOf
 from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Admissions
 from proxy.wire.client_listener import ClientListener
 from proxy.wire.connection import ClientConnection
 from proxy.wire.connection_log import ConnectionLog
-from proxy.wire.context import CLOSE_TIMEOUT_MS, Address, ConnectionContext, ConnectionRegistry, DrainAnswer, Router
+from proxy.wire.context import (
+    CLOSE_TIMEOUT_MS,
+    Address,
+    ConnectionContext,
+    ConnectionRegistry,
+    DrainAnswer,
+    Endpoint,
+    Router,
+)
 from proxy.wire.error_log import ErrorLog
 from proxy.wire.socket_transport import PipePool
 from tiers.broker.tls import TlsContext
@@ -32,21 +42,33 @@ logger = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 1024
 _IDLE_SWEEPS = 4
+_IDLE_PAUSE_S = 60.0
+"""How often to look whether there is a limit for idle connections now."""
 
 
 def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def _as_sent(node_id: int) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerEndpoint:
-    """Where a listener leads to. `node_id` is None for the bootstrap port. `resolve` returns the current addresses."""
+    """Where a listener leads to. `node_id` is None for the bootstrap port. `resolve` returns the current addresses.
+
+    `address_of` returns the addresses that its clients get. By default they are those that the broker sent."""
 
     node_id: int | None
     resolve: Callable[[], Sequence[Address]]
+    address_of: AddressOf = _as_sent
 
     def addresses(self) -> Sequence[Address]:
         return self.resolve()
+
+    def named(self, server_name: str | None) -> Endpoint:
+        return self
 
 
 def bind(host: str, port: int, *, reuse_port: bool, listens: bool = True) -> socket.socket:
@@ -77,6 +99,28 @@ OpenPort = Callable[[str, int], socket.socket]
 _bind_alone: OpenPort = partial(bind, reuse_port=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """How clients come in through a listener. `tls` None means plain text."""
+
+    tls: TlsContext | None = None
+    proxy_networks: Sequence[IPv4Network | IPv6Network] = ()
+    open_port: OpenPort = _bind_alone
+
+
+OPEN = Entrance()
+"""Plain text, without load balancers."""
+
+
+def _admission_limits(limits: LimitsConfig) -> tuple[int, int, int, int]:
+    return (
+        limits.max_connections,
+        limits.max_connections_per_address,
+        limits.max_unauthenticated_connections_per_address,
+        limits.connection_setup_timeout_ms,
+    )
+
+
 class ProxyServer:
     """An async context manager. Its exit aborts every connection."""
 
@@ -88,27 +132,21 @@ class ProxyServer:
         *,
         drain_answers: Mapping[int, DrainAnswer] | None = None,
         clock_ms: Callable[[], int] = monotonic_ms,
-        open_port: OpenPort = _bind_alone,
-        tls: TlsContext | None = None,
         upstream_tls: TlsContext | None = None,
         brokers_ask_for_sasl: bool = False,
         close_timeout_ms: int = CLOSE_TIMEOUT_MS,
-        proxy_networks: Sequence[IPv4Network | IPv6Network] = (),
         make_pipes: Callable[[], PipePool] | None = PipePool,
     ) -> None:
-        """`tls` is for clients, `upstream_tls` for brokers. None means plain text. `make_pipes` is for the context."""
+        """`upstream_tls` None means plain text with the brokers. `make_pipes` is for the context."""
         self.errors = ErrorLog()
         self._limits = limits
         self._metrics = metrics
         self._router = router
         self._early_answers = drain_answers or {}
         self._clock_ms = clock_ms
-        self._open_port = open_port
-        self._tls = tls
         self._upstream_tls = upstream_tls
         self._brokers_ask_for_sasl = brokers_ask_for_sasl
         self._close_timeout_ms = close_timeout_ms
-        self._proxy_networks = proxy_networks
         self._make_pipes = make_pipes
         self._connections = ConnectionRegistry[ClientConnection]()
         self._servers: dict[Address, ClientListener] = {}
@@ -124,12 +162,7 @@ class ProxyServer:
             self._metrics,
             self.spawn,
             self._clock_ms,
-            Admissions(
-                self._limits.max_connections,
-                self._limits.max_connections_per_address,
-                self._limits.max_unauthenticated_connections_per_address,
-                self._limits.connection_setup_timeout_ms,
-            ),
+            Admissions(*_admission_limits(self._limits)),
             ConnectionLog(logger, self._clock_ms),
             self._early_answers,
             upstream_tls=self._upstream_tls,
@@ -138,8 +171,7 @@ class ProxyServer:
             errors=self.errors,
             pipes=None if self._make_pipes is None else self._make_pipes(),
         )
-        if self._limits.idle_timeout_ms:
-            self._idle_sweep = self.spawn(self._close_idle())
+        self._idle_sweep = self.spawn(self._close_idle())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -159,12 +191,15 @@ class ProxyServer:
     def connections(self) -> Sequence[ClientConnection]:
         return list(self._connections)
 
-    def listen(self, host: str, port: int, endpoint: BrokerEndpoint) -> Address:
+    def listen(self, host: str, port: int, endpoint: Endpoint, entrance: Entrance = OPEN) -> Address:
         """Binds a listener now and returns its address. Accepting starts with the event loop's next turn.
 
         Port 0 picks a free port. Raises `OSError`."""
-        listener = self._open_port(host, port)
+        listener = entrance.open_port(host, port)
         bound: Address = listener.getsockname()[:2]
+        if bound in self._servers:  # with SO_REUSEPORT, both would get some of the connections
+            listener.close()
+            raise OSError(errno.EADDRINUSE, f"{host}:{port}: another listener of this proxy has this port")
         if self._is_draining:
             listener.close()
             return bound
@@ -172,8 +207,13 @@ class ProxyServer:
         def make(admission: Admission, client: Address | None) -> ClientConnection:
             return ClientConnection(self._context, endpoint, self._connections, admission, client)
 
-        self._servers[bound] = ClientListener(listener, self._tls, self._proxy_networks, make, self._context)
+        self._servers[bound] = ClientListener(listener, entrance.tls, entrance.proxy_networks, make, self._context)
         return bound
+
+    def change_limits(self, limits: LimitsConfig) -> None:
+        """Replaces the limits. Open connections keep those that they took over when they opened."""
+        self._limits = self._context.limits = limits
+        self._context.admissions.change_limits(*_admission_limits(limits))
 
     def stop_listening(self) -> None:
         self._is_draining = True
@@ -211,8 +251,8 @@ class ProxyServer:
         return self._tasks.create_task(coroutine)
 
     async def _close_idle(self) -> None:
-        timeout_s = self._limits.idle_timeout_ms / 1000
         while True:
-            await asyncio.sleep(timeout_s / _IDLE_SWEEPS)
-            for connection in list(self._connections):
+            timeout_s = self._limits.idle_timeout_ms / 1000
+            await asyncio.sleep(timeout_s / _IDLE_SWEEPS if timeout_s else _IDLE_PAUSE_S)
+            for connection in self.connections if timeout_s else ():
                 connection.close_idle(timeout_s)

@@ -72,13 +72,17 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
     port, admin_port = free_ports(2)
     async with tidegate(tmp_path, port, admin_port) as process, asyncio.timeout(TIMEOUT_S):
         status, text = 0, ""
-        while {line.partition(": the proxy has not read the cluster yet")[0] for line in text.splitlines()} != WORKERS:
+        unread = "the proxy has not read the cluster yet"
+        while {line.partition(": ")[0] for line in text.splitlines() if f": {unread}: " in line} != WORKERS:
             await asyncio.sleep(0.05)
             status, text = await get(admin_port, "/readyz")
         assert status == 503
+        assert {f"{worker}: state: INITIALIZING" for worker in WORKERS} <= set(text.splitlines())
         assert await get(admin_port, "/livez") == (200, "live\n")
         expected = {
-            (name, worker) for name in ("tidegate_process_up", "tidegate_open_connections") for worker in WORKERS
+            (name, worker)
+            for name in ("tidegate_process_up", "tidegate_open_connections", "tidegate_process_state")
+            for worker in WORKERS
         }
         series: set[tuple[str, str | None]] = set()
         while not expected <= series:  # a child that is too busy to answer in time is left out
@@ -102,6 +106,35 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
         assert await process.wait() == 0
 
 
+def add_settings(folder: Path, settings: str) -> None:
+    (file,) = folder.glob("*.toml")
+    file.write_text(f"{file.read_text()}{settings}")
+
+
+async def test_a_reload_reaches_every_process(tmp_path: Path) -> None:
+    port, admin_port = free_ports(2)
+    async with tidegate(tmp_path, port, admin_port) as process, asyncio.timeout(TIMEOUT_S):
+        said: set[str] = set()
+        while said != WORKERS:
+            await asyncio.sleep(0.05)
+            _, text = await get(admin_port, "/readyz")
+            said = {line.partition(": ")[0] for line in text.splitlines() if ": state: INITIALIZING" in line}
+        add_settings(tmp_path, '[limits]\nmax.connections = 4\n[log]\nformat = "json"\n')
+        process.send_signal(signal.SIGHUP)
+        reloaded: list[str] = []
+        assert process.stderr is not None
+        while len(reloaded) < 3:
+            line = (await process.stderr.readline()).decode()
+            assert line, "the proxy ended"
+            if "the settings are reloaded: changed [limits] max.connections" in line:
+                reloaded.append(line.rpartition("child=")[2].strip())
+        assert set(reloaded) > WORKERS
+        process.send_signal(signal.SIGTERM)
+        output = (await process.stderr.read()).decode()
+        assert await process.wait() == 0
+    assert "these changed settings need a restart: [log] format" in output
+
+
 async def test_two_proxies_share_no_port_of_a_broker(tmp_path: Path) -> None:
     """Both proxies have workers, so all of them bind with SO_REUSEPORT."""
     bootstrap, admin, second_bootstrap, second_admin, shared = free_ports(5)
@@ -114,7 +147,8 @@ async def test_two_proxies_share_no_port_of_a_broker(tmp_path: Path) -> None:
                 status, _ = await get(admin, "/readyz")
             async with tidegate(tmp_path, second_bootstrap, second_admin, upstream, shared - 1) as second:
                 text = ""
-                while {line.partition(": broker 1 has no listener: ")[0] for line in text.splitlines()} != WORKERS:
+                unserved = ": broker 1 has no listener: "
+                while {line.partition(unserved)[0] for line in text.splitlines() if unserved in line} != WORKERS:
                     await asyncio.sleep(0.05)
                     _, text = await get(second_admin, "/readyz")
                 for process in (second, first):
