@@ -29,7 +29,8 @@ def written(file: Path, *options: str) -> TidegateConfig:
 def test_the_answers_are_the_settings(tmp_path: Path) -> None:
     config = written(tmp_path / "a.toml", *S3, "--endpoint-url", "http://s3:7070", "--state", str(tmp_path / 'a "b"'))
     assert [*map(tuple, config.upstream.bootstrap_servers)] == [("127.0.0.1", 1), ("kafka-2", 9092)]
-    assert (config.listener.advertised_host, config.listener.base_port) == ("tidegate.example.org", 9100)
+    [listener] = config.listener
+    assert (listener.advertised_host, listener.base_port) == ("tidegate.example.org", 9100)
     assert config.state.path == tmp_path / 'a "b"'
     [topic] = config.topics
     assert (topic.pattern, topic.local_retention_ms, topic.segment_ms) == ("orders-*", 6 * 3_600_000, 3_600_000)
