@@ -44,6 +44,7 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
+from tiers.tasks.copy.copy_task import copy_hold
 
 _NO_SPOOL = Path(tempfile.gettempdir())
 """The driver spools nothing, because the executors make the segments."""
@@ -161,7 +162,7 @@ async def _policies(tier: OpenTier, options: OffloadOptions) -> list[TopicPolicy
     except re.error as error:
         raise NothingChosenError(f"{options.topics!r} is not a regular expression: {error}") from error
     found = await tiered_policies(tier)
-    chosen = [policy for policy in found if wanted.fullmatch(policy.topic) and not policy.copy_disable]
+    chosen = [policy for policy in found if wanted.fullmatch(policy.topic) and copy_hold(policy) is None]
     if not chosen:
         raise NothingChosenError(f"no tiered topic with copying enabled matches {options.topics!r}")
     return sorted(chosen, key=lambda policy: policy.topic)

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from pydantic import AliasChoices, Field, model_validator
 
+from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
 from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
 from tiers.config.total_retention import (
     MAX_MINUTES,
@@ -154,6 +155,8 @@ class TopicPolicy:
     """The total of the file, if it may be recorded as it is. Until then nothing expires."""
     total_conflict: str = ""
     """The reason why the total of the file must not be recorded. While there is one, nothing expires."""
+    paused: frozenset[TierWork] = NOTHING_PAUSED
+    """The work on the topic that an operator paused."""
 
     def partitions(self) -> list[TopicIdPartition]:
         return [TopicIdPartition(self.topic_id, index, self.topic) for index in range(self.partition_count)]
@@ -253,6 +256,7 @@ def policy_of(
         tier_settings=dict(tier_settings),
         total_to_record=to_record,
         total_conflict=conflict,
+        paused=paused_work(tier_settings),
     )
 
 

@@ -22,13 +22,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, MetadataLostError
 from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.tasks.copy.copy_task import RLMCopyTask
+from tiers.tasks.copy.copy_task import RLMCopyTask, copy_hold
 from tiers.tasks.deletion.segment_deletion import Leftovers, collect_leftovers
 from tiers.tasks.history.clamp_task import RLMClampTask
 from tiers.tasks.history.log_gap_task import LogGapTask
@@ -85,7 +86,7 @@ class PartitionTasks:
 
     @property
     def is_copied(self) -> bool:
-        return not (self.policy.copy_disable or self.is_copy_stopped)
+        return copy_hold(self.policy) is None and not self.is_copy_stopped
 
     @property
     def has_copy_trouble(self) -> bool:
@@ -176,8 +177,9 @@ class PartitionTasks:
 
     def _must_finish(self, surveyed: Surveyed) -> bool:
         """Whether the open segment has the last copy of records that the broker removed."""
-        is_wanted = self.is_copied or (self.manifest.is_accepted and not self.is_copy_stopped)
-        return is_wanted and self.copy.holds_removed(surveyed.bounds)
+        # A pause must not cost the last copy.
+        is_wanted = self.manifest.is_accepted or not self.policy.copy_disable
+        return is_wanted and not self.is_copy_stopped and self.copy.holds_removed(surveyed.bounds)
 
     async def copy_segments(self, surveyed: Surveyed, start: int | None) -> bool:
         """Copies the segments that are ready. Returns True when more are ready.
@@ -244,9 +246,12 @@ class PartitionTasks:
         await self.stages["deletion"].run(partial(self.delete, surveyed))
 
     async def delete(self, surveyed: Surveyed) -> None:
-        """Deletes the objects of segments that expired, and of leftovers that no copy waits for."""
+        """Deletes the objects of segments that expired, and of leftovers that no copy waits for.
+
+        While expiring is paused, no copied segment is deleted."""
         await self._collect(surveyed, Leftovers.OTHERS)
-        await self._expiration.delete(surveyed.log_start, self.manifest.has_accepted, self.manifest.confirm)
+        if TierWork.EXPIRING not in self.policy.paused:
+            await self._expiration.delete(surveyed.log_start, self.manifest.has_accepted, self.manifest.confirm)
 
     async def _collect(self, surveyed: Surveyed, which: Leftovers) -> None:
         spared = await copies_to_spare(self._services, self.partition, surveyed.bounds.log_start_offset)

@@ -26,6 +26,7 @@ from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.tenure import begin_in
 from tiers.model.ids import TopicIdPartition
+from tiers.tasks.copy.copy_task import copy_hold
 from tiers.tasks.copy.spool_opening import open_spool
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.remote_disable import RemoteDisableTask
@@ -198,7 +199,7 @@ class RemoteLogManager:
     def _watch_progress(self, managed: PartitionTasks) -> None:
         copying = managed.stages["copy"]
         is_idle = not (managed.has_copy_trouble or copying.is_due or "copy" in managed.running)
-        is_idle = is_idle or managed.policy.copy_disable
+        is_idle = is_idle or copy_hold(managed.policy) is not None
         managed.watch.watch_progress(managed.copy, is_idle=is_idle, error=managed.copy_error)
         for stage in managed.stages.values():
             stage.watch()

@@ -14,12 +14,15 @@ the last record of the newest attempt, which every owner sees:
 
 from __future__ import annotations
 
-from tiers.errors import RetriableRemoteStorageError, SomeStoresInTroubleError
+from collections.abc import Sequence
+
+from tiers.errors import RemoteStorageError, RetriableRemoteStorageError, SomeStoresInTroubleError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.deletion.failed_deletions import StillPublishedError
+from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.task_services import TaskServices
 
 _UNFINISHED = (RemoteLogSegmentState.COPY_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
@@ -64,17 +67,25 @@ def check_last_attempt(services: TaskServices, partition: TopicIdPartition) -> N
 
     Raises `RetriableRemoteStorageError` while it may not."""
     attempts = unfinished_attempts(services.metadata, partition)
-    if not attempts:
-        return
-    newest = attempts[0]
-    error = services.failed_deletions.last_error(newest.segment_id)
-    if error is None or isinstance(error, StillPublishedError):
-        return
+    error = services.failed_deletions.last_error(attempts[0].segment_id) if attempts else None
+    if error is not None and leftovers_hold(attempts, error, services.wall_clock_ms()) is not None:
+        raise RetriableRemoteStorageError(
+            f"copying waits: the objects of the last attempt, {attempts[0].segment_id.id}, cannot be deleted: {error}"
+        ) from error
+
+
+def leftovers_hold(
+    attempts: Sequence[RemoteLogSegmentMetadata], error: RemoteStorageError | None, now_ms: int
+) -> Hold | None:
+    """Returns why the next attempt waits. `attempts` are `unfinished_attempts`; `error` is the store's last refusal to
+    delete the objects of the newest one."""
+    if not attempts or error is None or isinstance(error, StillPublishedError):
+        return None
+    newest_ms = attempts[0].event_timestamp_ms
     is_in_trouble = error.retriable and not isinstance(error, SomeStoresInTroubleError)
     pause_ms = _PAUSE_WHILE_IN_TROUBLE_MS if is_in_trouble else _PAUSE_WHEN_REFUSED_MS
     pause_ms = min(_MAX_PAUSE_MS, pause_ms << min(len(attempts) - 1, 10))
     # A record with a time in the future of this machine's clock has an unknown age, so it delays nothing.
-    if 0 <= services.wall_clock_ms() - newest.event_timestamp_ms < pause_ms:
-        raise RetriableRemoteStorageError(
-            f"copying waits: the objects of the last attempt, {newest.segment_id.id}, cannot be deleted: {error}"
-        ) from error
+    if not 0 <= now_ms - newest_ms < pause_ms:
+        return None
+    return Hold(HoldReason.LEFTOVERS_STAY, newest_ms + pause_ms, {"attempts": len(attempts)})

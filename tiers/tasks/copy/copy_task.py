@@ -20,6 +20,7 @@ from itertools import count
 from uuid import uuid4
 
 from protocol.records.record_batch import cut_at_batches
+from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import (
     BrokerError,
@@ -38,9 +39,29 @@ from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuat
 from tiers.tasks.copy.segment_copy import copy_segment
 from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.history.lineage import check_lineage, check_remote_lineage
+from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
+
+
+def copy_hold(policy: TopicPolicy) -> Hold | None:
+    """Returns why nothing of the topic is copied, whatever its records are."""
+    if policy.copy_disable:
+        return Hold(HoldReason.COPY_DISABLED)
+    if TierWork.COPYING in policy.paused:
+        return Hold(HoldReason.COPYING_PAUSED)
+    return None
+
+
+def open_segment_hold(policy: TopicPolicy, first_append_ms: int, now_ms: int) -> Hold | None:
+    """Returns why an open segment that is not full is not copied yet. Both times are of one clock.
+
+    `first_append_ms` is the time at which the owner read the first record of the segment."""
+    if now_ms - first_append_ms >= policy.segment_ms:
+        return None
+    values = {"open_for_ms": now_ms - first_append_ms, "segment.ms": policy.segment_ms}
+    return Hold(HoldReason.SEGMENT_OPEN, first_append_ms + policy.segment_ms, values)
 
 
 class RLMCopyTask:
@@ -245,7 +266,7 @@ class RLMCopyTask:
 
     def _is_old(self, builder: SegmentBuilder, policy: TopicPolicy) -> bool:
         first_ms = builder.first_append_ms
-        return first_ms is not None and self._services.clock_ms() - first_ms >= policy.segment_ms
+        return first_ms is not None and open_segment_hold(policy, first_ms, self._services.clock_ms()) is None
 
     async def _builder_from(self, start: int) -> SegmentBuilder:
         services = self._services

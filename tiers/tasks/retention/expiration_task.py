@@ -5,7 +5,7 @@
 * Time is that of the brokers (LogAppendTime of Tidegate's metadata records). Too much skew stops every expiry
   (docs/design.md, safety rule 6).
 * Before anything expires, the task reads the topic's recorded total retention to its end. If it is not the one that the
-  policy was made of, nothing expires: the next policy has the present one.
+  policy was made of, nothing expires: the next policy has the present one. The same holds for a pause.
 * If two copies of a range exist, the copy that answers for no offset is deleted too, without moving the log start
   (KAFKA-16511).
 * If a broker's log start went back (unclean stop), the task tells the broker again to delete the records
@@ -17,12 +17,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import TypeVar
 
+from tiers.config.paused_work import TierWork, paused_work
 from tiers.config.topic_policy import TopicPolicy
-from tiers.config.total_retention import Retention, recorded_total
+from tiers.config.total_retention import NOTHING_EXPIRES, Retention, recorded_total
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import ConfirmedLogStart, remote_epoch_before
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -32,10 +34,12 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
 from tiers.tasks.deletion.segment_deletion import try_to_delete
+from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.trim_task import segment_timestamp_ms
 from tiers.tasks.task_services import TaskServices
 
 IsAccepted = Callable[[RemoteLogSegmentMetadata], bool]
+Segment = TypeVar("Segment", StoredSegment, RemoteLogSegmentMetadata)
 logger = logging.getLogger(__name__)
 
 
@@ -60,21 +64,63 @@ def expired_to(
 
     `alive` are the segments that answer for the offsets from `log_start` on. `budget_bytes` limits the bytes that
     expire, but one segment may always expire. None: no limit."""
-    excess_bytes = local_only_bytes + sum(segment.retained_bytes for segment in alive) - retention.size_bytes
     end = log_start
-    for segment in alive:
+    for segment, hold in expiry_holds(alive, retention, now_ms, local_only_bytes, budget_bytes):
+        if hold is not None:
+            break
+        end = max(end, segment.valid_end_offset + 1)
+    return end
+
+
+def expiry_hold(policy: TopicPolicy) -> Hold | None:
+    """Returns why nothing of the topic expires, whatever its segments are."""
+    if TierWork.EXPIRING in policy.paused:
+        return Hold(HoldReason.EXPIRING_PAUSED)
+    if policy.total_conflict or policy.total_to_record is not None:
+        return Hold(HoldReason.RETENTION_UNKNOWN)
+    return None
+
+
+def expiry_holds(
+    alive: Iterable[Segment],
+    retention: Retention,
+    now_ms: int,
+    local_only_bytes: int = 0,
+    budget_bytes: int | None = None,
+) -> Iterator[tuple[Segment, Hold | None]]:
+    """Yields each segment with what keeps it from expiring; None: it expires, with all segments before it.
+
+    The arguments are those of `expired_to`. A hold of a segment holds the later ones too. Their own holds are those
+    that they have when all segments before them have expired."""
+    alive = list(alive)
+    excess_bytes = local_only_bytes + sum(segment.retained_bytes for segment in alive) - retention.size_bytes
+    for number, segment in enumerate(alive):
         size_bytes = segment.retained_bytes
         too_old = 0 <= retention.ms < now_ms - segment_timestamp_ms(segment)
         too_much = retention.size_bytes >= 0 and excess_bytes >= size_bytes
+        hold = None
         if not (too_old or too_much):
-            break
-        if budget_bytes is not None:
-            if size_bytes > budget_bytes and end > log_start:
-                break
+            hold = _retention_hold(segment, retention, now_ms, excess_bytes)
+        elif budget_bytes is not None:
+            if size_bytes > budget_bytes and number > 0:
+                hold = Hold(HoldReason.EXPIRY_BUDGET)
             budget_bytes -= size_bytes
         excess_bytes -= size_bytes
-        end = max(end, segment.valid_end_offset + 1)
-    return end
+        yield segment, hold
+
+
+def _retention_hold(segment: Segment, retention: Retention, now_ms: int, excess_bytes: int) -> Hold:
+    if retention == NOTHING_EXPIRES:
+        return Hold(HoldReason.UNLIMITED_RETENTION)
+    values: dict[str, int] = {}
+    timestamp_ms, at_ms = segment_timestamp_ms(segment), None
+    if retention.ms >= 0:
+        values |= {"age_ms": now_ms - timestamp_ms, "retention_ms": retention.ms}
+        at_ms = timestamp_ms + retention.ms + 1
+    if retention.size_bytes >= 0:
+        later_bytes = excess_bytes + retention.size_bytes - segment.retained_bytes
+        values |= {"later_bytes": later_bytes, "retention_bytes": retention.size_bytes}
+    return Hold(HoldReason.TOTAL_RETENTION, at_ms, values)
 
 
 class RLMExpirationTask:
@@ -114,8 +160,8 @@ class RLMExpirationTask:
     def expired(self, policy: TopicPolicy, log_start: int | None) -> tuple[int, list[RemoteLogSegmentMetadata]]:
         """Returns the log start that retention asks for, at least `log_start`, and the segments to delete after it."""
         log_start = log_start or 0
-        expired_to = self._expired_to(policy, log_start, 0)
-        return expired_to, self._deletable(expired_to, self._readable())
+        expired_to = log_start if expiry_hold(policy) else self._expired_to(policy, log_start, 0)
+        return expired_to, self._deletable_now(policy, expired_to)
 
     async def expire(
         self, policy: TopicPolicy, leader_epoch: int, log_start: ConfirmedLogStart, local_only_bytes: int = 0
@@ -125,11 +171,11 @@ class RLMExpirationTask:
         `log_start` is the answer of the leader of `leader_epoch`."""
         services, partition = self._services, self._partition
         start = log_start.offset or 0
-        expired_to = self._expired_to(policy, start, local_only_bytes)
+        expired_to = start if expiry_hold(policy) else self._expired_to(policy, start, local_only_bytes)
         if (
             expired_to > start
             and await self._clock_is_trusted(self._readable())
-            and await self._total_is_recorded(policy)
+            and await self._settings_still_expire(policy)
         ):
             self._check_ownership()
             last_epoch = remote_epoch_before(services.metadata, partition, expired_to)
@@ -141,7 +187,10 @@ class RLMExpirationTask:
             )
             services.checkpoint("log-start-raised")
             log_start, start = replace(log_start, offset=expired_to), expired_to
-        return log_start, self._deletable(start, self._readable())  # read again: another owner may have clamped
+        return log_start, self._deletable_now(policy, start)  # read again: another owner may have clamped
+
+    def _deletable_now(self, policy: TopicPolicy, log_start: int) -> list[RemoteLogSegmentMetadata]:
+        return [] if TierWork.EXPIRING in policy.paused else self._deletable(log_start, self._readable())
 
     def _readable(self) -> list[RemoteLogSegmentMetadata]:
         return [
@@ -170,8 +219,8 @@ class RLMExpirationTask:
         )
         return False
 
-    async def _total_is_recorded(self, policy: TopicPolicy) -> bool:
-        """Returns whether the topic still has the total retention that the policy was made of.
+    async def _settings_still_expire(self, policy: TopicPolicy) -> bool:
+        """Returns whether the topic still has the total retention that the policy was made of, and is not paused.
 
         Raises `RemoteLogMetadataNotReadyError` when the topic's tier settings cannot be read to their end now."""
         partition = self._partition
@@ -182,9 +231,9 @@ class RLMExpirationTask:
             raise RemoteLogMetadataNotReadyError(
                 f"the tier settings of {partition.topic} cannot be read: {error}"
             ) from error
-        if recorded == policy.recorded_total:
+        if recorded == policy.recorded_total and TierWork.EXPIRING not in paused_work(tier_settings):
             return True
-        logger.info("the total retention was changed: nothing expires now", extra={"partition": str(partition)})
+        logger.info("the retention settings were changed: nothing expires now", extra={"partition": str(partition)})
         return False
 
     def _expired_to(self, policy: TopicPolicy, log_start: int, local_only_bytes: int) -> int:

@@ -18,9 +18,12 @@ See docs/design.md, safety rules 1, 2 and 4.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from tiers.bounded_gather import bounded_gather
+from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteStorageError
 from tiers.metadata.log_history import confirms
@@ -32,6 +35,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.stored_segment import StoredSegment
 from tiers.tasks.history.lineage import check_remote_lineage
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
+from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 
@@ -60,7 +64,7 @@ class TrimTask:
         the metadata. `log_start` is the recorded one that the leader of `checked_epoch` confirms. Another leader trims
         nothing; None: any leader does. `local_only_bytes` is the size of the local records that are not remote
         yet; an underestimate keeps more local. Raises the store's error when the store lacks the first segment."""
-        if policy.local_retention_ms is None and policy.local_retention_bytes is None:
+        if trim_hold(policy) is not None:
             return None
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         bounds = await services.source.bounds(partition, timeout_ms)
@@ -145,26 +149,96 @@ class TrimTask:
         if (log_start or 0) > bounds.log_start_offset:
             return bounds.log_start_offset  # expiry removes these records first: the lineage check does not cover them
         covering = covering_segments(services.metadata, self._partition, bounds.log_start_offset)
-        local_bytes = local_only_bytes + sum(segment.retained_bytes for segment in covering)
+        view = TrimView(
+            bounds.last_stable_offset,
+            local_only_bytes,
+            services.wall_clock_ms(),
+            services.settings.remote_log.visible_after_ms,
+            self._visible_for_ms,
+            self._manifest.has_accepted,
+        )
         target = bounds.log_start_offset
-        for segment in covering[:-1]:
-            if not self._manifest.has_accepted(segment):
-                break  # without the stored manifest, lost metadata would make the segment's records look never copied
-            seen_at_ms = services.metadata.seen_at_ms(segment.segment_id)
-            if seen_at_ms is None or services.clock_ms() - seen_at_ms < services.settings.remote_log.visible_after_ms:
-                break
-            if segment.valid_end_offset >= bounds.last_stable_offset:
-                break
-            expired = (
-                policy.local_retention_ms is not None
-                and services.wall_clock_ms() - segment_timestamp_ms(segment) > policy.local_retention_ms
-            )
-            local_bytes -= segment.retained_bytes
-            too_much = policy.local_retention_bytes is not None and local_bytes >= policy.local_retention_bytes
-            if not (expired or too_much):
+        for segment, hold in trim_holds(policy, covering, view):
+            if hold is not None:
                 break
             target = segment.valid_end_offset + 1
         return target
+
+    def _visible_for_ms(self, segment: RemoteLogSegmentMetadata) -> int | None:
+        seen_at_ms = self._services.metadata.seen_at_ms(segment.segment_id)
+        return None if seen_at_ms is None else self._services.clock_ms() - seen_at_ms
+
+
+@dataclass(frozen=True, slots=True)
+class TrimView:
+    """What decides which segments of a partition may be trimmed.
+
+    `local_only_bytes` is the size of the local records that are not remote. `visible_for_ms` tells for how long the
+    owner's reader has seen the segment finished; None: not yet. `is_accepted` tells whether the stored manifest accepts
+    it."""
+
+    last_stable_offset: int
+    local_only_bytes: int
+    now_ms: int
+    visible_after_ms: int
+    visible_for_ms: Callable[[RemoteLogSegmentMetadata], int | None]
+    is_accepted: Callable[[RemoteLogSegmentMetadata], bool]
+
+
+def trim_hold(policy: TopicPolicy) -> Hold | None:
+    """Returns why nothing of the topic is trimmed, whatever its segments are."""
+    if TierWork.TRIMMING in policy.paused:
+        return Hold(HoldReason.TRIMMING_PAUSED)
+    if policy.local_retention_ms is None and policy.local_retention_bytes is None:
+        return Hold(HoldReason.NO_LOCAL_RETENTION)
+    return None
+
+
+def trim_holds(
+    policy: TopicPolicy, covering: Sequence[RemoteLogSegmentMetadata], view: TrimView
+) -> Iterator[tuple[RemoteLogSegmentMetadata, Hold | None]]:
+    """Yields each segment with what keeps it on the broker; None: it may be trimmed, with all segments before it.
+
+    `covering` are the segments that cover the local log from its start up to the first gap. A hold of a segment holds
+    the later ones too. Their own holds are those that they have when all segments before them are trimmed."""
+    local_bytes = view.local_only_bytes + sum(segment.retained_bytes for segment in covering)
+    for segment in covering[:-1]:
+        yield segment, _trim_hold_of(segment, policy, view, local_bytes)
+        local_bytes -= segment.retained_bytes
+    if covering:
+        yield covering[-1], Hold(HoldReason.NEWEST_SEGMENT)
+
+
+def _trim_hold_of(
+    segment: RemoteLogSegmentMetadata, policy: TopicPolicy, view: TrimView, local_bytes: int
+) -> Hold | None:
+    """`local_bytes` is the size of the local log from this segment on."""
+    if not view.is_accepted(segment):
+        # Without the stored manifest, lost metadata would make the segment's records look never copied.
+        return Hold(HoldReason.NOT_IN_MANIFEST)
+    visible_for_ms = view.visible_for_ms(segment)
+    if visible_for_ms is None or visible_for_ms < view.visible_after_ms:
+        left_ms = view.visible_after_ms - (visible_for_ms or 0)
+        values = {"remote.log.visible.after.ms": view.visible_after_ms}
+        return Hold(HoldReason.NOT_VISIBLE, view.now_ms + left_ms, values)
+    if segment.valid_end_offset >= view.last_stable_offset:
+        return Hold(HoldReason.ABOVE_LSO, values={"last_stable_offset": view.last_stable_offset})
+    timestamp_ms, keep_ms, keep_bytes = (
+        segment_timestamp_ms(segment),
+        policy.local_retention_ms,
+        policy.local_retention_bytes,
+    )
+    expired = keep_ms is not None and view.now_ms - timestamp_ms > keep_ms
+    too_much = keep_bytes is not None and local_bytes - segment.retained_bytes >= keep_bytes
+    if expired or too_much:
+        return None
+    values, at_ms = {}, None
+    if keep_ms is not None:
+        values |= {"age_ms": view.now_ms - timestamp_ms, "local.retention.ms": keep_ms}
+        at_ms = timestamp_ms + keep_ms + 1
+    if keep_bytes is not None:
+        values |= {"later_bytes": local_bytes - segment.retained_bytes, "local.retention.bytes": keep_bytes}
+    return Hold(HoldReason.LOCAL_RETENTION, at_ms, values)
 
 
 def covering_segments(

@@ -1,0 +1,55 @@
+"""The facts of the workbench's partition, as its owner knows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.support.tiers.workbench import PARTITION, Workbench
+from tiers.config.topic_policy import Refusal, TopicPolicy
+from tiers.explain.answers import PartitionAnswer, Question, Why
+from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
+from tiers.model.segment_state import RemoteLogSegmentState
+
+
+async def facts_for(bench: Workbench, policy: TopicPolicy | Refusal | None) -> PartitionFacts:
+    metadata = bench.metadata
+    seen = {each.segment_id: metadata.seen_at_ms(each.segment_id) for each in bench.segments}
+    return facts_of(
+        metadata,
+        PARTITION,
+        policy,
+        bench.wall_ms,
+        local=LocalFacts(
+            await bench.log.bounds(PARTITION, 1000),
+            leader=1,
+            confirmed_log_start=(await bench.log_start()).offset,
+            share_start=bench.share_groups.start,
+            uncopied_bytes=bench.copy_task.local_only_bytes,
+        ),
+        owner=OwnerFacts(
+            "tidegate-1",
+            accepted={
+                each.segment_id.id: each.clamped_to
+                for each in bench.segments
+                if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED and bench.manifest_task.has_accepted(each)
+            },
+            visible_for_ms={key: bench.now_ms - value for key, value in seen.items() if value is not None},
+        ),
+        visible_after_ms=bench.services.settings.remote_log.visible_after_ms,
+        cluster_id="cluster",
+    )
+
+
+def with_owner(facts: PartitionFacts, **changes: object) -> PartitionFacts:
+    return replace(facts, owner=replace(facts.owner, **changes))  # type: ignore[arg-type]  # tests name the fields
+
+
+def whys(answer: PartitionAnswer, question: Question) -> dict[int, Why]:
+    """The answers to one question, by the segment's start offset."""
+    return {
+        segment.start_offset: why for segment in answer.segments for why in segment.whys if why.question is question
+    }
+
+
+def reasons(answer: PartitionAnswer, question: Question) -> dict[int, str]:
+    return {start: why.reason for start, why in whys(answer, question).items()}

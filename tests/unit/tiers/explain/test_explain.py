@@ -1,0 +1,250 @@
+"""An explanation names the rule by which the tasks decide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.explained import facts_for, reasons, whys, with_owner
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import Refusal, TopicPolicy
+from tiers.config.total_retention import TotalRetention
+from tiers.explain.answers import Place, Question, StateReason
+from tiers.explain.explain import explain, explain_offset, segment_at_time
+from tiers.explain.words import RULES, duration_text
+from tiers.model.log_start import LogGap
+from tiers.model.segment_metadata import RemoteLogClampUpdate
+from tiers.tasks.hold import HoldReason
+
+KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
+T_VIS_MS = 10_000
+ON_BROKER, NOT_REMOTE, NOT_EXPIRED = Question.ON_BROKER, Question.NOT_REMOTE, Question.NOT_EXPIRED
+
+
+@pytest.fixture
+async def copied(bench: Workbench) -> Workbench:
+    """Segments 0-29, 30-59 and 60-89 are remote and visible; 90-99 is only local."""
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
+    await bench.copy_all()
+    await bench.write_manifest()
+    bench.now_ms += T_VIS_MS
+    return bench
+
+
+async def test_the_explanation_of_a_trim_is_what_the_task_does(copied: Workbench) -> None:
+    local_bytes = copied.copy_task.local_only_bytes
+    segment_bytes = copied.segments[0].segment_size_bytes
+    policies = [
+        KEEP_NOTHING,
+        POLICY,
+        replace(POLICY, local_retention_ms=1000),
+        replace(POLICY, local_retention_bytes=local_bytes + 2 * segment_bytes),
+        replace(KEEP_NOTHING, paused=frozenset({TierWork.TRIMMING})),
+    ]
+    for policy in policies:
+        for late_ms, lso, share_start in ((0, None, None), (-1, None, None), (0, 45, None), (0, None, 10**6)):
+            copied.now_ms += late_ms
+            copied.log.last_stable_offset, copied.share_groups.start = lso, share_start
+            found = reasons(explain(await facts_for(copied, policy)), ON_BROKER)
+            bounds = await copied.log.bounds(PARTITION, 1000)
+            target = copied.trim_task.target(policy, bounds, local_bytes) if not policy.paused else 0
+            is_without = policy.local_retention_ms is None and policy.local_retention_bytes is None
+            trimmed = {start for start in (0, 30, 60) if start < target and not is_without}
+            assert {start for start, reason in found.items() if reason == StateReason.DUE} == trimmed
+            copied.now_ms -= late_ms
+
+
+@pytest.mark.parametrize(
+    ("policy", "now", "expected"),
+    [
+        (POLICY, 0, HoldReason.NO_LOCAL_RETENTION),
+        (replace(KEEP_NOTHING, paused=frozenset({TierWork.TRIMMING})), 0, HoldReason.TRIMMING_PAUSED),
+        (KEEP_NOTHING, -1, HoldReason.NOT_VISIBLE),
+        (replace(POLICY, local_retention_ms=60_000), 0, HoldReason.LOCAL_RETENTION),
+        (replace(POLICY, local_retention_bytes=10**9), 0, HoldReason.LOCAL_RETENTION),
+        (KEEP_NOTHING, 0, StateReason.DUE),
+    ],
+)
+async def test_why_a_segment_is_still_on_the_broker(
+    copied: Workbench, policy: TopicPolicy, now: int, expected: str
+) -> None:
+    copied.now_ms += now
+    found = whys(explain(await facts_for(copied, policy)), ON_BROKER)
+    assert found[0].reason == expected
+    assert found[0].sentence.endswith(".")
+
+
+async def test_the_rule_the_value_and_the_time_are_told(copied: Workbench) -> None:
+    copied.wall_ms = copied.segments[0].max_timestamp_ms + 1000
+    found = whys(explain(await facts_for(copied, replace(POLICY, local_retention_ms=60_000))), ON_BROKER)[0]
+    assert found.values == {"age_ms": 1000, "local.retention.ms": 60_000}
+    assert found.at_ms == copied.wall_ms + 59_001
+    assert found.rule == "docs/design.md, 'Log range'"
+    assert "its newest record is 1 s old, of 1 min" in found.sentence
+    copied.wall_ms += 59_000
+    assert await copied.trim(replace(POLICY, local_retention_ms=60_000)) is None
+    copied.wall_ms += 1
+    assert await copied.trim(replace(POLICY, local_retention_ms=60_000)) == 60
+
+
+async def test_the_newest_segment_stays_and_the_later_wait_for_the_earlier(copied: Workbench) -> None:
+    assert reasons(explain(await facts_for(copied, KEEP_NOTHING)), ON_BROKER)[60] == HoldReason.NEWEST_SEGMENT
+    first = copied.segments[0]
+    del copied.metadata.seen[first.segment_id]
+    found = whys(explain(await facts_for(copied, KEEP_NOTHING)), ON_BROKER)
+    assert (found[0].reason, found[30].reason) == (HoldReason.NOT_VISIBLE, StateReason.BEHIND_EARLIER)
+    assert found[30].values == {"held_offset": 0}
+
+
+async def test_a_manifest_an_open_transaction_and_a_share_group_hold_a_trim(copied: Workbench) -> None:
+    facts = await facts_for(copied, KEEP_NOTHING)
+    assert reasons(explain(with_owner(facts, accepted={})), ON_BROKER)[0] == HoldReason.NOT_IN_MANIFEST
+    copied.log.last_stable_offset = 29
+    assert reasons(explain(await facts_for(copied, KEEP_NOTHING)), ON_BROKER)[0] == HoldReason.ABOVE_LSO
+    copied.log.last_stable_offset, copied.share_groups.start = None, 29
+    found = reasons(explain(await facts_for(copied, KEEP_NOTHING)), ON_BROKER)
+    assert (found[0], found[30]) == (StateReason.SHARE_GROUP, StateReason.BEHIND_EARLIER)
+
+
+async def test_records_that_are_not_remote_hold_the_segments_after_them(copied: Workbench) -> None:
+    facts = await facts_for(copied, KEEP_NOTHING)
+    found = whys(explain(replace(facts, answering=facts.answering[1:], log_starts=())), ON_BROKER)
+    assert (found[30].reason, found[30].values) == (StateReason.UNCOPIED_BEFORE, {"first_offset": 0})
+
+
+async def test_a_segment_in_quarantine_waits_for_an_operator(copied: Workbench) -> None:
+    await copied.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 29))
+    facts = await facts_for(copied, KEEP_NOTHING)
+    assert reasons(explain(facts), NOT_EXPIRED)[30] == StateReason.QUARANTINE
+    copied.log.log_start_offset = 60
+    lost = explain_offset(await facts_for(copied, KEEP_NOTHING), 45)
+    assert (lost.place, "quarantine" in lost.sentence) == (Place.UNKNOWN, True)
+
+
+async def test_why_records_are_not_yet_remote(copied: Workbench) -> None:
+    answer = explain(await facts_for(copied, POLICY)).uncopied
+    assert (answer.first_offset, answer.next_offset) == (90, 100)
+    assert [each.reason for each in answer.whys] == [HoldReason.SEGMENT_OPEN]
+    assert answer.whys[0].at_ms == copied.wall_ms + POLICY.segment_ms
+    facts = with_owner(await facts_for(copied, POLICY), open_since_ms=copied.wall_ms - 20_000)
+    assert explain(facts).uncopied.whys[0].at_ms == copied.wall_ms + 40_000
+    facts = with_owner(facts, open_since_ms=copied.wall_ms - POLICY.segment_ms)
+    assert explain(facts).uncopied.whys[0].reason == StateReason.DUE
+    copied.log.last_stable_offset = 95
+    answer = explain(await facts_for(copied, POLICY)).uncopied
+    assert [each.reason for each in answer.whys] == [HoldReason.SEGMENT_OPEN, StateReason.OPEN_TRANSACTION]
+    paused = replace(POLICY, paused=frozenset({TierWork.COPYING}))
+    for policy, expected in (
+        (paused, HoldReason.COPYING_PAUSED),
+        (replace(POLICY, copy_disable=True), HoldReason.COPY_DISABLED),
+        (Refusal("orders", "cleanup.policy is 'compact'"), StateReason.NOT_TIERED),
+        (None, StateReason.NOT_TIERED),
+    ):
+        assert explain(await facts_for(copied, policy)).uncopied.whys[0].reason == expected
+
+
+async def test_a_copy_that_was_left_is_told(copied: Workbench) -> None:
+    begun = replace(copied.segments[2], segment_id=replace(copied.segments[2].segment_id, id=PARTITION.topic_id))
+    begun = replace(begun, start_offset=90, end_offset=99, state=type(begun.state).COPY_SEGMENT_STARTED)
+    await copied.metadata.add_remote_log_segment_metadata(begun)
+    assert reasons(explain(await facts_for(copied, POLICY)), NOT_REMOTE)[90] == StateReason.COPY_BEGUN
+    copied.wall_ms += 60_000
+    answer = explain(await facts_for(copied, POLICY))
+    assert reasons(answer, NOT_REMOTE)[90] == StateReason.COPY_LEFT
+    assert answer.uncopied.whys[0].reason == StateReason.COPY_LEFT
+
+
+async def test_why_a_segment_has_not_expired(copied: Workbench) -> None:
+    minute = replace(POLICY, retention_ms=60_000)
+    answer = explain(await facts_for(copied, minute))
+    found = whys(answer, NOT_EXPIRED)[0]
+    newest_ms = copied.segments[0].max_timestamp_ms
+    assert (found.reason, found.at_ms) == (HoldReason.TOTAL_RETENTION, newest_ms + 60_001)
+    for policy, expected in (
+        (POLICY, HoldReason.UNLIMITED_RETENTION),
+        (replace(minute, paused=frozenset({TierWork.EXPIRING})), HoldReason.EXPIRING_PAUSED),
+        (replace(minute, total_to_record=TotalRetention(1)), HoldReason.RETENTION_UNKNOWN),
+    ):
+        assert reasons(explain(await facts_for(copied, policy)), NOT_EXPIRED)[0] == expected
+    copied.wall_ms = newest_ms + 60_001
+    assert reasons(explain(await facts_for(copied, minute)), NOT_EXPIRED)[0] == StateReason.DUE
+    await copied.expire(minute)
+    assert (await copied.log_start()).offset == 90
+
+
+async def test_a_stop_and_a_failing_stage_come_before_every_setting(copied: Workbench) -> None:
+    facts = await facts_for(copied, KEEP_NOTHING)
+    stopped = explain(with_owner(facts, stopped="the metadata was lost"))
+    for question in (ON_BROKER, NOT_EXPIRED):
+        assert set(reasons(stopped, question).values()) == {StateReason.STOPPED}
+    assert any("the metadata was lost" in note for note in stopped.notes)
+    failing = explain(with_owner(facts, troubles={"trim": "the store lacks a segment"}))
+    assert reasons(failing, ON_BROKER)[0] == StateReason.STAGE_FAILS
+    assert reasons(failing, NOT_EXPIRED)[0] == HoldReason.UNLIMITED_RETENTION
+    without = explain(with_owner(facts, name=""))
+    assert reasons(without, ON_BROKER)[0] == StateReason.NO_OWNER
+
+
+async def test_where_an_offset_is(copied: Workbench) -> None:
+    await copied.trim(KEEP_NOTHING)
+    facts = await facts_for(copied, KEEP_NOTHING)
+    found = {offset: explain_offset(facts, offset) for offset in (0, 59, 60, 89, 90, 99, 100)}
+    assert {offset: each.place for offset, each in found.items()} == {
+        0: Place.REMOTE,
+        59: Place.REMOTE,
+        60: Place.BOTH,
+        89: Place.BOTH,
+        90: Place.LOCAL,
+        99: Place.LOCAL,
+        100: Place.BEYOND_END,
+    }
+    assert found[59].segment is not None
+    assert found[59].segment.object in await copied.objects()
+    assert found[59].server == "the proxy that the client is connected to, from the store"
+    assert found[60].server == found[90].server == "broker 1, the partition's leader"
+
+
+async def test_an_offset_that_has_no_record_says_where_a_fetch_goes_on(copied: Workbench) -> None:
+    await copied.trim(KEEP_NOTHING)
+    await copied.record_log_start(5)
+    facts = await facts_for(copied, KEEP_NOTHING)
+    deleted = explain_offset(facts, 4)
+    assert (deleted.place, deleted.continues_at) == (Place.DELETED, 5)
+    assert "(reason: USER)" in deleted.sentence
+    gone = replace(facts, gaps=(LogGap(30, 60),), answering=(facts.answering[0], facts.answering[2]))
+    gap = explain_offset(gone, 40)
+    assert (gap.place, gap.continues_at) == (Place.GAP, 60)
+    lost = explain_offset(replace(gone, gaps=()), 40)
+    assert (lost.place, lost.server) == (Place.UNKNOWN, "no process")
+
+
+async def test_without_the_leader_the_remote_tier_is_still_explained(copied: Workbench) -> None:
+    facts = replace(await facts_for(copied, KEEP_NOTHING), local=None, local_trouble="no broker answers")
+    answer = explain(facts)
+    assert reasons(answer, ON_BROKER)[0] == StateReason.LEADER_UNKNOWN
+    assert any("no broker answers" in note for note in answer.notes)
+    assert explain_offset(facts, 10).place is Place.REMOTE
+    assert explain_offset(facts, 95).place is Place.UNKNOWN
+
+
+async def test_a_time_leads_to_the_first_segment_that_may_have_it(copied: Workbench) -> None:
+    facts = await facts_for(copied, POLICY)
+    first = segment_at_time(facts, copied.wall_ms - 1_000_000)
+    assert first is not None
+    assert first.start_offset == 0
+    assert segment_at_time(facts, copied.wall_ms + 1_000_000) is None
+
+
+def test_every_reason_cites_a_rule() -> None:
+    assert set(RULES) == {*HoldReason, *StateReason}
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0, "0 ms"), (999, "999 ms"), (61_000, "1 min 1 s"), (90_061_000, "1 d 1 h"), (-5, "-5 ms"), (7_200_000, "2 h")],
+)
+def test_durations_have_two_units(ms: int, text: str) -> None:
+    assert duration_text(ms) == text

@@ -1,0 +1,444 @@
+"""Explains one partition: where its offsets are, and why each segment is still there, or not there yet.
+
+    facts = facts_of(metadata, partition, policy, now_ms, local=..., owner=...)
+    explain(facts) -> PartitionAnswer            every segment, and the part that is only local
+    explain_offset(facts, offset) -> OffsetAnswer
+    segment_at_time(facts, time_ms) -> the first segment that may have a record of that time
+
+The functions are pure. Every "why" of a copy, a trim or an expiry comes from the functions by which the tasks decide
+(`trim_holds`, `expiry_holds`, `copy_hold`, `open_segment_hold`). What is added here are the states in which no task
+decides: a stop, a failing stage, an earlier segment that is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Final
+
+from tiers.config.topic_policy import Refusal, TopicPolicy
+from tiers.config.total_retention import Retention
+from tiers.explain.answers import (
+    OffsetAnswer,
+    PartitionAnswer,
+    Place,
+    Question,
+    SegmentAnswer,
+    StateReason,
+    UncopiedAnswer,
+    Why,
+)
+from tiers.explain.facts import PartitionFacts
+from tiers.explain.words import duration_text, moment_text, why, why_held
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.object_key import log_key
+from tiers.tasks.copy.copy_task import copy_hold, open_segment_hold
+from tiers.tasks.hold import Hold, HoldReason
+from tiers.tasks.retention.expiration_task import expiry_hold, expiry_holds
+from tiers.tasks.retention.trim_task import TrimView, trim_hold, trim_holds
+
+_LEFT_AFTER_MS: Final = 60_000
+"""The age at which an attempt at a copy counts as left, as in `copy_failing_since_ms`."""
+_ANY_PROXY: Final = "the proxy that the client is connected to, from the store"
+_STAGES: Final[Mapping[Question, tuple[str, ...]]] = {
+    Question.ON_BROKER: ("survey", "manifest", "trim"),
+    Question.NOT_REMOTE: ("survey", "gap", "copy"),
+    Question.NOT_EXPIRED: ("survey", "expiry", "deletion"),
+}
+"""The stages whose failure holds the work, by question (docs/design.md, "Log range")."""
+
+
+def explain(facts: PartitionFacts) -> PartitionAnswer:
+    found = _Explanation(facts)
+    bounds = None if facts.local is None else facts.local.bounds
+    return PartitionAnswer(
+        topic=facts.partition.topic,
+        partition=facts.partition.partition,
+        log_start=facts.log_start,
+        remote_start=facts.answering[0].start_offset if facts.answering else None,
+        remote_end=facts.remote_end,
+        local_log_start=None if bounds is None else bounds.log_start_offset,
+        last_stable_offset=None if bounds is None else bounds.last_stable_offset,
+        high_watermark=None if bounds is None else bounds.high_watermark,
+        owner=facts.owner.name,
+        notes=tuple(found.notes()),
+        segments=tuple(map(found.segment, facts.segments)),
+        uncopied=found.uncopied(),
+    )
+
+
+def explain_offset(facts: PartitionFacts, offset: int) -> OffsetAnswer:
+    return _Explanation(facts).offset(offset)
+
+
+def segment_at_time(facts: PartitionFacts, time_ms: int) -> RemoteLogSegmentMetadata | None:
+    """Returns the first readable segment with a record of that time or later; None: no remote record is so new.
+
+    Timestamps need not ascend in a log, so this is the first segment by offset, as for ListOffsets."""
+    return next((segment for segment in facts.answering if segment.max_timestamp_ms >= time_ms), None)
+
+
+class _Explanation:
+    """The explanation of one partition. The holds of all segments are computed once."""
+
+    def __init__(self, facts: PartitionFacts) -> None:
+        self._facts = facts
+        self._answering = {segment.segment_id: segment for segment in facts.answering}
+
+    def notes(self) -> Iterator[str]:
+        facts = self._facts
+        match facts.policy:
+            case None:
+                yield "No setting tiers this topic."
+            case Refusal(reason=reason):
+                yield f"The topic cannot be tiered: {reason}."
+            case policy:
+                for work in sorted(policy.paused):
+                    yield f"An operator paused {work.value} (`tidegate tier resume`)."
+                if policy.total_conflict:
+                    yield f"Nothing of the topic expires: {policy.total_conflict}."
+        if facts.local is None:
+            yield f"The leader does not answer: {facts.local_trouble or 'it was not asked'}."
+        if facts.is_diverged or facts.owner.stopped:
+            yield self._stop_sentence
+        if facts.owner.unfit:
+            yield f"The owner is unfit: {facts.owner.unfit}."
+        for stage, error in facts.owner.troubles.items():
+            yield f"The stage {stage!r} of the owner fails: {error}."
+        for gap in facts.gaps:
+            yield (
+                f"The offsets {gap.first_offset} to {gap.next_offset - 1} are a gap: the broker removed them before"
+                " they were copied."
+            )
+
+    def segment(self, segment: RemoteLogSegmentMetadata) -> SegmentAnswer:
+        facts = self._facts
+        place = self._place_of(segment)
+        return SegmentAnswer(
+            id=str(segment.segment_id.id),
+            start_offset=segment.start_offset,
+            end_offset=segment.valid_end_offset,
+            size_bytes=segment.segment_size_bytes,
+            state=segment.state.name,
+            place=place,
+            object=log_key(facts.cluster_id, segment) if facts.cluster_id else "",
+            max_timestamp_ms=segment.max_timestamp_ms,
+            leader_epochs=tuple(entry.epoch for entry in segment.segment_leader_epochs),
+            whys=tuple(self._whys(segment, place)),
+        )
+
+    def uncopied(self) -> UncopiedAnswer:
+        facts = self._facts
+        if facts.local is None:
+            return UncopiedAnswer(0, 0, ())
+        bounds = facts.local.bounds
+        remote_next = 0 if facts.remote_end is None else facts.remote_end + 1
+        first = min(max(remote_next, bounds.log_start_offset), bounds.high_watermark)
+        whys: list[Why] = []
+        if first < bounds.last_stable_offset:
+            whys.append(self._not_copied())
+        if max(first, bounds.last_stable_offset) < bounds.high_watermark:
+            whys.append(
+                why(
+                    Question.NOT_REMOTE,
+                    StateReason.OPEN_TRANSACTION,
+                    f"A transaction is open from offset {bounds.last_stable_offset} on. The owner copies only below the"
+                    " last stable offset.",
+                    {"last_stable_offset": bounds.last_stable_offset, "high_watermark": bounds.high_watermark},
+                )
+            )
+        return UncopiedAnswer(first, bounds.high_watermark, tuple(whys))
+
+    def offset(self, offset: int) -> OffsetAnswer:
+        facts, bounds = self._facts, None if self._facts.local is None else self._facts.local.bounds
+        holder = next((each for each in facts.answering if each.start_offset <= offset <= each.valid_end_offset), None)
+        if bounds is not None and offset >= bounds.high_watermark:
+            sentence = f"The log ends before offset {offset}: the next record gets offset {bounds.high_watermark}."
+            return OffsetAnswer(offset, Place.BEYOND_END, sentence, self._leader)
+        if offset < facts.log_start:
+            return OffsetAnswer(
+                offset,
+                Place.DELETED,
+                f"The log starts at offset {facts.log_start}{self._log_start_reason}. The record at offset {offset} is"
+                " deleted.",
+                self._leader,
+                continues_at=facts.log_start,
+            )
+        is_local = bounds is not None and offset >= bounds.log_start_offset
+        if holder is not None:
+            found = self.segment(holder)
+            if is_local:
+                sentence = f"Both tiers have offset {offset}: the broker, and the remote segment {found.id}."
+                return OffsetAnswer(offset, Place.BOTH, sentence, self._leader, found, whys=found.whys)
+            sentence = f"The remote tier has offset {offset}, in the segment {found.id}."
+            if bounds is None:
+                sentence += " Whether the broker has it, too, is not known: the leader does not answer."
+            return OffsetAnswer(offset, Place.REMOTE, sentence, _ANY_PROXY, found, whys=found.whys)
+        if is_local:
+            whys = self.uncopied().whys
+            return OffsetAnswer(offset, Place.LOCAL, f"The broker alone has offset {offset}.", self._leader, whys=whys)
+        return self._missing(offset)
+
+    def _missing(self, offset: int) -> OffsetAnswer:
+        facts = self._facts
+        gap = next((gap for gap in facts.gaps if gap.holds(offset)), None)
+        if gap is not None:
+            sentence = (
+                f"Offset {offset} lies in a gap: the broker removed the offsets {gap.first_offset} to"
+                f" {gap.next_offset - 1} before they were copied. A Fetch goes on at offset {gap.next_offset}."
+            )
+            return OffsetAnswer(offset, Place.GAP, sentence, _ANY_PROXY, continues_at=gap.next_offset)
+        quarantined = next((each for each in facts.segments if _is_in(each, offset)), None)
+        if facts.local is None:
+            sentence = f"The remote tier does not have offset {offset}, and the leader does not answer."
+        elif quarantined is not None and quarantined.is_cut_off:
+            sentence = f"Offset {offset} is in quarantine: another leader's records replaced it."
+        else:
+            sentence = (
+                f"Neither tier has offset {offset}, though the log starts at offset {facts.log_start}. A client gets"
+                " an error that it retries. `tidegate tier bounds` and docs/operations.md, 'A partition stops', help."
+            )
+        found = None if quarantined is None else self.segment(quarantined)
+        return OffsetAnswer(offset, Place.UNKNOWN, sentence, "no process", found)
+
+    @property
+    def _leader(self) -> str:
+        local = self._facts.local
+        if local is None:
+            return "the partition's leader, which does not answer"
+        return "the partition's leader" if local.leader is None else f"broker {local.leader}, the partition's leader"
+
+    @property
+    def _log_start_reason(self) -> str:
+        facts = self._facts
+        found = next((each for each in facts.log_starts if each.offset == facts.log_start), None)
+        return "" if found is None else f" (reason: {found.reason.name})"
+
+    def _place_of(self, segment: RemoteLogSegmentMetadata) -> Place:
+        if segment.segment_id not in self._answering:
+            return Place.UNKNOWN
+        local = self._facts.local
+        is_local = local is not None and segment.valid_end_offset >= local.bounds.log_start_offset
+        return Place.BOTH if is_local else Place.REMOTE
+
+    def _whys(self, segment: RemoteLogSegmentMetadata, place: Place) -> Iterator[Why]:
+        facts = self._facts
+        age_ms = facts.now_ms - segment.event_timestamp_ms
+        if segment.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            if age_ms < _LEFT_AFTER_MS:
+                sentence = f"A copy of this segment began {duration_text(age_ms)} ago, and has not ended."
+                yield why(Question.NOT_REMOTE, StateReason.COPY_BEGUN, sentence, {"age_ms": age_ms})
+            else:
+                sentence = (
+                    f"A copy of this segment began {duration_text(age_ms)} ago. It failed, or it takes long. The owner"
+                    " deletes the objects of a failed attempt, and copies the records again."
+                )
+                yield why(Question.NOT_REMOTE, StateReason.COPY_LEFT, sentence, {"age_ms": age_ms})
+        elif segment.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+            sentence = f"The deletion of this segment began {duration_text(age_ms)} ago, and has not ended."
+            yield self._trouble(Question.NOT_EXPIRED) or why(
+                Question.NOT_EXPIRED, StateReason.DELETION_BEGUN, sentence, {"age_ms": age_ms}
+            )
+        elif segment.is_cut_off:
+            sentence = (
+                "Another leader's records replaced the segment, so it is in quarantine. Only an operator deletes it"
+                " (`tidegate tier quarantine`)."
+            )
+            yield why(Question.NOT_EXPIRED, StateReason.QUARANTINE, sentence)
+        elif segment.valid_end_offset < facts.log_start:
+            sentence = f"The log starts at offset {facts.log_start}. The owner deletes the segment in its next round."
+            held = self._topic_hold(Question.NOT_EXPIRED)
+            yield held or why(
+                Question.NOT_EXPIRED, StateReason.BELOW_LOG_START, sentence, {"log_start": facts.log_start}
+            )
+        elif place is Place.UNKNOWN:
+            sentence = "Another copy answers for all offsets of this one. The owner deletes it in a later round."
+            yield why(Question.NOT_EXPIRED, StateReason.SUPERSEDED, sentence)
+        else:
+            if place is Place.BOTH:
+                yield self._on_broker[segment.segment_id]
+            elif facts.local is None:
+                sentence = f"The leader does not answer, so the owner trims nothing: {facts.local_trouble}"
+                yield why(Question.ON_BROKER, StateReason.LEADER_UNKNOWN, sentence)
+            yield self._not_expired[segment.segment_id]
+
+    @cached_property
+    def _on_broker(self) -> Mapping[RemoteLogSegmentId, Why]:
+        """Why each segment that both tiers have is still on the broker."""
+        facts, question = self._facts, Question.ON_BROKER
+        local = facts.local
+        assert local is not None
+        both = [each for each in facts.answering if self._place_of(each) is Place.BOTH]
+        held = self._topic_hold(question)
+        if held is not None or not isinstance(facts.policy, TopicPolicy):
+            return {each.segment_id: held or self._not_tiered(question) for each in both}
+        start = local.bounds.log_start_offset
+        if facts.log_start > start:
+            held = why_held(question, Hold(HoldReason.LOG_START_ABOVE, values={"log_start": facts.log_start}))
+            return {each.segment_id: held for each in both}
+        covering, next_offset = [], start
+        for each in both:
+            if not each.start_offset <= next_offset <= each.valid_end_offset:
+                break
+            covering.append(each)
+            next_offset = each.valid_end_offset + 1
+        view = TrimView(
+            local.bounds.last_stable_offset,
+            local.uncopied_bytes,
+            facts.now_ms,
+            facts.visible_after_ms,
+            self._visible_for_ms,
+            self._is_accepted,
+        )
+        found: dict[RemoteLogSegmentId, Why] = {}
+        first_held: RemoteLogSegmentMetadata | None = None
+        for segment, hold in trim_holds(facts.policy, covering, view):
+            found[segment.segment_id] = self._trim_why(segment, hold, first_held)
+            if first_held is None and (hold is not None or self._is_share_held(segment)):
+                first_held = segment
+        sentence = (
+            f"The broker has records from offset {next_offset} on that are not remote, before this segment. The owner"
+            " trims only what is remote without a hole."
+        )
+        uncopied = why(question, StateReason.UNCOPIED_BEFORE, sentence, {"first_offset": next_offset})
+        return {each.segment_id: found.get(each.segment_id, uncopied) for each in both}
+
+    def _trim_why(
+        self, segment: RemoteLogSegmentMetadata, hold: Hold | None, first_held: RemoteLogSegmentMetadata | None
+    ) -> Why:
+        question = Question.ON_BROKER
+        if hold is not None:
+            return why_held(question, hold)
+        if first_held is not None:
+            sentence = (
+                f"The segment from offset {first_held.start_offset} on is held, and the owner trims from the beginning"
+                " of the log only."
+            )
+            return why(question, StateReason.BEHIND_EARLIER, sentence, {"held_offset": first_held.start_offset})
+        if self._is_share_held(segment):
+            assert self._facts.local is not None
+            start = self._facts.local.share_start or 0
+            sentence = f"A share group still reads from offset {start} on, and share groups read from the broker alone."
+            return why(question, StateReason.SHARE_GROUP, sentence, {"share_start": start})
+        return self._due(question, "trims")
+
+    def _is_share_held(self, segment: RemoteLogSegmentMetadata) -> bool:
+        local = self._facts.local
+        return local is not None and local.share_start is not None and local.share_start <= segment.valid_end_offset
+
+    def _visible_for_ms(self, segment: RemoteLogSegmentMetadata) -> int | None:
+        """Without the owner's own times, the time since the end of the copy stands for them."""
+        seen = self._facts.owner.visible_for_ms
+        return self._facts.now_ms - segment.event_timestamp_ms if seen is None else seen.get(segment.segment_id)
+
+    def _is_accepted(self, segment: RemoteLogSegmentMetadata) -> bool:
+        accepted, segment_id = self._facts.owner.accepted, segment.segment_id.id
+        return accepted is None or (segment_id in accepted and accepted[segment_id] == segment.clamped_to)
+
+    @cached_property
+    def _not_expired(self) -> Mapping[RemoteLogSegmentId, Why]:
+        """Why each readable segment has not expired."""
+        facts, question = self._facts, Question.NOT_EXPIRED
+        held = self._topic_hold(question)
+        if held is not None or not isinstance(facts.policy, TopicPolicy):
+            return {each.segment_id: held or self._not_tiered(question) for each in facts.answering}
+        retention = Retention(facts.policy.retention_ms, facts.policy.retention_bytes)
+        uncopied_bytes = 0 if facts.local is None else facts.local.uncopied_bytes
+        found: dict[RemoteLogSegmentId, Why] = {}
+        first_held: RemoteLogSegmentMetadata | None = None
+        for segment, hold in expiry_holds(facts.answering, retention, facts.now_ms, uncopied_bytes):
+            if hold is not None:
+                found[segment.segment_id] = why_held(question, hold)
+                first_held = first_held or segment
+            elif first_held is not None:
+                sentence = (
+                    f"The segment from offset {first_held.start_offset} on is held, and the owner expires from the"
+                    " beginning of the log only."
+                )
+                values = {"held_offset": first_held.start_offset}
+                found[segment.segment_id] = why(question, StateReason.BEHIND_EARLIER, sentence, values)
+            else:
+                found[segment.segment_id] = self._due(question, "expires")
+        return found
+
+    def _not_copied(self) -> Why:
+        """Why the records below the last stable offset are not remote."""
+        facts, question = self._facts, Question.NOT_REMOTE
+        held = self._topic_hold(question)
+        if held is not None or not isinstance(facts.policy, TopicPolicy):
+            return held or self._not_tiered(question)
+        uncopied_bytes = 0 if facts.local is None else facts.local.uncopied_bytes
+        attempts = [each for each in facts.segments if each.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED]
+        if attempts:
+            newest = max(attempts, key=lambda each: each.event_timestamp_ms)
+            return next(self._whys(newest, Place.UNKNOWN))
+        if uncopied_bytes >= facts.policy.segment_bytes:
+            return self._due(question, "copies")
+        since_ms = facts.owner.open_since_ms
+        if since_ms is None:
+            # The owner reads a record within a round. So the segment is open at least since the end of the last copy
+            # only if records came since then, and at the latest from now on.
+            hold = open_segment_hold(facts.policy, facts.now_ms, facts.now_ms)
+            assert hold is not None
+            hold = Hold(
+                hold.reason,
+                hold.at_ms,
+                {"size_bytes": uncopied_bytes, "segment.bytes": facts.policy.segment_bytes}
+                | {"segment.ms": facts.policy.segment_ms},
+            )
+            return why_held(question, hold)
+        hold = open_segment_hold(facts.policy, since_ms, facts.now_ms)
+        return self._due(question, "copies") if hold is None else why_held(question, hold)
+
+    def _topic_hold(self, question: Question) -> Why | None:
+        """Returns what holds the whole partition: no policy, a stop, a setting, a failing stage."""
+        facts = self._facts
+        if not isinstance(facts.policy, TopicPolicy):
+            return self._not_tiered(question)
+        if facts.is_diverged or facts.owner.stopped:
+            return why(question, StateReason.STOPPED, self._stop_sentence)
+        of_topic = {
+            Question.ON_BROKER: trim_hold,
+            Question.NOT_REMOTE: copy_hold,
+            Question.NOT_EXPIRED: expiry_hold,
+        }[question](facts.policy)
+        return why_held(question, of_topic) if of_topic is not None else self._trouble(question)
+
+    def _trouble(self, question: Question) -> Why | None:
+        for stage in _STAGES[question]:
+            error = self._facts.owner.troubles.get(stage)
+            if error is not None:
+                sentence = f"The stage {stage!r} of the owner fails, and is tried again: {error}."
+                return why(question, StateReason.STAGE_FAILS, sentence)
+        return None
+
+    def _not_tiered(self, question: Question) -> Why:
+        policy = self._facts.policy
+        reason = policy.reason if isinstance(policy, Refusal) else "no setting tiers it"
+        return why(question, StateReason.NOT_TIERED, f"No owner manages the topic: {reason}.")
+
+    def _due(self, question: Question, verb: str) -> Why:
+        owner = self._facts.owner
+        if owner.name == "":
+            sentence = f"Nothing but the missing owner holds it: no process {verb} it while the partition has no owner."
+            return why(question, StateReason.NO_OWNER, sentence)
+        return why(question, StateReason.DUE, f"Nothing holds it: the owner {verb} it in one of its next rounds.")
+
+    @property
+    def _stop_sentence(self) -> str:
+        reason = self._facts.owner.stopped or "the leader's log has another history than the copied log"
+        return (
+            f"The owner stopped the partition: {reason}. It copies, trims and expires nothing, until an operator acts"
+            " (docs/operations.md, 'A partition stops')."
+        )
+
+
+def _is_in(segment: RemoteLogSegmentMetadata, offset: int) -> bool:
+    return segment.start_offset <= offset <= segment.end_offset
+
+
+def when_text(why_: Why) -> str:
+    """Returns the time at which the blocker ends, as a text; empty: it cannot be told."""
+    return "" if why_.at_ms is None else f"until {moment_text(why_.at_ms)}"

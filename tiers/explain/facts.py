@@ -1,0 +1,123 @@
+"""`PartitionFacts`: what is known of one partition, as the input of an explanation.
+
+The caller asks the brokers, the store and the group. `facts_of` reads the rest from the metadata of this process, which
+is local and synchronous. A fact that the caller does not know stays None, and the explanation leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from tiers.config.topic_policy import Refusal, TopicPolicy
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+from tiers.model.log_start import LogGap, LogStart
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+DEFAULT_VISIBLE_AFTER_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFacts:
+    """The leader's log. `confirmed_log_start` is the highest recorded log start that the leader confirms.
+
+    `share_start` is the lowest offset that a share group still reads. `uncopied_bytes` is the size of the records
+    behind the remote end, or an estimate of it."""
+
+    bounds: LocalLogBounds
+    leader: int | None = None
+    confirmed_log_start: int | None = None
+    share_start: int | None = None
+    uncopied_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerFacts:
+    """What the owner knows. A command that runs beside the owner knows only a part of it.
+
+    `accepted` has the segments of the stored partition manifest, each with the offset to which a clamp cut it.
+    `open_since_ms` is the time at which the owner read the first record of the open segment. `troubles` has the last
+    error of each stage that fails, by the stage's name. `stopped` says why the owner stopped the partition."""
+
+    name: str | None = None
+    accepted: Mapping[UUID, int | None] | None = None
+    visible_for_ms: Mapping[RemoteLogSegmentId, int] | None = None
+    open_since_ms: int | None = None
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    stopped: str = ""
+    unfit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """The facts. `now_ms` is the wall clock. `policy` is None if no setting tiers the topic.
+
+    `segments` are all that the metadata knows, by ascending start offset. `answering` are those that answer for the
+    offsets of the log. `local` is None while the leader is not known, and `local_trouble` says why."""
+
+    partition: TopicIdPartition
+    now_ms: int
+    policy: TopicPolicy | Refusal | None
+    segments: tuple[RemoteLogSegmentMetadata, ...] = ()
+    answering: tuple[RemoteLogSegmentMetadata, ...] = ()
+    gaps: tuple[LogGap, ...] = ()
+    log_starts: tuple[LogStart, ...] = ()
+    is_diverged: bool = False
+    local: LocalFacts | None = None
+    local_trouble: str = ""
+    owner: OwnerFacts = field(default_factory=OwnerFacts)
+    visible_after_ms: int = DEFAULT_VISIBLE_AFTER_MS
+    cluster_id: str = ""
+    """The cluster id in object keys; empty: the keys are not known."""
+
+    @property
+    def log_start(self) -> int:
+        """The log start of both tiers; without an answer of the leader, the recorded one."""
+        if self.local is not None and self.local.confirmed_log_start is not None:
+            return self.local.confirmed_log_start
+        if self.local is None and self.log_starts:
+            return self.log_starts[0].offset
+        starts = [segment.start_offset for segment in self.answering[:1]]
+        starts += [self.local.bounds.log_start_offset] if self.local is not None else []
+        return min(starts, default=0)
+
+    @property
+    def remote_end(self) -> int | None:
+        """Ry: the last remote offset, inclusive."""
+        return self.answering[-1].valid_end_offset if self.answering else None
+
+
+def facts_of(
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    policy: TopicPolicy | Refusal | None,
+    now_ms: int,
+    *,
+    local: LocalFacts | None = None,
+    local_trouble: str = "",
+    owner: OwnerFacts | None = None,
+    visible_after_ms: int = DEFAULT_VISIBLE_AFTER_MS,
+    cluster_id: str = "",
+) -> PartitionFacts:
+    """Adds what the metadata of this process knows. The caller has made it fresh. Reads no broker and no store."""
+    log_starts = tuple(metadata.log_starts(partition))
+    confirmed = None if local is None else local.confirmed_log_start
+    recorded = log_starts[0].offset if log_starts and local is None else 0
+    return PartitionFacts(
+        partition=partition,
+        now_ms=now_ms,
+        policy=policy,
+        segments=tuple(metadata.list_remote_log_segments(partition)),
+        answering=tuple(each.metadata for each in metadata.answering_segments(partition, confirmed or recorded)),
+        gaps=tuple(metadata.gaps(partition)),
+        log_starts=log_starts,
+        is_diverged=metadata.is_diverged(partition),
+        local=local,
+        local_trouble=local_trouble,
+        owner=owner or OwnerFacts(),
+        visible_after_ms=visible_after_ms,
+        cluster_id=cluster_id,
+    )
