@@ -14,12 +14,14 @@ import typer
 import uvloop
 
 from proxy.commands.check import check as check_everything
+from proxy.commands.explain import explain
 from proxy.commands.tier.accept import accept
 from proxy.commands.tier.bounds import bounds
 from proxy.commands.tier.failed_deletes import failed_deletes
 from proxy.commands.tier.metadata import metadata
 from proxy.commands.tier.missing_topics import missing_topics
 from proxy.commands.tier.orphans import orphans
+from proxy.commands.tier.pause import pause, resume
 from proxy.commands.tier.quarantine import quarantine
 from proxy.commands.tier.rebuild import rebuild
 from proxy.commands.tier.retention import retention
@@ -51,7 +53,7 @@ def _tier(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, accept, retention, rewrap):
+for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, accept, retention, rewrap, pause, resume):
     tier.command()(_command)
 tier.command("failed-deletes")(failed_deletes)
 tier.add_typer(quarantine)
@@ -117,6 +119,9 @@ def check(config: ConfigFile) -> None:
         typer.echo(line)
     if report.problems:
         raise typer.Exit(FAILED)
+
+
+app.command()(explain)
 
 
 @app.command(name="version")

@@ -29,12 +29,13 @@ class BrokerConfigs:
         self._client = client
 
     async def of_topics(self, topics: Collection[str], timeout_ms: int) -> Mapping[str, Mapping[str, BrokerValue]]:
-        """Returns the keys of `BROKER_DEFAULTS` for each topic that the brokers know. Raises `BrokerError`."""
+        """Returns the keys of `BROKER_DEFAULTS` and of `BROKER_KEYS` for each topic that the brokers know.
+
+        Raises `BrokerError`."""
+        keys = list(dict.fromkeys((*BROKER_DEFAULTS, *BROKER_KEYS)))
         return {
             result.resource_name: {entry.name: _value_of(entry) for entry in result.configs}
-            for result in await self._describe(
-                {topic: list(BROKER_DEFAULTS) for topic in topics}, _TOPIC_RESOURCE, None, timeout_ms
-            )
+            for result in await self._describe(dict.fromkeys(topics, keys), _TOPIC_RESOURCE, None, timeout_ms)
             if result.error_code == ErrorCode.NONE
         }
 

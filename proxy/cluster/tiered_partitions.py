@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tiers.config.paused_work import TierWork, paused_work
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_bounds import earliest_readable
 from tiers.metadata.log_history import ConfirmedLogStart
@@ -86,6 +87,13 @@ class TieredPartitions:
         Call it after the reads that found nothing: the state may have been cleared since its freshness was checked."""
         if not self.is_fresh(partition):
             raise RemoteLogMetadataNotReadyError(f"the metadata of {partition} may have been cleared meanwhile")
+
+    def is_reading_paused(self, partition: TopicIdPartition) -> bool:
+        """Whether an operator paused the reading of the topic's remote records."""
+        try:
+            return TierWork.READING in paused_work(self.rlmm.topic_tier_config(partition.topic_id))
+        except RemoteLogError:
+            return False  # the read itself finds what is wrong with the metadata
 
     def recorded_log_start(self, partition: TopicIdPartition) -> int | None:
         """Returns the highest recorded log start. A leader may confirm a lower one or none, but never a higher one."""

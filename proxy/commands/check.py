@@ -1,6 +1,7 @@
 """`tidegate check`: contacts every broker and the store, and reports the advertised addresses and all problems.
 
-It also reads the metadata topic, to find retentions that are not in force and records that may be lost uncopied."""
+It also reads the metadata topic, to find topics that are not tiered, retentions that are not in force, and records that
+may be lost uncopied."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from kafka.protocol.metadata import MetadataRequest
 
 from proxy.cluster.permissions import missing_permissions, principal_of
 from proxy.cluster.topology import MAX_PORT
-from proxy.commands.retention_check import retention_problems
 from proxy.commands.store_check import check_store
+from proxy.commands.topic_check import topic_findings
 from proxy.config import TidegateConfig
 from proxy.process.admin_access import AdminTokenError, admin_access
 from proxy.process.app import listener_addresses
@@ -47,6 +48,8 @@ class Report:
     store: str | None = None
     """The storage implementation, if the store answered."""
     store_findings: list[str] = field(default_factory=list)
+    topic_remarks: list[str] = field(default_factory=list)
+    """What an operator should know of topics, and what is no problem."""
     problems: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
@@ -61,6 +64,8 @@ class Report:
             yield f"store {self.store}: written, read and deleted"
             for finding in self.store_findings:
                 yield f"store {self.store}: {finding}"
+        for remark in self.topic_remarks:
+            yield f"topic {remark}"
         for problem in self.problems:
             yield f"problem: {problem}"
         match len(self.problems):
@@ -99,7 +104,9 @@ async def check(config: TidegateConfig) -> Report:
             if config.is_tiered and report.cluster_id is not None:
                 await _check_rights(config, client, report)
                 if not report.problems:  # any of them would appear here again
-                    report.problems += await retention_problems(config, client)
+                    found = await topic_findings(config, client)
+                    report.problems += found.problems
+                    report.topic_remarks += found.remarks
         finally:
             await client.close()
     await _check_store(config, report)

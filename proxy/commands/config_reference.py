@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from proxy.config import TidegateConfig
 from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX
+from tiers.config.paused_work import TierWork
 from tiers.config.setting_keys import key_of, own_fields
 from tiers.config.settings import DurationMs, SizeBytes
 from tiers.config.topic_settings import (
@@ -105,6 +106,13 @@ _MEANINGS = {
         "shorter. See 'Two retentions' in docs/operations.md."
     ),
     RETENTION_BYTES: ("The same in bytes per partition. If only one of the two keys is set, the other is unlimited."),
+    TierWork.COPYING.key: (
+        "Pauses copying. `tidegate tier pause` sets this key and the next three: see 'Pause a topic' in "
+        "docs/operations.md."
+    ),
+    TierWork.TRIMMING.key: "Pauses trimming: the brokers keep copied records.",
+    TierWork.EXPIRING.key: "Pauses expiring: no remote segment is deleted by retention.",
+    TierWork.READING.key: "Pauses the reading of remote records: clients get an error that they retry.",
 }
 
 

@@ -33,6 +33,7 @@ from proxy.handlers.addresses import check_version
 from proxy.handlers.off_loop import off_loop, off_loop_in_slices
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
+from tiers.config.paused_work import PAUSE_KEYS
 from tiers.config.topic_settings import REMOTE_STORAGE_ENABLE, TIER_DEFAULTS, TierValue, is_boolean
 from tiers.config.total_retention import TOTAL_KEYS
 
@@ -121,9 +122,10 @@ def _asked(frame: bytes) -> tuple[Mapping[str, Collection[str] | None], bool]:
 
 def _hidden(asked: Collection[str] | None, values: Mapping[str, TierValue]) -> set[str]:
     """Returns the keys that a client that knows only Kafka's settings does not expect. `asked`: all keys if empty."""
-    if asked or values[REMOTE_STORAGE_ENABLE].value == "true":
+    if asked:
         return set()
-    return {key for key in TOTAL_KEYS if not values[key].is_own}
+    hidden = PAUSE_KEYS if values[REMOTE_STORAGE_ENABLE].value == "true" else (*PAUSE_KEYS, *TOTAL_KEYS)
+    return {key for key in hidden if not values[key].is_own}
 
 
 def tier_entries(

@@ -233,10 +233,12 @@ class ListOffsetsHandler:
             return await self._latest_tiered(partition)
         if request.asks_next_local(asked.timestamp):
             return await self._next_local(partition)
+        if asked.timestamp < 0 and asked.timestamp != MAX_TIMESTAMP:
+            return None
+        if self._tools.tiered.is_reading_paused(partition):
+            return ListOffsetsAnswer(UNAVAILABLE)  # the record may be remote
         if asked.timestamp == MAX_TIMESTAMP:
             return await self._max_timestamp(partition, broker, deadline_ms, connection_id)
-        if asked.timestamp < 0:
-            return None
         log_start = (await self._log_start(partition)).offset or 0
         found = await self._tools.reader.offsets.offset_for_timestamp(
             partition,

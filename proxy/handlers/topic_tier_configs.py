@@ -31,6 +31,7 @@ from proxy.cluster.broker_configs import BrokerValue
 from proxy.handlers.base import ClusterTopology, FetchSettings
 from proxy.handlers.metadata_topic_guard import REFUSAL
 from proxy.handlers.off_loop import in_slices, slices_of
+from tiers.config.paused_work import PAUSE_KEYS
 from tiers.config.topic_policy import TopicConfig, is_internal
 from tiers.config.topic_settings import (
     BROKER_DEFAULTS,
@@ -61,9 +62,9 @@ _RESOLVE_AGAIN_MS = 100
 _HEARD_WITHIN_MS = 1_000
 """How long a broker may not know a topic that was just created."""
 Found = TypeVar("Found")
-_REPLACED = {key: None for key in TIER_DEFAULTS if key not in TOTAL_KEYS}
-"""The keys that AlterConfigs unsets if it does not name them. The total retention stays: a client that does not know it
-must not expire records by leaving it out."""
+_REPLACED = {key: None for key in TIER_DEFAULTS if key not in (*TOTAL_KEYS, *PAUSE_KEYS)}
+"""The keys that AlterConfigs unsets if it does not name them. The total retention and the pauses stay: a client that
+does not know them must not expire or trim records by leaving them out."""
 _OPERATIONS = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
 

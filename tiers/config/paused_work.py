@@ -2,6 +2,7 @@
 
 * The settings are part of the topic's own tier settings, so every proxy sees them, and they survive restarts.
 * The file has no such keys: a pause belongs to the cluster, and not to the process whose file says so.
+* docs/operations.md, "Pause a topic", says what each pause stops.
 """
 
 from __future__ import annotations

@@ -190,6 +190,19 @@ def managed_rule(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[st
     return None if is_internal(topic) else matching_rule(topic, rules, overrides)
 
 
+def exclusion(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[str, str]) -> str | None:
+    """Returns which setting keeps a topic from being tiered that the settings name. None: nothing does, or nothing
+    names it."""
+    rule = next((rule for rule in rules if rule.matches(topic)), None)
+    if is_internal(topic) or (rule is None and "remote.storage.enable" not in overrides):
+        return None
+    if managed_rule(topic, rules, overrides) is not None:
+        return None
+    if "remote.storage.enable" in overrides:
+        return "the topic's own remote.storage.enable is false"
+    return f"the file excludes it: [[topics]] {'' if rule is None else rule.pattern} has remote.storage.enable = false"
+
+
 def _overridden(rule: TopicConfig, overrides: Mapping[str, str]) -> TopicConfig:
     return rule.model_copy(
         update={

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.errors import ErrorCode
+from tiers.config.paused_work import PAUSE_KEYS
 from tiers.config.topic_policy import SAME_AS_TOTAL, TopicConfig
 from tiers.config.total_retention import (
     MAX_MINUTES,
@@ -45,6 +46,7 @@ TIER_DEFAULTS: Mapping[str, str] = {
     DELETE_ON_DISABLE: "false",
     RETENTION_MINUTES: str(SAME_AS_BROKERS),
     RETENTION_BYTES: str(SAME_AS_BROKERS),
+    **dict.fromkeys(PAUSE_KEYS, "false"),
 }
 """Every tier setting of a topic, with its default."""
 

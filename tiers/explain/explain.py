@@ -29,7 +29,7 @@ from tiers.explain.answers import (
     Why,
 )
 from tiers.explain.facts import PartitionFacts
-from tiers.explain.words import duration_text, moment_text, why, why_held
+from tiers.explain.words import duration_text, why, why_held
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -94,7 +94,7 @@ class _Explanation:
                 yield "No setting tiers this topic."
             case Refusal(reason=reason):
                 yield f"The topic cannot be tiered: {reason}."
-            case policy:
+            case TopicPolicy() as policy:
                 for work in sorted(policy.paused):
                     yield f"An operator paused {work.value} (`tidegate tier resume`)."
                 if policy.total_conflict:
@@ -107,6 +107,7 @@ class _Explanation:
             yield f"The owner is unfit: {facts.owner.unfit}."
         for stage, error in facts.owner.troubles.items():
             yield f"The stage {stage!r} of the owner fails: {error}."
+        yield from facts.remarks
         for gap in facts.gaps:
             yield (
                 f"The offsets {gap.first_offset} to {gap.next_offset - 1} are a gap: the broker removed them before"
@@ -437,8 +438,3 @@ class _Explanation:
 
 def _is_in(segment: RemoteLogSegmentMetadata, offset: int) -> bool:
     return segment.start_offset <= offset <= segment.end_offset
-
-
-def when_text(why_: Why) -> str:
-    """Returns the time at which the blocker ends, as a text; empty: it cannot be told."""
-    return "" if why_.at_ms is None else f"until {moment_text(why_.at_ms)}"

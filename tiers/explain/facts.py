@@ -72,6 +72,8 @@ class PartitionFacts:
     visible_after_ms: int = DEFAULT_VISIBLE_AFTER_MS
     cluster_id: str = ""
     """The cluster id in object keys; empty: the keys are not known."""
+    remarks: tuple[str, ...] = ()
+    """Sentences of the caller about the partition, for example about a store that does not answer."""
 
     @property
     def log_start(self) -> int:
@@ -101,6 +103,7 @@ def facts_of(
     owner: OwnerFacts | None = None,
     visible_after_ms: int = DEFAULT_VISIBLE_AFTER_MS,
     cluster_id: str = "",
+    remarks: tuple[str, ...] = (),
 ) -> PartitionFacts:
     """Adds what the metadata of this process knows. The caller has made it fresh. Reads no broker and no store."""
     log_starts = tuple(metadata.log_starts(partition))
@@ -120,4 +123,5 @@ def facts_of(
         owner=owner or OwnerFacts(),
         visible_after_ms=visible_after_ms,
         cluster_id=cluster_id,
+        remarks=remarks,
     )

@@ -60,6 +60,9 @@ class RemoteLogManagerMetrics:
         self.log_size_bytes = gauge("remote_log_size_bytes", "Bytes of readable remote segments")
         self.metadata_count = gauge("remote_log_metadata_count", "Remote segments with metadata")
         self.owned_partitions = Gauge("tidegate_owned_partitions", "Partitions this process copies", registry=registry)
+        self.paused = Gauge(
+            "tidegate_paused", "1: an operator paused this work on the topic", ["topic", "work"], registry=registry
+        )
         self.refused_topics = Gauge("tidegate_refused_topics", "Topics that rules name but no tier", registry=registry)
         self.spool_bytes = Gauge("tidegate_spool_bytes", "Bytes of the segments being built", registry=registry)
         self._of_partition = [each for each in vars(self).values() if getattr(each, "_labelnames", ()) == _PARTITION]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from protocol.errors import ErrorCode
 from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import BROKER_KEYS, Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
 from tiers.config.total_retention import UNLIMITED
 from tiers.errors import BrokerError, RemoteLogMetadataError
@@ -71,11 +72,22 @@ class TieredTopics:
         self._are_doubtful = False
         self._policies: dict[UUID, TopicPolicy] = {}
         self._refused: dict[str, str] = {}
+        self._named: set[str] = set()
+        self._paused: set[tuple[str, TierWork]] = set()
 
     @property
     def policies(self) -> Mapping[UUID, TopicPolicy]:
         """The policies by topic id, as of the last refresh."""
         return self._policies
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """The reasons why topics that the settings tier cannot be tiered, by topic, as of the last refresh."""
+        return self._refused
+
+    def is_named(self, topic: str) -> bool:
+        """Whether the settings name this very topic, and no pattern matches it only."""
+        return topic in self._named
 
     async def refresh(self, timeout_ms: int) -> Mapping[UUID, TopicPolicy]:
         """Asks the cluster, and returns the policies by topic id.
@@ -117,6 +129,7 @@ class TieredTopics:
             self._policies = {topic_id: _not_expiring(known) for topic_id, known in self._policies.items()}
             raise
         self._report(refused, {name for name, each in wanted.items() if _is_named(each)})
+        self._report_paused(policies.values())
         self._policies = policies
         return policies
 
@@ -160,8 +173,22 @@ class TieredTopics:
             if self._refused.get(topic) != reason:
                 level = logging.ERROR if topic in named else logging.INFO
                 logger.log(level, "a topic cannot be tiered", extra={"topic": topic, "reason": reason})
-        self._refused = refused
+        self._refused, self._named = refused, set(named)
         self._metrics.refused_topics.set(len(refused.keys() & named))
+
+    def _report_paused(self, policies: Iterable[TopicPolicy]) -> None:
+        paused = {(policy.topic, work) for policy in policies for work in policy.paused}
+        for topic, work in sorted(paused ^ self._paused):
+            fields = {"topic": topic, "work": work.value}
+            if (topic, work) in paused:
+                logger.warning("an operator paused work on a topic", extra=fields)
+            else:
+                logger.warning("an operator resumed work on a topic", extra=fields)
+        if paused != self._paused:
+            self._metrics.paused.clear()
+            for topic, work in paused:
+                self._metrics.paused.labels(topic, work.value).set(1)
+        self._paused = paused
 
     async def _agreed(
         self, brokers: list[int], topics: list[str], timeout_ms: int

@@ -6,24 +6,19 @@ write about the same partitions at the same time, so no owner may run.
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from kafka.protocol.admin import DescribeGroupsRequest
-
-from protocol.errors import ErrorCode
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, read_all
 from tiers.access.progress import SILENCE, Progress
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.tier_config import TierConfig
-from tiers.errors import BrokerError
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import unfinished_rebuild_key
-from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, TransactionalProducer, find_coordinator
+from tiers.metadata.topic.group_members import group_members
+from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
@@ -41,7 +36,7 @@ RecordsOf = Callable[[TopicBasedRemoteLogMetadataManager], Sequence[tuple[TopicI
 async def refuse_beside_owners(client: BrokerClient, topics: Iterable[str]) -> None:
     """Raises `RemoteTierError` while any process owns partitions of one of these metadata topics."""
     for topic in topics:
-        owners = await count_owners(client, topic, TIMEOUT_MS)
+        owners = len(await group_members(client, topic, TIMEOUT_MS))
         if owners:
             raise RemoteTierError(
                 f"{owners} processes own partitions of {topic}: stop every `tidegate serve` of this cluster, and wait "
@@ -123,36 +118,6 @@ def _taken(metadata: TopicBasedRemoteLogMetadataManager) -> int:
 
 
 RECORDS_PER_TRANSACTION = 500
-
-_NOT_YET = (
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-    ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_COORDINATOR,
-)
-"""The first answers of a cluster in which this is the first group."""
-_AGAIN_MS = 100
-
-
-async def count_owners(client: BrokerClient, topic_name: str, timeout_ms: int) -> int:
-    """Returns the number of members of the group that owns the metadata partitions. Raises `BrokerError`.
-
-    A member that died counts until its session ends."""
-    group_id = metadata_group_id(topic_name)
-    message = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
-    try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            while True:
-                coordinator = await find_coordinator(client, group_id, GROUP_COORDINATOR, timeout_ms)
-                response: Any = await client.request(coordinator, message, timeout_ms, max_version=5)
-                [group] = response.groups
-                if group.error_code not in _NOT_YET:
-                    break
-                await asyncio.sleep(_AGAIN_MS / 1000)
-    except TimeoutError as error:
-        raise BrokerError(f"group {group_id} was not described in {timeout_ms} ms", retriable=True) from error
-    if group.error_code != ErrorCode.NONE:
-        raise BrokerError(f"group {group_id} cannot be described", group.error_code)
-    return len(group.members)
 
 
 async def write_records(

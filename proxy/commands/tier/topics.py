@@ -11,8 +11,10 @@ from proxy.commands.tier.tools import run_command
 from proxy.config import load_config
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, open_tier
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, show_json, show_table, time_text
-from tiers.config.topic_policy import TopicConfig, matching_rule
+from tiers.config.paused_work import paused_work
+from tiers.config.topic_policy import Refusal, TopicConfig, exclusion, managed_rule
 from tiers.config.topic_settings import TierValue, tier_values
+from tiers.explain.gathering import policy_from
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -42,6 +44,10 @@ class TieredTopic:
     newest_ms: int | None
     copy_fails_since_ms: int | None
     """The earliest of all partitions. The metadata shows only failures that an attempt left in it."""
+    refused: str | None
+    """Why no owner manages the topic: its configuration or a setting; None: an owner does."""
+    paused: tuple[str, ...]
+    """The work that an operator paused (`tidegate tier pause`)."""
     settings: Mapping[str, Setting]
     exists: bool
     """Whether a broker knows the topic. If not, `tidegate tier missing-topics` says more about the topic."""
@@ -49,10 +55,11 @@ class TieredTopic:
 
 
 def topics(config: ConfigFile, as_json: AsJson = False) -> None:
-    """Lists the tiered topics, their size, and their settings.
+    """Lists the topics that the settings name or that have remote records, their size, and their settings.
 
-    The source of each setting is in brackets: topic (set through the proxy, or on the broker's topic), file
-    ([[topics]]), or broker (its default). Only --json has settings that are Kafka's defaults."""
+    The column state has the reason why a topic is not tiered, and what is paused. The source of each setting is in
+    brackets: topic (set through the proxy, or on the broker's topic), file ([[topics]]), or broker (its default). Only
+    --json has settings that are Kafka's defaults."""
     settings = load_config(config)
 
     async def work() -> list[TieredTopic]:
@@ -63,7 +70,7 @@ def topics(config: ConfigFile, as_json: AsJson = False) -> None:
     if as_json:
         show_json(found)
         return
-    headings = ("topic", "partitions", "segments", "bytes", "first ends", "last ends", "copying", "settings")
+    headings = ("topic", "partitions", "segments", "bytes", "first ends", "last ends", "state", "settings")
     rows = [
         (
             each.topic if each.exists else f"{each.topic} ({'deleted' if each.deletion_proved else 'missing'})",
@@ -72,12 +79,21 @@ def topics(config: ConfigFile, as_json: AsJson = False) -> None:
             each.size_bytes,
             time_text(each.oldest_ms),
             time_text(each.newest_ms),
-            "ok" if each.copy_fails_since_ms is None else f"fails since {time_text(each.copy_fails_since_ms)}",
+            state_text(each),
             _settings_text(each.settings),
         )
         for each in found
     ]
     show_table(headings, rows, ("partitions", "segments", "bytes"))
+
+
+def state_text(topic: TieredTopic) -> str:
+    if topic.refused is not None:
+        return f"not tiered: {topic.refused}"
+    states = [f"paused: {', '.join(topic.paused)}"] if topic.paused else []
+    if topic.copy_fails_since_ms is not None:
+        states.append(f"copying fails since {time_text(topic.copy_fails_since_ms)}")
+    return "; ".join(states) or "ok"
 
 
 def _settings_text(settings: Mapping[str, Setting]) -> str:
@@ -92,8 +108,8 @@ async def tiered_topics(tier: OpenTier) -> list[TieredTopic]:
         by_topic.setdefault(TopicIdPartition(partition.topic_id, 0, partition.topic), []).append(partition)
     for topic in tier.cluster.topics.values():
         own = tier.metadata.topic_tier_config(topic.topic_id)
-        is_user = not topic.is_internal and not topic.name.startswith("__")
-        if is_user and matching_rule(topic.name, rules, own) is not None:
+        is_named = managed_rule(topic.name, rules, own) is not None or exclusion(topic.name, rules, own) is not None
+        if is_named and not topic.is_internal:
             by_topic.setdefault(TopicIdPartition(topic.topic_id, 0, topic.name), [])
     names = sorted({each.topic for each in by_topic if each.topic_id in tier.cluster.topics_by_id and each.topic})
     brokers = await BrokerConfigs(tier.client).of_topics(names, TIMEOUT_MS)
@@ -116,7 +132,8 @@ def _line(
         if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     ]
     rule = next((rule for rule in rules if rule.matches(topic.topic)), None)
-    values = tier_values(rule, tier.metadata.topic_tier_config(topic.topic_id))
+    own = tier.metadata.topic_tier_config(topic.topic_id)
+    values = tier_values(rule, own)
     settings = {key: Setting(each.value, _source(each)) for key, each in values.items()}
     if known is not None:
         settings |= {
@@ -137,10 +154,29 @@ def _line(
         oldest_ms=min(times, default=None),
         newest_ms=max(times, default=None),
         copy_fails_since_ms=min(failing, default=None),
+        refused=None if known is None else _refusal(topic, len(known.partitions), rules, own, brokers),
+        paused=tuple(sorted(paused_work(own))),
         settings=settings,
         exists=known is not None,
         deletion_proved=tier.metadata.is_topic_deleted(topic.topic_id),
     )
+
+
+def _refusal(
+    topic: TopicIdPartition,
+    partition_count: int,
+    rules: Sequence[TopicConfig],
+    own: Mapping[str, str],
+    brokers: Mapping[str, Mapping[str, BrokerValue]],
+) -> str | None:
+    values = brokers.get(topic.topic)
+    config = None if values is None else {key: each.value for key, each in values.items() if each.value}
+    match policy_from(topic, partition_count, rules, own, config):
+        case Refusal(reason=reason):
+            return reason
+        case None:
+            return exclusion(topic.topic, rules, own) or "no setting tiers it"
+    return None
 
 
 def _size(segments: list[RemoteLogSegmentMetadata]) -> int:

@@ -195,8 +195,9 @@ class FetchHandler:
             asked = parsed.partitions[index]
             partition = self._local.known_partition(asked.topic, asked.partition)
             position = None if partition is None else tools.tiered.remote_position(partition, asked.fetch_offset)
-            if partition is not None and position is not None:
-                readable[index] = partition, position
+            if partition is None or position is None or tools.tiered.is_reading_paused(partition):
+                continue
+            readable[index] = partition, position
         for index, budget in split_max_bytes(parsed.partitions, readable, grant.max_bytes).items():
             asked, (partition, position) = parsed.partitions[index], readable[index]
             key = (asked.topic, asked.partition)

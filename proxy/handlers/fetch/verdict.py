@@ -116,7 +116,15 @@ class FetchJudge:
             *(self._judge_until(refused, until_ms, held.deadline_ms) for refused in doubtful.values())
         )
         judgements.update(zip(doubtful, found, strict=True))
-        return {index: judgements[index] for index in sorted(judgements)}
+        return {index: self._unless_paused(judgements[index]) for index in sorted(judgements)}
+
+    def _unless_paused(self, judgement: Judgement) -> Judgement:
+        """While an operator pauses the reading of a topic, its remote offsets are unavailable, and not out of range."""
+        partition = judgement.partition
+        if judgement.verdict is not Verdict.REMOTE or partition is None:
+            return judgement
+        is_paused = self._tools.tiered.is_reading_paused(partition)
+        return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True) if is_paused else judgement
 
     def _judge_at_once(self, refused: RefusedPartition, running: RemotePartitionRead | None) -> Judgement | None:
         """Returns the judgement in the common cases that need no question to a broker. None: call `_judge_one`."""

@@ -17,7 +17,12 @@ Answer = tuple[int, str, str]
 
 
 async def as_process(config: Path, *arguments: str) -> Answer:
-    command = [sys.executable, "-m", "proxy", "tier", *arguments, "--config", str(config)]
+    return await tidegate(config, "tier", *arguments)
+
+
+async def tidegate(config: Path, *arguments: str) -> Answer:
+    """Runs any command of `tidegate` as a process."""
+    command = [sys.executable, "-m", "proxy", *arguments, "--config", str(config)]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -15,6 +15,7 @@ from tiers.commands.rebuild_report import show_rebuild
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.metadata.topic.group_members import OwnerMember
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -183,10 +184,10 @@ async def test_a_manifest_that_an_owner_writes_meanwhile_ends_the_rebuild(bench:
 async def test_a_rebuild_waits_for_the_owners_of_both_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `--into`, the owners of the topic that is replaced may still run."""
 
-    async def count_owners(client: BrokerClient, topic: str, timeout_ms: int) -> int:
-        return int(topic == "__old")
+    async def group_members(client: BrokerClient, topic: str, timeout_ms: int) -> list[OwnerMember]:
+        return [OwnerMember("member", "host", frozenset(), is_fit=True)] if topic == "__old" else []
 
-    monkeypatch.setattr("tiers.upkeep.importing.count_owners", count_owners)
+    monkeypatch.setattr("tiers.upkeep.importing.group_members", group_members)
     client = BrokerClient([("127.0.0.1", 1)], client_id="test")
     await refuse_beside_owners(client, ["__new"])
     with pytest.raises(RemoteTierError, match="1 processes own partitions of __old"):

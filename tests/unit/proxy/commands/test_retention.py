@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy import cli
-from proxy.commands.retention_check import conflicts, retention_problems, risks_of
 from proxy.commands.tier import retention as command
 from proxy.commands.tier.retention import PartitionExpiry, RetentionChange, apply_total
+from proxy.commands.topic_check import TopicFindings, conflicts, risks_of, topic_findings
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.segment_metadata import copied, segment
@@ -193,4 +193,4 @@ def test_a_check_names_a_total_that_is_not_in_force() -> None:
 async def test_a_check_says_nothing_of_totals_that_it_cannot_read() -> None:
     """The proxy is the only one that may open the database with the recorded totals."""
     config = parse_config('remote.log.metadata.manager.class.name = "own"\n[upstream]\nbootstrap.servers = "a:1"\n')
-    assert await retention_problems(config, BrokerClient([("127.0.0.1", 1)], client_id="test")) == []
+    assert await topic_findings(config, BrokerClient([("127.0.0.1", 1)], client_id="test")) == TopicFindings()

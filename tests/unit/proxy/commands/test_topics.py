@@ -1,4 +1,4 @@
-"""A copy that does not come to its end is seen from outside the process that tries it."""
+"""`tidegate tier topics` says what is wrong with a topic: a copy that does not end, a refusal, a pause."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
-from uuid import uuid4
+from uuid import UUID, uuid4
 
-from proxy.commands.tier.topics import TieredTopic, tiered_topics
+from proxy.commands.tier.topics import TieredTopic, state_text, tiered_topics
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CommandBench
-from tiers.model.ids import RemoteLogSegmentId
+from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import TopicConfig
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -56,3 +59,68 @@ async def test_attempts_that_were_left_are_shown_until_one_succeeds(bench: Comma
     assert (await listed(bench)).copy_fails_since_ms == oldest_ms
     await bench.tiered(10)
     assert (await listed(bench)).copy_fails_since_ms is None
+
+
+class Brokers:
+    """Brokers with the configuration of some topics."""
+
+    def __init__(self, **configs: str) -> None:
+        self._policies = configs
+
+    async def request(self, node_id: Any, message: Any, *args: Any, **options: Any) -> Any:
+        def entry(name: str, value: str) -> Any:
+            return SimpleNamespace(name=name, value=value, config_source=5, synonyms=[])
+
+        return SimpleNamespace(
+            results=[
+                SimpleNamespace(
+                    resource_name=resource.resource_name,
+                    error_code=0,
+                    configs=[
+                        entry("cleanup.policy", self._policies[resource.resource_name]),
+                        entry("retention.ms", "1000"),
+                        entry("retention.bytes", "-1"),
+                    ],
+                )
+                for resource in message.resources
+            ]
+        )
+
+
+async def states(bench: CommandBench, brokers: Brokers, *rules: TopicConfig) -> dict[str, str]:
+    """The state of each topic that the brokers have. Their ids count from 1 on."""
+    names = sorted(brokers._policies)
+    topics = {name: TopicMetadata(name, UUID(int=number), {0: None}) for number, name in enumerate(names, 1)}  # type: ignore[dict-item]  # the partitions are only counted
+    cluster = SimpleNamespace(topics=topics, topics_by_id={each.topic_id: each for each in topics.values()})
+    tier = bench.tier()
+    config = SimpleNamespace(topics=rules)
+    found = await tiered_topics(
+        replace(tier, cluster=cast(Any, cluster), client=cast(Any, brokers), config=cast(Any, config))
+    )
+    return {each.topic: state_text(each) for each in found}
+
+
+async def test_a_topic_that_is_not_tiered_has_the_reason(bench: CommandBench) -> None:
+    own = {"remote.storage.enable": "false"}
+    bench.rlmm.tier_configs = {TopicIdPartition(UUID(int=4), 0, "d-off"): own}
+    brokers = Brokers(**{"a-tiered": "delete", "b-compacted": "compact", "c-excluded": "delete", "d-off": "delete"})
+    rules = [TopicConfig(pattern="c-*", remote_storage_enable=False), TopicConfig(pattern="*")]
+    assert await states(bench, brokers, *rules) == {
+        "a-tiered": "ok",
+        "b-compacted": "not tiered: cleanup.policy is 'compact'; only 'delete' can be tiered",
+        "c-excluded": "not tiered: the file excludes it: [[topics]] c-* has remote.storage.enable = false",
+        "d-off": "not tiered: the topic's own remote.storage.enable is false",
+    }
+
+
+async def test_a_topic_that_nothing_names_is_not_listed(bench: CommandBench) -> None:
+    assert await states(bench, Brokers(orders="delete"), TopicConfig(pattern="clicks")) == {}
+
+
+async def test_what_is_paused_is_listed(bench: CommandBench) -> None:
+    partition = TopicIdPartition(UUID(int=1), 0, "orders")
+    pause = {TierWork.TRIMMING.key: "true", TierWork.COPYING.key: "true"}
+    await bench.rlmm.change_topic_tier_config(partition.topic_id, "orders", pause)
+    assert await states(bench, Brokers(orders="delete"), TopicConfig(pattern="*")) == {
+        "orders": "paused: copying, trimming"
+    }

@@ -37,6 +37,7 @@ from tests.support.fakes.configured_topics import TIERABLE, FakeConfigs, configu
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import build_batch, record
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.config.paused_work import TierWork
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
 from tiers.errors import BrokerError
@@ -235,6 +236,18 @@ async def test_a_log_start_that_hides_nothing_costs_no_question(bench: Bench) ->
     await bench.tier.rlmm.put_log_start(P0, user_log_start(0))
     assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 0, 2)
     assert (bench.cluster.bounds_asked, bench.cluster.epochs_asked) == (0, [])
+
+
+async def test_paused_reading_refuses_searches_and_keeps_the_bounds(bench: Bench) -> None:
+    """A pause must not make a consumer begin behind the remote records."""
+    await bench.tier.rlmm.change_topic_tier_config(TOPIC_ID, "orders", {TierWork.READING.key: "true"})
+    for asked in (MAX, 240):
+        assert (await bench.ask(8, asked, offset=5, timestamp=260)).error_code == UNAVAILABLE
+    assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 0, 2)
+    assert found(await bench.ask(8, LATEST, offset=6)) == (0, -1, 6, 5)
+    assert found(await bench.ask(9, LATEST_TIERED, offset=-1, epoch=-1)) == (0, -1, 3, 3)
+    await bench.tier.rlmm.change_topic_tier_config(TOPIC_ID, "orders", {TierWork.READING.key: None})
+    assert found(await bench.ask(8, 240, offset=5, timestamp=260)) == (0, 300, 1, 2)
 
 
 @pytest.mark.parametrize(("trim", "code"), [(OffsetAndEpoch(8, 5), UNAVAILABLE), (OffsetAndEpoch(9, 4), 0)])

@@ -27,6 +27,7 @@ from tests.support.proxy.topic_configs_bench import (
     incremental,
     sent,
 )
+from tiers.config.paused_work import TierWork
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 
 SET, DELETE = 0, 1
@@ -93,6 +94,27 @@ async def test_a_legacy_request_that_does_not_name_the_total_keeps_it(bench: Ben
     _, response = await bench.pass_through(bench.alter, request, version, AlterConfigsResponse, answer)
     assert codes_of(response) == {"orders": 0}
     assert bench.own() == {ENABLE: "true", RETENTION_MINUTES: NINETY_DAYS}
+
+
+async def test_a_legacy_request_that_does_not_name_a_pause_keeps_it(bench: Bench) -> None:
+    await bench.metadata.change_topic_tier_config(ORDERS, "orders", {TierWork.TRIMMING.key: "true"})
+    resource = AlterConfigsRequest.AlterConfigsResource
+    configs = [resource.AlterableConfig(name=ENABLE, value="true")]
+    request = AlterConfigsRequest(
+        resources=[resource(resource_type=2, resource_name="orders", configs=configs)], validate_only=False
+    )
+    answer = altered(AlterConfigsResponse, {})
+    _, response = await bench.pass_through(bench.alter, request, 1, AlterConfigsResponse, answer)
+    assert codes_of(response) == {"orders": 0}
+    assert bench.own()[TierWork.TRIMMING.key] == "true"
+
+
+async def test_a_pause_is_shown_when_it_is_set(bench: Bench) -> None:
+    assert TierWork.COPYING.key not in await shown(bench, "orders", None)
+    _, response = await alter(bench, incremental({"orders": [(TierWork.COPYING.key, SET, "true")]}))
+    assert codes_of(response) == {"orders": 0}
+    assert (await shown(bench, "orders", None))[TierWork.COPYING.key] == ("true", 1)
+    assert await shown(bench, "orders", [TierWork.READING.key]) == {TierWork.READING.key: ("false", 5)}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import pytest
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError
+from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
+from tiers.metadata.topic.assignor import Assigned, Subscription, encode_assignment, encode_subscription
+from tiers.metadata.topic.group_members import group_members
 from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, find_coordinator
-from tiers.upkeep.importing import count_owners
 
 FOUND = SimpleNamespace(error_code=ErrorCode.NONE, node_id=7)
 NONE_YET = SimpleNamespace(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, node_id=-1)
@@ -52,19 +54,31 @@ async def test_one_that_has_none_for_longer_is_an_error_that_may_pass(answer: Si
 
 
 def described(error_code: int, members: int = 0) -> SimpleNamespace:
-    return SimpleNamespace(groups=[SimpleNamespace(error_code=error_code, members=[None] * members)])
+    member = SimpleNamespace(
+        member_id="tidegate-1",
+        client_host="/10.0.0.7",
+        member_metadata=encode_subscription("topic", Subscription(is_fit=False)),
+        member_assignment=encode_assignment("topic", Assigned(frozenset({3, 5}), FIRST_RECORD_TYPES)),
+    )
+    return SimpleNamespace(groups=[SimpleNamespace(error_code=error_code, members=[member] * members)])
 
 
 async def test_a_new_cluster_is_asked_until_its_coordinator_has_loaded() -> None:
     cluster = Cluster(
         FOUND, described(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), FOUND, described(ErrorCode.NONE, members=2)
     )
-    assert await count_owners(client(cluster), "topic", 30_000) == 2
+    assert len(await group_members(client(cluster), "topic", 30_000)) == 2
     assert cluster.asked == 4
+
+
+async def test_a_member_tells_what_it_owns_and_whether_it_is_fit() -> None:
+    [member] = await group_members(client(Cluster(FOUND, described(ErrorCode.NONE, members=1))), "topic", 30_000)
+    assert (member.name, sorted(member.metadata_partitions)) == ("10.0.0.7 (tidegate-1)", [3, 5])
+    assert not member.is_fit
 
 
 async def test_a_group_without_describe_is_not_taken_for_empty() -> None:
     for answer, timeout_ms in ((ErrorCode.GROUP_AUTHORIZATION_FAILED, 30_000), (ErrorCode.NOT_COORDINATOR, 50)):
         cluster = Cluster(FOUND, described(answer), FOUND)
         with pytest.raises(BrokerError, match=r"group tidegate-topic (cannot be|was not) described"):
-            await count_owners(client(cluster), "topic", timeout_ms)
+            await group_members(client(cluster), "topic", timeout_ms)

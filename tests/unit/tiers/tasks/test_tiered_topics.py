@@ -15,7 +15,8 @@ from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
-from tiers.config.topic_policy import TopicConfig
+from tiers.config.paused_work import TierWork
+from tiers.config.topic_policy import TopicConfig, exclusion
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.metrics import RemoteLogManagerMetrics
@@ -106,6 +107,43 @@ async def test_a_topic_with_tier_settings_of_its_own_needs_no_rule(cluster: Clus
     own = {topic_id: {"remote.storage.enable": "true", "local.retention.bytes": "77"}}
     policies = await tiered(cluster, overrides=own).refresh(TIMEOUT_MS)
     assert policies[topic_id].local_retention_bytes == 77
+
+
+async def test_what_is_paused_is_told_at_its_beginning_and_at_its_end(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic_id = cluster.add("orders", 1)
+    metadata = settings({topic_id: {TierWork.TRIMMING.key: "true"}})
+    registry = CollectorRegistry()
+    topics = TieredTopics(cluster.client, [TopicConfig(pattern="orders")], RemoteLogManagerMetrics(registry), metadata)
+    labels = {"topic": "orders", "work": "trimming"}
+    for _ in range(2):
+        assert (await topics.refresh(TIMEOUT_MS))[topic_id].paused == {TierWork.TRIMMING}
+    assert registry.get_sample_value("tidegate_paused", labels) == 1
+    metadata.tier_configs.clear()
+    assert (await topics.refresh(TIMEOUT_MS))[topic_id].paused == frozenset()
+    assert registry.get_sample_value("tidegate_paused", labels) is None
+    said = [each.message for each in caplog.records if "an operator" in each.message]
+    assert said == ["an operator paused work on a topic", "an operator resumed work on a topic"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "own", "reason"),
+    [
+        ("off-1", {}, "the file excludes it: [[topics]] off-* has remote.storage.enable = false"),
+        ("off-1", {"remote.storage.enable": "true"}, None),
+        ("on-1", {}, None),
+        ("on-1", {"remote.storage.enable": "false"}, "the topic's own remote.storage.enable is false"),
+        ("other", {}, None),
+        ("other", {"remote.storage.enable": "false"}, "the topic's own remote.storage.enable is false"),
+        ("__on-internal", {}, None),
+    ],
+)
+def test_an_excluded_topic_has_the_setting_that_excludes_it(
+    topic: str, own: dict[str, str], reason: str | None
+) -> None:
+    rules = [TopicConfig(pattern="off-*", remote_storage_enable=False), TopicConfig(pattern="*on-*")]
+    assert exclusion(topic, rules, own) == reason
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The part of `tidegate check` about retention: totals that are not in force, and records that may be lost uncopied."""
+"""The part of `tidegate check` about topics: why some are not tiered, totals that are not in force, records at risk."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Collection
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -17,7 +18,7 @@ from proxy.config import TidegateConfig
 from tiers.access.open_tier import metadata_to_now
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import READ_UNCOMMITTED, FetchPosition, fetch_raw
-from tiers.config.topic_policy import TopicPolicy
+from tiers.config.topic_policy import TopicPolicy, exclusion
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
@@ -34,13 +35,21 @@ _OLD_TRANSACTION_MS = 900_000
 _HALF = 0.5
 
 
-async def retention_problems(config: TidegateConfig, client: BrokerClient) -> list[str]:
-    """Returns the problems of all tiered topics, one line each.
+@dataclass(slots=True)
+class TopicFindings:
+    """One line each. `remarks` are no problems: topics that a pattern names, and that are not tiered, or are paused."""
 
-    Returns none with another metadata manager than the topic-based one: only the running proxy can read the recorded
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicFindings:
+    """Returns what is to be said of all topics that the settings name.
+
+    Returns nothing with another metadata manager than the topic-based one: only the running proxy can read the recorded
     totals then, and raises the alarms."""
     if not config.remote_log.is_topic_based:
-        return []
+        return TopicFindings()
     try:
         async with AsyncExitStack() as stack:
             cluster = await client.metadata_naming(config.remote_log.metadata_topic, TIMEOUT_MS)
@@ -55,12 +64,34 @@ async def retention_problems(config: TidegateConfig, client: BrokerClient) -> li
                 metadata,
             )
             policies = (await topics.refresh(TIMEOUT_MS)).values()
-            problems = conflicts(policies)
+            found = TopicFindings(conflicts(policies))
+            for topic, reason in sorted(topics.refused.items()):
+                lines = found.problems if topics.is_named(topic) else found.remarks
+                lines.append(f"{topic} is not tiered: {reason}")
+            found.remarks += await _excluded(config, client, metadata)
+            found.remarks += [
+                f"{policy.topic}: an operator paused {', '.join(sorted(policy.paused))}: `tidegate tier resume`"
+                for policy in policies
+                if policy.paused
+            ]
             if metadata is not None:
-                problems += await _risks(client, metadata, policies)
-            return problems
+                found.problems += await _risks(client, metadata, policies)
+            return found
     except RemoteLogError as error:
-        return [f"the retention of the tiered topics cannot be checked: {error}"]
+        return TopicFindings([f"the tiered topics cannot be checked: {error}"])
+
+
+async def _excluded(
+    config: TidegateConfig, client: BrokerClient, metadata: RemoteLogMetadataReader | None
+) -> list[str]:
+    """Returns the topics that a setting excludes, with the setting."""
+    topics = (await client.metadata(TIMEOUT_MS, TIMEOUT_MS)).topics
+    lines = []
+    for name, topic in sorted(topics.items()):
+        own = {} if metadata is None else metadata.topic_tier_config(topic.topic_id)
+        reason = None if topic.is_internal else exclusion(name, config.topics, own)
+        lines += [] if reason is None else [f"{name} is not tiered: {reason}"]
+    return lines
 
 
 def conflicts(policies: Collection[TopicPolicy]) -> list[str]:

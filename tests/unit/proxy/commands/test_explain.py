@@ -1,0 +1,103 @@
+"""The texts of `tidegate explain`, and its mistakes on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy import cli
+from proxy.commands.explain import Explained, lines_of
+from tiers.explain.answers import (
+    OffsetAnswer,
+    PartitionAnswer,
+    Place,
+    Question,
+    SegmentAnswer,
+    StateReason,
+    UncopiedAnswer,
+    Why,
+)
+from tiers.explain.words import why, why_held
+from tiers.tasks.hold import Hold, HoldReason
+
+T_MS = 1_700_000_000_000
+NEWEST = why_held(Question.ON_BROKER, Hold(HoldReason.NEWEST_SEGMENT))
+KEPT = why_held(
+    Question.NOT_EXPIRED,
+    Hold(HoldReason.TOTAL_RETENTION, T_MS, {"age_ms": 3_600_000, "retention_ms": 7_200_000}),
+)
+
+
+def segment(start: int, place: Place, *whys: Why) -> SegmentAnswer:
+    return SegmentAnswer(
+        f"id-{start}", start, start + 9, 100, "COPY_SEGMENT_FINISHED", place, f"key-{start}", T_MS, (3,), whys
+    )
+
+
+def partition(*segments: SegmentAnswer, uncopied: UncopiedAnswer | None = None) -> PartitionAnswer:
+    rest = uncopied or UncopiedAnswer(30, 30, ())
+    return PartitionAnswer("orders", 0, 0, 0, 29, 20, 30, 30, "10.0.0.7 (tidegate-1)", (), segments, rest)
+
+
+def test_segments_of_one_kind_are_one_paragraph() -> None:
+    open_transaction = why(Question.NOT_REMOTE, StateReason.OPEN_TRANSACTION, "A transaction is open.")
+    answer = partition(
+        segment(0, Place.REMOTE, KEPT),
+        segment(10, Place.REMOTE, KEPT),
+        segment(20, Place.BOTH, NEWEST, KEPT),
+        uncopied=UncopiedAnswer(30, 35, (open_transaction,)),
+    )
+    kept = (
+        "    Why not yet expired: The total retention covers the segment: its newest record is 1 h old, of 2 h. At the"
+        " latest at 2023-11-14T22:13:20+00:00, this reason ends. [docs/design.md, 'Log range']"
+    )
+    assert list(lines_of(Explained(answer))) == [
+        "orders:0",
+        "  The log starts at offset 0. The remote tier has the offsets 0 to 29. The broker has the offsets 20 to 29.",
+        "  The owner is 10.0.0.7 (tidegate-1).",
+        "  Offsets 0 to 19: 2 segments, 200 bytes, in the remote tier.",
+        f"{kept} (the first of them)",
+        "  Offsets 20 to 29: segment id-20, 100 bytes, in both tiers.",
+        "    Why still on the broker: The newest copied segment always stays on the broker."
+        " [docs/design.md, safety rule 4 (Trim what you own, where you think it is)]",
+        kept,
+        "  Offsets 30 to 34: on the broker alone.",
+        "    Why not yet remote: A transaction is open. [docs/design.md, 'Log range']",
+    ]
+
+
+def test_one_offset_tells_the_object_and_who_serves_it() -> None:
+    found = OffsetAnswer(
+        3, Place.REMOTE, "The remote tier has offset 3.", "the proxy", segment(0, Place.REMOTE), whys=(KEPT,)
+    )
+    lines = list(lines_of(Explained(partition(), found, "The first record of then has offset 3.")))
+    assert lines[:6] == [
+        "orders:0",
+        "  The first record of then has offset 3.",
+        "  The remote tier has offset 3.",
+        "  A Fetch of it is answered by the proxy.",
+        "  Segment: offsets 0 to 9, 100 bytes, leader epochs 3, newest record 2023-11-14T22:13:20+00:00.",
+        "  Object: key-0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["orders:x"], "expected TOPIC or TOPIC:PARTITION, not 'orders:x'"),
+        (["orders", "--offset", "-1"], "Input should be greater than or equal to 0"),
+        (["orders", "--offset", "1", "--time", "2"], "use --offset or --time, not both"),
+        (["orders", "--time", "yesterday"], "expected a time such as 2026-11-26T14:00:00Z"),
+        ([], "Missing argument 'TOPIC[:PARTITION]'"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "tidegate.toml"
+    config.write_text('[upstream]\nbootstrap.servers = "127.0.0.1:1"\n')
+    assert cli.run(["explain", *arguments, "--config", str(config)]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, len(captured.err.splitlines())) == ("", 1)
+    assert said in captured.err

@@ -1,0 +1,163 @@
+"""What an operator paused does not happen, and nothing is lost by a pause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.running_manager import Running
+from tests.support.tiers.waiting import until
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.config.paused_work import TierWork, paused_work
+from tiers.config.topic_policy import TopicPolicy
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+
+KEEP_NOTHING = replace(POLICY, partition_count=1, local_retention_bytes=0)
+EXPIRES_ALL = replace(KEEP_NOTHING, retention_bytes=0)
+T_VIS_MS = 10_000
+
+
+def paused(policy: TopicPolicy, *work: TierWork) -> TopicPolicy:
+    """The policy that is made of the settings of a topic with this pause."""
+    settings = {each.key: "true" for each in work}
+    return replace(policy, tier_settings=settings, paused=paused_work(settings))
+
+
+async def record(bench: Workbench, *work: TierWork) -> None:
+    """Records a pause of this work and of no other."""
+    changes = {each.key: "true" if each in work else None for each in TierWork}
+    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", changes)
+
+
+class CountingLog(InMemoryLog):
+    """Counts the questions for its bounds. A round asks at least twice."""
+
+    asked = 0
+
+    async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+        self.asked += 1
+        return await super().bounds(partition, timeout_ms)
+
+    async def rounds(self, count: int) -> None:
+        goal = self.asked + 4 * count
+        await until(lambda: self.asked >= goal)
+
+
+@pytest.fixture
+async def copied(bench: Workbench) -> Workbench:
+    """Segments 0-29, 30-59 and 60-89 are remote and visible; 90-99 is only local."""
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
+    await bench.copy_all()
+    await bench.write_manifest()
+    bench.now_ms += T_VIS_MS
+    bench.steps.clear()
+    return bench
+
+
+@pytest.fixture
+def running(bench: Workbench) -> Running:
+    running = Running(bench, KEEP_NOTHING)
+    running.logs.of[PARTITION] = CountingLog()
+    running.topics.policies = {POLICY.topic_id: KEEP_NOTHING}
+    produce(running, 0, 10)
+    return running
+
+
+def produce(running: Running, first: int, end: int) -> None:
+    running.logs.of[PARTITION].append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(first, end)])
+
+
+async def test_a_paused_trim_does_not_begin(copied: Workbench) -> None:
+    await record(copied, TierWork.TRIMMING)
+    assert await copied.trim(paused(KEEP_NOTHING, TierWork.TRIMMING)) is None
+    assert (copied.log.trims, copied.metadata.local_log_start(PARTITION)) == ([], None)
+    await record(copied)
+    assert await copied.trim(KEEP_NOTHING) == 60
+
+
+async def test_a_pause_that_the_policy_does_not_know_yet_holds_a_trim(copied: Workbench) -> None:
+    await record(copied, TierWork.TRIMMING)
+    assert await copied.trim(KEEP_NOTHING) is None
+    assert copied.metadata.local_log_start(PARTITION) is None
+
+
+async def test_a_trim_that_has_begun_is_not_paused_half_way(copied: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    delete_records = copied.log.delete_records
+
+    async def pausing(*arguments: object) -> int:
+        await record(copied, TierWork.TRIMMING)
+        return await delete_records(*arguments)  # type: ignore[arg-type]  # passed on as they came
+
+    monkeypatch.setattr(copied.log, "delete_records", pausing)
+    assert await copied.trim(KEEP_NOTHING) == 60
+    start = copied.metadata.local_log_start(PARTITION)
+    assert start is not None
+    assert (start.offset, copied.log.trims) == (60, [60])
+
+
+async def test_paused_expiry_moves_no_log_start(copied: Workbench) -> None:
+    await record(copied, TierWork.EXPIRING)
+    assert await copied.expire(paused(EXPIRES_ALL, TierWork.EXPIRING)) == 0
+    assert copied.metadata.log_starts(PARTITION) == []
+
+
+async def test_a_pause_that_the_policy_does_not_know_yet_holds_expiry(copied: Workbench) -> None:
+    await record(copied, TierWork.EXPIRING)
+    assert await copied.expire(EXPIRES_ALL) == 0
+    assert copied.metadata.log_starts(PARTITION) == []
+    await record(copied)
+    assert await copied.expire(EXPIRES_ALL) > 0
+
+
+async def test_a_job_expires_nothing_of_a_paused_topic(copied: Workbench) -> None:
+    await copied.record_log_start(30)
+    policy = paused(EXPIRES_ALL, TierWork.EXPIRING)
+    assert copied.expiration_task.expired(policy, 30) == (30, [])
+    bounds = await copied.log.bounds(PARTITION, 1000)
+    assert (await copied.expiration_task.expire(policy, bounds.leader_epoch, await copied.log_start()))[1] == []
+
+
+async def test_each_work_is_paused_alone_and_goes_on(running: Running) -> None:
+    bench, log = running.bench, running.logs.of[PARTITION]
+    assert isinstance(log, CountingLog)
+
+    async def change(*work: TierWork) -> None:
+        await record(bench, *work)
+        running.topics.policies = {POLICY.topic_id: paused(EXPIRES_ALL, *work)}
+
+    await change(TierWork.COPYING)
+    async with running.run():
+        await log.rounds(3)
+        assert bench.segments == []
+        await change(TierWork.TRIMMING, TierWork.EXPIRING)
+        await until(lambda: len(bench.finished) == 3)
+        await log.rounds(3)
+        assert (log.trims, bench.metadata.log_starts(PARTITION), len(bench.finished)) == ([], [], 3)
+        await change(TierWork.EXPIRING)
+        await until(lambda: log.trims == [60])
+        assert len(bench.finished) == 3
+        await change()
+        await until(lambda: bench.finished == [])
+
+
+async def test_a_pause_does_not_cost_the_last_copy(running: Running) -> None:
+    """The owner has read records that the broker has removed since, and copies them although copying is paused."""
+    bench, log = running.bench, running.logs.of[PARTITION]
+    running.topics.policies = {POLICY.topic_id: POLICY}
+    async with running.run():
+        await until(lambda: len(bench.finished) == 3)
+        work = running.manager._managed[PARTITION]
+        await until(lambda: work.copy.local_only_bytes > 0)
+        await record(bench, TierWork.COPYING)
+        running.topics.policies = {POLICY.topic_id: paused(POLICY, TierWork.COPYING)}
+        await until(lambda: TierWork.COPYING in work.policy.paused)
+        produce(running, 10, 12)
+        log.log_start_offset = 100
+        await until(lambda: bench.finished[-1] == (90, 99))
+        assert isinstance(log, CountingLog)
+        await log.rounds(3)
+        assert bench.finished[-1] == (90, 99)

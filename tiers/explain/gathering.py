@@ -1,0 +1,184 @@
+"""Gathers the facts of one partition from outside its owner: from the brokers, the store, the group and the metadata.
+
+The owner's own state (its errors, its open segment, the quota) is not known there. What the store and the leader show
+stands for it. A store or a leader that does not answer becomes a remark, and the rest is still explained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from kafka.protocol.consumer import ListOffsetsRequest
+
+from protocol.errors import ErrorCode
+from tiers.broker.client import BrokerClient
+from tiers.broker.share_groups import ClusterShareGroups
+from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
+from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataError
+from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
+from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.metadata.topic.group_members import OwnerMember
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.model.ids import TopicIdPartition
+from tiers.tasks.copy.copy_attempts import copy_failing_since_ms
+from tiers.tasks.history.stop_check import may_be_stopped
+from tiers.tasks.retention.uncopied_watch import first_uncopied, head_batch
+
+_READ_COMMITTED: Final = 1
+_CONSUMER: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredManifest:
+    """The partition manifest as the store has it; `content` None: it has none. `trouble`: the store does not answer.
+
+    Read it before the metadata, so that the metadata is not older than the manifest."""
+
+    content: bytes | None = None
+    trouble: str = ""
+
+    def accepted(self) -> Mapping[UUID, int | None] | None:
+        """Returns the accepted segments, each with the offset to which a clamp cut it. None: they are not known."""
+        if self.trouble:
+            return None
+        try:
+            segments = () if self.content is None else decode_partition_manifest(self.content).segments
+        except RemoteLogMetadataError:
+            return {}
+        return {segment.id: segment.clamped_to for segment in segments}
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all partitions of an explanation share. `members` is None if the group cannot be described."""
+
+    client: BrokerClient
+    metadata: TopicBasedRemoteLogMetadataManager
+    cluster_id: str
+    visible_after_ms: int
+    members: Sequence[OwnerMember] | None
+    timeout_ms: int
+    remarks: tuple[str, ...] = field(default=())
+
+
+def policy_from(
+    partition: TopicIdPartition,
+    partition_count: int,
+    rules: Sequence[TopicConfig],
+    own: Mapping[str, str],
+    config: Mapping[str, str] | None,
+) -> TopicPolicy | Refusal | None:
+    """Returns the policy by which an owner manages the topic, the reason why it cannot, or None: nothing tiers it.
+
+    `own` has the topic's tier settings, and `config` the broker's values of `BROKER_KEYS`."""
+    rule = managed_rule(partition.topic, rules, own)
+    if rule is None:
+        return None
+    if config is None:
+        return Refusal(partition.topic, "the brokers do not tell its configuration")
+    return policy_of(partition.topic, partition.topic_id, partition_count, rule, config, own)
+
+
+async def gather(
+    around: Surroundings,
+    partition: TopicIdPartition,
+    policy: TopicPolicy | Refusal | None,
+    manifest: StoredManifest,
+    now_ms: int,
+) -> PartitionFacts:
+    """Asks the leader of the partition, and adds what the metadata knows."""
+    metadata = around.metadata
+    remarks = [*around.remarks, *([manifest.trouble] if manifest.trouble else [])]
+    source, trouble, local, stopped = BrokerLogSource(around.client), "", None, ""
+    try:
+        local = await _local_facts(around, source, partition, remarks)
+        if not manifest.trouble:
+            is_stopped = await may_be_stopped(
+                source,
+                metadata,
+                partition,
+                local.bounds,
+                local.confirmed_log_start,
+                manifest.content,
+                around.cluster_id,
+                around.timeout_ms,
+            )
+            stopped = "the metadata, the store and the leader do not agree" if is_stopped else ""
+    except BrokerError as error:
+        trouble = str(error)
+    since_ms = copy_failing_since_ms(metadata, partition, now_ms)
+    if since_ms is not None:
+        remarks.append(f"An attempt at the next copy was left {max(0, now_ms - since_ms) // 1000} s ago.")
+    return facts_of(
+        metadata,
+        partition,
+        policy,
+        now_ms,
+        local=local,
+        local_trouble=trouble,
+        owner=_owner(around, partition, manifest, stopped, remarks),
+        visible_after_ms=around.visible_after_ms,
+        cluster_id=around.cluster_id,
+        remarks=tuple(remarks),
+    )
+
+
+async def _local_facts(
+    around: Surroundings, source: BrokerLogSource, partition: TopicIdPartition, remarks: list[str]
+) -> LocalFacts:
+    timeout_ms = around.timeout_ms
+    bounds = await source.bounds(partition, timeout_ms)
+    leader = await around.client.leader_of(partition, timeout_ms)
+    confirmed = await LogStartConfirmation(source, around.metadata).confirmed(
+        partition, bounds.leader_epoch, timeout_ms
+    )
+    share_start = None
+    try:
+        share_start = await ClusterShareGroups(around.client).lowest_start(partition, timeout_ms)
+    except RemoteLogError as error:
+        remarks.append(f"It is not known whether a share group reads the partition: {error}.")
+    first = first_uncopied(around.metadata, partition, bounds)
+    head = await head_batch(source, partition, first, timeout_ms) if first < bounds.last_stable_offset else None
+    uncopied_bytes = 0 if head is None else int(head.bytes_per_offset * (bounds.high_watermark - first))
+    return LocalFacts(bounds, leader.node_id, confirmed.offset, share_start, uncopied_bytes)
+
+
+def _owner(
+    around: Surroundings, partition: TopicIdPartition, manifest: StoredManifest, stopped: str, remarks: list[str]
+) -> OwnerFacts:
+    accepted = manifest.accepted()
+    if around.members is None:
+        return OwnerFacts(accepted=accepted, stopped=stopped)
+    number = around.metadata.metadata_partition(partition)
+    owner = next((each for each in around.members if number in each.metadata_partitions), None)
+    if owner is None:
+        remarks.append("No running process owns the partition: nothing is copied, trimmed or expired.")
+        return OwnerFacts("", accepted=accepted, stopped=stopped)
+    unfit = "" if owner.is_fit else "it cannot write its disk or use the store (alarm `tidegate_unfit`)"
+    return OwnerFacts(owner.name, accepted=accepted, stopped=stopped, unfit=unfit)
+
+
+async def local_offset_at_time(
+    client: BrokerClient, partition: TopicIdPartition, time_ms: int, timeout_ms: int
+) -> int | None:
+    """Returns the first offset of the leader's log with that time or a later one; None without one.
+
+    Raises `BrokerError`."""
+    leader = await client.leader_of(partition, timeout_ms)
+    request = ListOffsetsRequest
+    asked = request.ListOffsetsTopic.ListOffsetsPartition(
+        partition_index=partition.partition, current_leader_epoch=leader.leader_epoch, timestamp=time_ms
+    )
+    topic = request.ListOffsetsTopic(name=partition.topic, partitions=[asked])
+    message = request(replica_id=_CONSUMER, isolation_level=_READ_COMMITTED, topics=[topic])
+    response: Any = await client.request(leader.node_id, message, timeout_ms, min_version=4)
+    for each in (answer for named in response.topics for answer in named.partitions):
+        if each.error_code != ErrorCode.NONE:
+            raise BrokerError(f"the leader cannot look the time up in {partition}", each.error_code, retriable=True)
+        return None if each.offset < 0 else int(each.offset)
+    raise BrokerError(f"{partition}: the leader gave no answer", retriable=True)
