@@ -61,7 +61,7 @@ class Reader:
         message = self._consumer.poll(seconds)
         if message is not None:
             assert message.error() is None, message.error()
-            self.offsets.append(message.offset())
+            self.offsets.append(message.offset() or 0)
 
     def read(self, count: int) -> None:
         deadline = time.monotonic() + TIMEOUT_S
