@@ -30,6 +30,7 @@ from proxy.commands.tier.segments import segments
 from proxy.commands.tier.topics import topics
 from proxy.commands.tier.usage import usage
 from proxy.commands.tier.verify import verify
+from proxy.commands.top import top
 from proxy.config import load_config
 from proxy.logging_setup import set_up_logging
 from proxy.process.app import serve as serve_forever
@@ -122,6 +123,7 @@ def check(config: ConfigFile) -> None:
 
 
 app.command()(explain)
+app.command()(top)
 
 
 @app.command(name="version")

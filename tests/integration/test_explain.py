@@ -91,10 +91,13 @@ async def test_an_operator_asks_where_and_why(kafka: KafkaCluster, topic_name: s
             True,
         )
 
+        code, _, _ = await tidegate(config, "tier", "pause", topic_name, "--copying", "--yes")
+        assert code == 0
+        await asyncio.to_thread(until, lambda: "an operator paused work on a topic" in proxy.output.read_text())
         await asyncio.to_thread(produce, proxy.bootstrap_servers, topic_name, random_values(3))
         rest = (await operator.json(topic_name))["partition"]["uncopied"]
         assert (rest["first_offset"], rest["next_offset"]) == (RECORDS, RECORDS + 3)
-        assert rest["whys"][0]["reason"] in ("segment-open", "copy-begun")
+        assert [why["reason"] for why in rest["whys"]] == ["copying-paused"]
 
     answer = (await operator.json(topic_name))["partition"]
     assert (answer["owner"], "No running process owns the partition" in " ".join(answer["notes"])) == ("", True)
