@@ -5,16 +5,15 @@ Exit codes: 0 success, 1 failure, 2 wrong usage. Under `tidegate tier`, 1 means 
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
-import uvloop
 
-from proxy.commands.check import check as check_everything
+from proxy.commands.check import checked
 from proxy.commands.explain import explain
+from proxy.commands.init import init
 from proxy.commands.tier.accept import accept
 from proxy.commands.tier.bounds import bounds
 from proxy.commands.tier.failed_deletes import failed_deletes
@@ -112,16 +111,11 @@ def check(config: ConfigFile) -> None:
 
     Also prints the address at which clients reach each broker through the proxy. Writes a small object to the store
     and deletes it again. The last line is "no problems", or the number of problems. Exit code 1: there is a problem."""
-    settings = load_config(config)
-    set_up_logging("error", "text")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        report = runner.run(check_everything(settings))
-    for line in report.lines():
-        typer.echo(line)
-    if report.problems:
+    if not checked(load_config(config)):
         raise typer.Exit(FAILED)
 
 
+app.command()(init)
 app.command()(explain)
 app.command()(top)
 

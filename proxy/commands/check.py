@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import typer
+import uvloop
 from kafka.protocol.metadata import MetadataRequest
 
 from proxy.cluster.permissions import missing_permissions, principal_of
@@ -18,6 +20,7 @@ from proxy.cluster.topology import MAX_PORT
 from proxy.commands.store_check import check_store
 from proxy.commands.topic_check import topic_findings
 from proxy.config import TidegateConfig
+from proxy.logging_setup import set_up_logging
 from proxy.process.admin_access import AdminTokenError, admin_access
 from proxy.process.app import listener_addresses
 from proxy.wire.context import Address
@@ -75,6 +78,16 @@ class Report:
                 yield "1 problem"
             case count:
                 yield f"{count} problems"
+
+
+def checked(config: TidegateConfig) -> bool:
+    """Prints the report. Returns whether there is no problem."""
+    set_up_logging("error", "text")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        report = runner.run(check(config))
+    for line in report.lines():
+        typer.echo(line)
+    return not report.problems
 
 
 async def check(config: TidegateConfig) -> Report:

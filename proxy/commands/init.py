@@ -1,0 +1,221 @@
+"""`tidegate init`: writes a first `tidegate.toml` with comments, from a few answers or options, and runs the check.
+
+On a terminal it asks for what no option says. Elsewhere, a missing option without a default is an error. The command
+overwrites no file, and writes no secret: the file names where secrets come from.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proxy.commands.check import checked
+from proxy.config import load_config
+from tiers.commands.console import say
+from tiers.config.tier_config import ConfigError
+
+
+class Store(StrEnum):
+    S3 = "s3"
+    HDFS = "hdfs"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the file says. `bucket`, `region` and `endpoint_url` are for S3, `url` for HDFS, `path` for HDFS and local.
+
+    An empty `endpoint_url` stands for Amazon's own."""
+
+    bootstrap_servers: str
+    advertised_host: str
+    bootstrap_port: int
+    base_port: int
+    state: str
+    store: Store
+    topics: str
+    local_retention: str
+    bucket: str = ""
+    region: str = ""
+    endpoint_url: str = ""
+    url: str = ""
+    path: str = ""
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("tidegate.toml"),
+    bootstrap_servers: Annotated[
+        str | None, typer.Option("--bootstrap-servers", help="Brokers, such as kafka-1:9092,kafka-2:9092.")
+    ] = None,
+    advertised_host: Annotated[
+        str | None, typer.Option("--advertised-host", help="The name by which clients reach this machine.")
+    ] = None,
+    bootstrap_port: Annotated[
+        int, typer.Option("--bootstrap-port", min=1, max=65_535, help="The port at which clients begin.")
+    ] = 9092,
+    base_port: Annotated[
+        int, typer.Option("--base-port", min=1, max=65_535, help="Clients reach broker N at this port + N.")
+    ] = 9100,
+    state: Annotated[str | None, typer.Option("--state", help="A folder of this proxy alone, on a local disk.")] = None,
+    store: Annotated[Store | None, typer.Option("--store", help="The store of the remote tier.")] = None,
+    bucket: Annotated[str | None, typer.Option("--bucket", help="S3: the bucket. It must exist.")] = None,
+    region: Annotated[str | None, typer.Option("--region", help="S3: the region.")] = None,
+    endpoint_url: Annotated[
+        str | None, typer.Option("--endpoint-url", help="S3: the address of a server that is not Amazon's.")
+    ] = None,
+    url: Annotated[str | None, typer.Option("--url", help="HDFS: hdfs://host:port.")] = None,
+    path: Annotated[str | None, typer.Option("--path", help="HDFS or local: the folder of the remote tier.")] = None,
+    topics: Annotated[
+        str | None, typer.Option("--topics", help="The topics to tier: a name, or a pattern such as orders-*.")
+    ] = None,
+    local_retention: Annotated[
+        str | None, typer.Option("--local-retention", help="How long the brokers keep copied records, such as 6h.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Run `tidegate check` with the file.")] = True,
+) -> None:
+    """Writes a first configuration file, and checks it.
+
+    Asks on a terminal for what no option says. Exit code 1: the check found a problem. The file stays then."""
+    if file.exists():
+        raise ConfigError(f"{file} exists: name another file, or remove it")
+    ask = _Questions(sys.stdin.isatty() and sys.stdout.isatty())
+    chosen = Store(ask("--store", store, "Store of the remote tier (s3, hdfs, local)", "s3", [*Store]))
+    answers = Answers(
+        bootstrap_servers=ask("--bootstrap-servers", bootstrap_servers, "Brokers (host:port, ...)"),
+        advertised_host=ask("--advertised-host", advertised_host, "Name of this machine, for clients"),
+        bootstrap_port=bootstrap_port,
+        base_port=base_port,
+        state=ask("--state", state, "Folder for the state of this proxy", "/var/lib/tidegate"),
+        store=chosen,
+        topics=ask("--topics", topics, "Topics to tier (a name or a pattern)"),
+        local_retention=ask("--local-retention", local_retention, "How long brokers keep copied records", "6h"),
+        bucket=ask("--bucket", bucket, "Bucket, which must exist") if chosen is Store.S3 else "",
+        region=ask("--region", region, "Region", "us-east-1") if chosen is Store.S3 else "",
+        endpoint_url=endpoint_url or "",
+        url=ask("--url", url, "Address of the NameNode (hdfs://host:port)") if chosen is Store.HDFS else "",
+        path="" if chosen is Store.S3 else ask("--path", path, "Folder of the remote tier"),
+    )
+    write(file, answers)
+    say(f"{file} was written.")
+    if check and not checked(load_config(file)):
+        say(f"Correct {file}, and run: tidegate check --config {file}")
+        raise typer.Exit(1)
+    say(f"Start the proxy: tidegate serve --config {file}")
+
+
+class _Questions:
+    """Asks for a value that no option says. Raises `ConfigError` where nobody can be asked."""
+
+    def __init__(self, is_interactive: bool) -> None:
+        self._is_interactive = is_interactive
+
+    def __call__(
+        self, option: str, value: str | None, question: str, default: str | None = None, among: list[str] | None = None
+    ) -> str:
+        if value is not None:
+            return value
+        if not self._is_interactive:
+            if default is not None:
+                return default
+            raise ConfigError(f"there is no terminal to ask at: say {option}")
+        while True:
+            answer = str(typer.prompt(question, default=default)).strip()
+            if among is None or answer in among:
+                return answer
+            say(f"Answer one of: {', '.join(among)}.")
+
+
+def write(file: Path, answers: Answers) -> None:
+    """Writes the file, and removes it again if Tidegate could not read it. Raises `ConfigError`, `OSError`."""
+    with file.open("x", encoding="utf-8") as opened:
+        opened.write(text_of(answers))
+    try:
+        load_config(file)
+    except ConfigError:
+        file.unlink()
+        raise
+
+
+def text_of(answers: Answers) -> str:
+    servers = [each.strip() for each in answers.bootstrap_servers.split(",") if each.strip()]
+    return f"""\
+# Written by `tidegate init`. docs/configuration.md describes every key. Keys with Kafka's own names come first, before
+# the first section, for example:
+# remote.log.manager.task.interval.ms = "30s"
+
+[upstream]
+bootstrap.servers = {_array(servers)}    # some brokers are enough: Tidegate finds the others
+# The proxy needs the rights of an administrator. `tidegate check` lists the missing ones.
+# [upstream.sasl]
+# mechanism = "SCRAM-SHA-512"
+# username = "tidegate"
+# password.file = "/etc/tidegate/kafka-password"
+
+[listener]                        # clients reach broker N at base.port + N
+host = "0.0.0.0"
+advertised.host = {_string(answers.advertised_host)}
+bootstrap.port = {answers.bootstrap_port}
+base.port = {answers.base_port}
+
+[admin]                           # /metrics, /errors, /livez, /readyz
+host = "127.0.0.1"                # another address needs token.file
+port = 9190
+
+[state]
+path = {_string(answers.state)}    # one folder per proxy, on a local disk
+
+[storage]
+{_store(answers)}
+
+[[topics]]                        # the first rule that matches a topic decides
+pattern = {_string(answers.topics)}
+local.retention.ms = {_string(answers.local_retention)}         # the topic's retention.ms is the total over both tiers
+segment.bytes = "64MiB"           # a segment is copied when it has this size,
+segment.ms = "1h"                 # or this age
+
+[log]
+level = "info"
+format = "text"                   # or "json"
+"""
+
+
+def _store(answers: Answers) -> str:
+    match answers.store:
+        case Store.S3:
+            lines = [
+                'implementation = "s3"',
+                f"bucket = {_string(answers.bucket)}    # must exist",
+                f"region = {_string(answers.region)}",
+            ]
+            if answers.endpoint_url:
+                lines += [f"endpoint.url = {_string(answers.endpoint_url)}", "path.style = true"]
+            return "\n".join(
+                [
+                    *lines,
+                    "# Without the next keys, the credentials come from the AWS chain: environment, profile, instance.",
+                    '# access.key.id = "..."',
+                    '# secret.access.key.file = "/etc/tidegate/s3-secret"',
+                ]
+            )
+        case Store.HDFS:
+            return f'implementation = "hdfs"\nurl = {_string(answers.url)}\npath = {_string(answers.path)}'
+        case Store.LOCAL:
+            return (
+                'implementation = "local"         # for one machine, or for a file system that all proxies mount\n'
+                f"path = {_string(answers.path)}    # must exist"
+            )
+
+
+def _string(text: str) -> str:
+    """Returns a TOML string. JSON's escapes are TOML's."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _array(texts: list[str]) -> str:
+    return f"[{', '.join(map(_string, texts))}]"

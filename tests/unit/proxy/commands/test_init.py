@@ -1,0 +1,119 @@
+"""`tidegate init` writes a file that Tidegate reads, overwrites none, and checks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from proxy import cli
+from proxy.commands.init import Answers, Store, _Questions, text_of
+from proxy.config import TidegateConfig, load_config
+from tiers.config.tier_config import ConfigError
+
+OPTIONS = [
+    *("--bootstrap-servers", "127.0.0.1:1, kafka-2:9092"),
+    *("--advertised-host", "tidegate.example.org"),
+    *("--topics", "orders-*"),
+    *("--no-check",),
+]
+S3 = ["--store", "s3", "--bucket", "log-segments"]
+
+
+def written(file: Path, *options: str) -> TidegateConfig:
+    assert cli.run(["init", str(file), *OPTIONS, *options]) == 0
+    return load_config(file)
+
+
+def test_the_answers_are_the_settings(tmp_path: Path) -> None:
+    config = written(tmp_path / "a.toml", *S3, "--endpoint-url", "http://s3:7070", "--state", str(tmp_path / 'a "b"'))
+    assert [*map(tuple, config.upstream.bootstrap_servers)] == [("127.0.0.1", 1), ("kafka-2", 9092)]
+    assert (config.listener.advertised_host, config.listener.base_port) == ("tidegate.example.org", 9100)
+    assert config.state.path == tmp_path / 'a "b"'
+    [topic] = config.topics
+    assert (topic.pattern, topic.local_retention_ms, topic.segment_ms) == ("orders-*", 6 * 3_600_000, 3_600_000)
+    assert config.storage is not None
+    assert config.storage.implementation == "s3"
+    assert config.storage.plain_settings() == {
+        "bucket": "log-segments",
+        "region": "us-east-1",
+        "endpoint.url": "http://s3:7070",
+        "path.style": "true",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (["--store", "local", "--path", "/tier"], {"path": "/tier"}),
+        (["--store", "hdfs", "--url", "hdfs://nn:8020", "--path", "/t"], {"url": "hdfs://nn:8020", "path": "/t"}),
+    ],
+)
+def test_other_stores(tmp_path: Path, options: list[str], settings: dict[str, str]) -> None:
+    config = written(tmp_path / "a.toml", *options)
+    assert config.storage is not None
+    assert config.storage.plain_settings() == settings
+
+
+@pytest.mark.parametrize("store", [*Store])
+def test_every_line_of_the_file_is_short_and_every_section_has_a_comment(store: Store) -> None:
+    text = text_of(Answers("a:1", "here", 9092, 9100, "/state", store, "x", "6h"))
+    assert max(map(len, text.splitlines())) <= 120
+    for section in ("[listener]", "[admin]", "[state]", "[[topics]]"):
+        after = text.split(section)[1].split("[")[0]
+        assert "#" in after, section
+
+
+def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("mine")
+    assert cli.run(["init", str(file), *OPTIONS, *S3]) == 2
+    assert (file.read_text(), "exists: name another file" in capsys.readouterr().err) == ("mine", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([*OPTIONS, "--store", "s3"], "there is no terminal to ask at: say --bucket"),
+        ([*OPTIONS, *S3, "--local-retention", "6 moons"], "local.retention.ms: expected a number of milliseconds"),
+        ([*OPTIONS, "--store", "tape"], "'tape' is not one of"),
+    ],
+)
+def test_a_wrong_answer_is_one_line_and_leaves_no_file(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.toml"
+    assert cli.run(["init", str(file), *options]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, len(captured.err.splitlines()), file.exists()) == ("", 1, False)
+    assert said in captured.err
+
+
+def test_a_problem_that_the_check_finds_leaves_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No broker listens at the port, and the store's folder is missing."""
+    file = tmp_path / "a.toml"
+    options = [*OPTIONS[:-1], "--store", "local", "--path", str(tmp_path / "none"), "--state", str(tmp_path / "state")]
+    options[1] = "127.0.0.1:1"
+    assert cli.run(["init", str(file), *options]) == 1
+    captured = capsys.readouterr()
+    assert "problem: [upstream] no broker answers at 127.0.0.1:1" in captured.out
+    assert f"Correct {file}, and run: tidegate check --config {file}" in captured.err
+    assert load_config(file).state.path == tmp_path / "state"
+
+
+def test_a_terminal_is_asked_until_the_answer_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, object]] = []
+    answers = iter(["tape", "hdfs"])
+
+    def prompt(question: str, default: object) -> str:
+        asked.append((question, default))
+        return next(answers)
+
+    monkeypatch.setattr(typer, "prompt", prompt)
+    ask = _Questions(is_interactive=True)
+    assert ask("--store", None, "Store", "s3", [*Store]) == "hdfs"
+    assert asked == [("Store", "s3")] * 2
+    assert ask("--topics", "said", "Topics") == "said"
+    with pytest.raises(ConfigError, match="say --topics"):
+        _Questions(is_interactive=False)("--topics", None, "Topics")
