@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -17,143 +16,50 @@ from protocol.api_keys import ApiKey
 from protocol.apis.list_offsets import (
     ListOffsetsAnswer,
     ListOffsetsResponse,
-    ListOffsetsResponsePartition,
     parse_list_offsets_response,
     patch_list_offsets_response,
 )
 from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.header import build_request_header, build_response_header, response_body_position
-from protocol.primitives import INT8, INT32, write_array_length, write_string
-from proxy.cluster.local_log_bounds import LocalLogBoundsCache
-from proxy.cluster.tiered_partitions import TieredPartitions
+from protocol.primitives import INT32, write_string
 from proxy.handlers import list_offsets
-from proxy.handlers.base import FetchSettings, HandlerTools
-from proxy.handlers.list_offsets import ListOffsetsHandler
+from proxy.handlers.base import FetchSettings
 from proxy.handlers.off_loop import LOOP_BYTES
 from proxy.wire.exchange import Forward, Prepare
-from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
+from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
-from tests.support.fakes.configured_topics import TIERABLE, FakeConfigs, configured_topics
+from tests.support.fakes.configured_topics import TIERABLE, FakeConfigs
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import build_batch, record
-from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
-from tiers.config.paused_work import TierWork
+from tests.support.fakes.remote_tier import TOPIC_ID
+from tests.support.proxy.list_offsets_bench import (
+    ASKED_V1,
+    EARLIEST,
+    EARLIEST_LOCAL,
+    LATEST,
+    LATEST_TIERED,
+    MAX,
+    NEXT_LOCAL,
+    P0,
+    PENDING,
+    UNAVAILABLE,
+    Bench,
+    bench_of,
+    found,
+    request_frame,
+)
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
 from tiers.errors import BrokerError
-from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
-
-P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
-LATEST, EARLIEST, MAX, EARLIEST_LOCAL, LATEST_TIERED, PENDING = -1, -2, -3, -4, -5, -6
-NEXT_LOCAL = -3
-UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE
-
-_ASKED_V1 = Struct(">iq")
-_ASKED_V4 = Struct(">iiq")
-
-
-def request_frame(version: int, timestamp: int, topic: str = "orders", replica_id: int = -1) -> bytes:
-    compact = version >= 6
-    tags = b"\x00" if compact else b""
-    out = build_request_header(ApiKey.LIST_OFFSETS, version, 9, "test") + INT32.pack(replica_id)
-    out += INT8.pack(1) if version >= 2 else b""
-    out += write_array_length(1, compact) + write_string(topic, compact) + write_array_length(1, compact)
-    out += _ASKED_V4.pack(0, 5, timestamp) if version >= 4 else _ASKED_V1.pack(0, timestamp)
-    out += tags + tags
-    out += INT32.pack(10_000) if version >= 10 else b""
-    return out + tags
-
-
-def response_payload(
-    version: int, offset: int, timestamp: int = -1, epoch: int = 5, error_code: int = 0, topic: str = "orders"
-) -> bytes:
-    compact = version >= 6
-    tags = b"\x00" if compact else b""
-    out = build_response_header(ApiKey.LIST_OFFSETS, version, 9)
-    out += INT32.pack(0) if version >= 2 else b""
-    out += write_array_length(1, compact) + write_string(topic, compact) + write_array_length(1, compact)
-    out += Struct(">ihqq").pack(0, error_code, timestamp, offset)
-    out += INT32.pack(epoch) if version >= 4 else b""
-    return out + tags + tags + tags
-
-
-class Bench:
-    def __init__(self, tier: RemoteTier, cluster: FakeCluster, tools: HandlerTools) -> None:
-        self.tier = tier
-        self.cluster = cluster
-        self.handler = ListOffsetsHandler(tools)
-
-    async def ask(
-        self,
-        version: int,
-        asked: int,
-        *,
-        offset: int,
-        timestamp: int = -1,
-        epoch: int = 5,
-        error_code: int = 0,
-        topic: str = "orders",
-        is_new: bool = False,
-    ) -> ListOffsetsResponsePartition:
-        """`offset`, `timestamp`, `epoch` and `error_code` are the broker's answer.
-
-        `is_new`: the proxy does not know the topic when the request arrives."""
-        exchange = FakeExchange(self.cluster, request_frame(version, asked, topic))
-        topics = self.cluster.topics
-        self.cluster.topics = {} if is_new else topics
-        action, state = self.handler.on_request(exchange)
-        self.cluster.topics = topics
-        assert isinstance(action, Forward)
-        self.forwarded = action.frame
-        payload = response_payload(version, offset, timestamp, epoch, error_code, topic)
-        if state is not None:
-            answer = state.on_response(memoryview(payload))
-            assert asyncio.iscoroutine(answer)
-            payload = b"".join(await answer)
-        body_position = response_body_position(ApiKey.LIST_OFFSETS, version, payload)
-        return parse_list_offsets_response(payload, body_position, version).partitions[0]
-
-
-@asynccontextmanager
-async def bench_of(
-    root: Path, settings: FetchSettings, *rules: TopicConfig, configs: FakeConfigs | None = None
-) -> AsyncIterator[Bench]:
-    tier = RemoteTier(root)
-    await tier.add(P0, [build_batch(0, [record(0, 100), record(1, 300)], leader_epoch=2)], 0)
-    await tier.add(P0, [build_batch(2, [record(2, 200), record(3, 250)], leader_epoch=3)], 2)
-    cluster = FakeCluster(
-        topics={"orders": TOPIC_ID}, logs={P0: LocalLog([build_batch(4, [record(4, 150), record(5, 260)])], 4)}
-    )
-    async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
-        yield Bench(
-            tier,
-            cluster,
-            HandlerTools(
-                cluster,
-                TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
-                LocalLogBoundsCache(cluster, monotonic_ms),
-                LogStartConfirmation(cluster, tier.rlmm),
-                reader,
-                settings,
-                monotonic_ms,
-                group.create_task,
-                configured_topics(tier, cluster, *rules, configs=configs),
-            ),
-        )
 
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(list_offsets_timeout_ms=60_000))) as made:
         yield made
-
-
-def found(answer: ListOffsetsResponsePartition) -> tuple[int, int, int, int]:
-    return answer.error_code, answer.timestamp, answer.offset, answer.leader_epoch
 
 
 async def test_the_tier_of_a_deleted_topic_does_not_answer_for_a_new_one(bench: Bench) -> None:
@@ -236,18 +142,6 @@ async def test_a_log_start_that_hides_nothing_costs_no_question(bench: Bench) ->
     await bench.tier.rlmm.put_log_start(P0, user_log_start(0))
     assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 0, 2)
     assert (bench.cluster.bounds_asked, bench.cluster.epochs_asked) == (0, [])
-
-
-async def test_paused_reading_refuses_searches_and_keeps_the_bounds(bench: Bench) -> None:
-    """A pause must not make a consumer begin behind the remote records."""
-    await bench.tier.rlmm.change_topic_tier_config(TOPIC_ID, "orders", {TierWork.READING.key: "true"})
-    for asked in (MAX, 240):
-        assert (await bench.ask(8, asked, offset=5, timestamp=260)).error_code == UNAVAILABLE
-    assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 0, 2)
-    assert found(await bench.ask(8, LATEST, offset=6)) == (0, -1, 6, 5)
-    assert found(await bench.ask(9, LATEST_TIERED, offset=-1, epoch=-1)) == (0, -1, 3, 3)
-    await bench.tier.rlmm.change_topic_tier_config(TOPIC_ID, "orders", {TierWork.READING.key: None})
-    assert found(await bench.ask(8, 240, offset=5, timestamp=260)) == (0, 300, 1, 2)
 
 
 @pytest.mark.parametrize(("trim", "code"), [(OffsetAndEpoch(8, 5), UNAVAILABLE), (OffsetAndEpoch(9, 4), 0)])
@@ -521,7 +415,7 @@ async def test_many_answers_are_patched_beside_the_loop(bench: Bench, monkeypatc
     count = LOOP_BYTES // 8
     name = INT32.pack(1) + write_string("orders", compact=False) + INT32.pack(count)
     frame = build_request_header(ApiKey.LIST_OFFSETS, 1, 9, "test") + INT32.pack(-1) + name
-    frame += b"".join(_ASKED_V1.pack(partition, EARLIEST) for partition in range(count))
+    frame += b"".join(ASKED_V1.pack(partition, EARLIEST) for partition in range(count))
     code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     payload = build_response_header(ApiKey.LIST_OFFSETS, 1, 9) + name
     payload += b"".join(

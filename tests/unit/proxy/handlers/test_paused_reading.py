@@ -11,6 +11,8 @@ from protocol.errors import ErrorCode
 from proxy.handlers.base import FetchSettings
 from tests.support.fakes.fetch_bench import Bench, ask, ask_local, bench_of, codes, records
 from tests.support.fakes.remote_tier import TOPIC_ID
+from tests.support.proxy import list_offsets_bench
+from tests.support.proxy.list_offsets_bench import EARLIEST, LATEST, LATEST_TIERED, MAX, found
 from tiers.config.paused_work import TierWork
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
@@ -73,3 +75,18 @@ async def test_the_pause_of_a_topic_needs_no_rule(tmp_path: Path) -> None:
     async with bench_of(tmp_path, None, TopicConfig(pattern="orders")) as bench:
         await pause(bench)
         assert codes(await bench.fetch(VERSION, ask(VERSION, 25))) == [ErrorCode.REPLICA_NOT_AVAILABLE]
+
+
+async def test_paused_reading_refuses_searches_and_keeps_the_bounds(tmp_path: Path) -> None:
+    """A pause must not make a consumer begin behind the remote records."""
+    async with list_offsets_bench.bench_of(tmp_path, FetchSettings()) as bench:
+        metadata = bench.tier.rlmm
+        await metadata.change_topic_tier_config(TOPIC_ID, "orders", {TierWork.READING.key: "true"})
+        for asked in (MAX, 240):
+            answer = await bench.ask(8, asked, offset=5, timestamp=260)
+            assert answer.error_code == ErrorCode.REPLICA_NOT_AVAILABLE
+        assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 0, 2)
+        assert found(await bench.ask(8, LATEST, offset=6)) == (0, -1, 6, 5)
+        assert found(await bench.ask(9, LATEST_TIERED, offset=-1, epoch=-1)) == (0, -1, 3, 3)
+        await metadata.change_topic_tier_config(TOPIC_ID, "orders", {TierWork.READING.key: None})
+        assert found(await bench.ask(8, 240, offset=5, timestamp=260)) == (0, 300, 1, 2)
