@@ -161,3 +161,23 @@ async def test_a_pause_does_not_cost_the_last_copy(running: Running) -> None:
         assert isinstance(log, CountingLog)
         await log.rounds(3)
         assert bench.finished[-1] == (90, 99)
+
+
+async def test_paused_expiry_keeps_segments_that_users_deleted(running: Running) -> None:
+    """They are hidden from clients already, and go after the pause."""
+    bench, log = running.bench, running.logs.of[PARTITION]
+    assert isinstance(log, CountingLog)
+    policy = replace(POLICY, partition_count=1)
+    running.topics.policies = {POLICY.topic_id: policy}
+    async with running.run():
+        await until(lambda: len(bench.finished) == 3)
+        await record(bench, TierWork.EXPIRING)
+        work = running.manager._managed[PARTITION]
+        running.topics.policies = {POLICY.topic_id: paused(policy, TierWork.EXPIRING)}
+        await until(lambda: TierWork.EXPIRING in work.policy.paused)
+        await bench.record_log_start(30)
+        await log.rounds(3)
+        assert bench.finished[0] == (0, 29)
+        await record(bench)
+        running.topics.policies = {POLICY.topic_id: policy}
+        await until(lambda: bench.finished[0] == (30, 59))
