@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.rigs.strict_consumer import until_trimmed
-from tests.support.rigs.tier_command import Answer, tidegate
+from tests.support.rigs.tier_command import Answer, tidegate_here
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
@@ -26,7 +26,7 @@ class Operator:
         self.config = config
 
     async def explain(self, *arguments: str) -> Answer:
-        return await tidegate(self.config, "explain", *arguments)
+        return await tidegate_here(self.config, "explain", *arguments)
 
     async def json(self, *arguments: str) -> Any:
         code, out, err = await self.explain(*arguments, "--json")
@@ -91,7 +91,7 @@ async def test_an_operator_asks_where_and_why(kafka: KafkaCluster, topic_name: s
             True,
         )
 
-        code, _, _ = await tidegate(config, "tier", "pause", topic_name, "--copying", "--yes")
+        code, _, _ = await tidegate_here(config, "tier", "pause", topic_name, "--copying", "--yes")
         assert code == 0
         await asyncio.to_thread(until, lambda: "an operator paused work on a topic" in proxy.output.read_text())
         await asyncio.to_thread(produce, proxy.bootstrap_servers, topic_name, random_values(3))

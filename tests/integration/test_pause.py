@@ -12,7 +12,7 @@ import confluent_kafka
 import pytest
 
 from tests.support.rigs.strict_consumer import local_log_start, until_trimmed
-from tests.support.rigs.tier_command import Answer, tidegate
+from tests.support.rigs.tier_command import Answer, tidegate_here
 from tests.support.rigs.waiting import TIMEOUT_S, until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
@@ -27,7 +27,7 @@ class Operator:
         self.config = config
 
     async def run(self, *arguments: str) -> Answer:
-        return await tidegate(self.config, *arguments)
+        return await tidegate_here(self.config, *arguments)
 
     async def state(self, topic: str) -> str:
         code, out, _ = await self.run("tier", "topics")

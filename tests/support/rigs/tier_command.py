@@ -1,4 +1,4 @@
-"""Runs `tidegate tier ...` as a process, or within this process, which is faster."""
+"""Runs `tidegate tier ...` as a process, or any command within this process, which is faster."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ Answer = tuple[int, str, str]
 
 
 async def as_process(config: Path, *arguments: str) -> Answer:
-    return await tidegate(config, "tier", *arguments)
-
-
-async def tidegate(config: Path, *arguments: str) -> Answer:
-    """Runs any command of `tidegate` as a process."""
-    command = [sys.executable, "-m", "proxy", *arguments, "--config", str(config)]
+    command = [sys.executable, "-m", "proxy", "tier", *arguments, "--config", str(config)]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -32,7 +27,11 @@ async def tidegate(config: Path, *arguments: str) -> Answer:
 
 
 async def run(config: Path, *arguments: str) -> Answer:
-    """Runs the command in this process, with longer timeouts. Its log goes to the log of the test run."""
+    return await tidegate_here(config, "tier", *arguments)
+
+
+async def tidegate_here(config: Path, *arguments: str) -> Answer:
+    """Runs any command in this process, with longer timeouts. Its log goes to the log of the test run."""
     out, err = StringIO(), StringIO()
     with (
         redirect_stdout(out),
@@ -41,5 +40,5 @@ async def run(config: Path, *arguments: str) -> Answer:
         patch("tiers.access.open_tier.TIMEOUT_MS", int(1000 * TIMEOUT_S)),
         patch("proxy.commands.tier.bounds.TIMEOUT_MS", int(1000 * TIMEOUT_S)),
     ):
-        code = await asyncio.to_thread(cli.run, ["tier", *arguments, "--config", str(config)])
+        code = await asyncio.to_thread(cli.run, [*arguments, "--config", str(config)])
     return code, out.getvalue(), err.getvalue()
