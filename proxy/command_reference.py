@@ -24,8 +24,8 @@ INTRODUCTION = """\
 Every command, its arguments and its options, as `--help` prints them. `proxy/command_reference.py` generates
 this page from the code. [operations.md](operations.md) says which command answers which question.
 
-Exit codes of `tidegate check` and `tidegate serve`: 0 success, 1 a problem or a failure, 2 wrong usage. Of
-`tidegate tier`: 0 success, 1 findings, 2 wrong usage, 3 failure.
+Exit codes of `tidegate tier`: 0 success, 1 findings, 2 wrong usage, 3 failure. Of all other commands: 0 success, 1 a
+problem, a finding or a failure, 2 wrong usage.
 """
 """The part of the page that does not depend on the code."""
 

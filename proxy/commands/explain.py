@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -25,12 +26,15 @@ from tiers.access.open_tier import (
     TIMEOUT_MS,
     RemoteTierError,
     metadata_to_now,
+    open_key_ring,
     open_storage,
     storage_cluster_id,
     tiered_cluster,
 )
+from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import monotonic_ms
 from tiers.broker.cluster_metadata import ClusterMetadata
+from tiers.broker.share_groups import ClusterShareGroups
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.explain.answers import OffsetAnswer, PartitionAnswer, Place, SegmentAnswer, Why
@@ -39,13 +43,16 @@ from tiers.explain.explain import explain_offset, segment_at_time
 from tiers.explain.facts import PartitionFacts
 from tiers.explain.gathering import StoredManifest, Surroundings, gather, local_offset_at_time, policy_from
 from tiers.explain.words import moment_text
+from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.topic.group_members import group_members
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteLogReader
+from tiers.reader.remote_log_reader import RemoteLogReader, decode_index
+from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.history.stored_manifest import read_manifest
 
 _READ_TIMEOUT_MS = 10_000
+_PARTITIONS_AT_ONCE = 16
 _PLACES = {
     Place.REMOTE: "in the remote tier",
     Place.BOTH: "in both tiers",
@@ -125,7 +132,8 @@ async def explain_topic(
         partitions = _partitions(cluster, topic, number, needs_one=offset is not None)
         remarks: list[str] = []
         storage, cluster_id = await _storage(stack, config, cluster, remarks)
-        manifests = {each: await _manifest(storage, cluster_id, each) for each in partitions}
+        read = await bounded_gather(partitions, lambda each: _manifest(storage, cluster_id, each), _PARTITIONS_AT_ONCE)
+        manifests = dict(zip(partitions, read, strict=True))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-")))
         metadata = await stack.enter_async_context(metadata_to_now(config, client, folder, progress=TERMINAL))
         members = None
@@ -135,6 +143,8 @@ async def explain_topic(
             remarks.append(f"The owner is not known: {error}.")
         around = Surroundings(
             client,
+            BrokerLogSource(client),
+            ClusterShareGroups(client),
             metadata,
             cluster_id,
             config.remote_log.visible_after_ms,
@@ -150,15 +160,17 @@ async def explain_topic(
             own,
             await BrokerConfigs(client).of_policy(topic, TIMEOUT_MS),
         )
-        found = []
-        for partition in partitions:
+        key_ring = KeyRing() if time_ms is None else open_key_ring(config)
+
+        async def of(partition: TopicIdPartition) -> Explained:
             facts = await gather(around, partition, policy, manifests[partition], time.time_ns() // 1_000_000)
             asked, remark = offset, ""
             if time_ms is not None:
-                asked, remark = await _offset_at(around, storage, facts, time_ms)
+                asked, remark = await _offset_at(around, storage, key_ring, facts, time_ms)
             answer = None if asked is None else explain_offset(facts, asked)
-            found.append(Explained(explain_partition(facts), answer, remark))
-        return found
+            return Explained(explain_partition(facts), answer, remark)
+
+        return await bounded_gather(partitions, of, _PARTITIONS_AT_ONCE)
 
 
 def _partitions(cluster: ClusterMetadata, topic: str, number: int | None, *, needs_one: bool) -> list[TopicIdPartition]:
@@ -197,14 +209,19 @@ async def _manifest(
 
 
 async def _offset_at(
-    around: Surroundings, storage: RemoteStorageManager | None, facts: PartitionFacts, time_ms: int
+    around: Surroundings,
+    storage: RemoteStorageManager | None,
+    key_ring: KeyRing,
+    facts: PartitionFacts,
+    time_ms: int,
 ) -> tuple[int | None, str]:
     """Returns the first offset of that time or later, and how it was found."""
     partition, segment = facts.partition, segment_at_time(facts, time_ms)
     moment = moment_text(time_ms)
     if segment is not None and storage is not None:
         try:
-            async with RemoteLogReader(around.metadata, storage) as reader:
+            decode = partial(decode_index, ciphers=key_ring)
+            async with RemoteLogReader(around.metadata, storage, decode_indexes=decode) as reader:
                 deadline_ms = monotonic_ms() + _READ_TIMEOUT_MS
                 end = facts.remote_end or 0
                 found = await reader.offsets.offset_for_timestamp(

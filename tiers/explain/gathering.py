@@ -19,12 +19,12 @@ from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
 from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataError
 from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
-from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.metadata.topic.group_members import OwnerMember
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LogSource
 from tiers.tasks.copy.copy_attempts import copy_failing_since_ms
 from tiers.tasks.history.stop_check import may_be_stopped
 from tiers.tasks.retention.uncopied_watch import first_uncopied, head_batch
@@ -58,6 +58,8 @@ class Surroundings:
     """What all partitions of an explanation share. `members` is None if the group cannot be described."""
 
     client: BrokerClient
+    source: LogSource
+    share_groups: ClusterShareGroups
     metadata: TopicBasedRemoteLogMetadataManager
     cluster_id: str
     visible_after_ms: int
@@ -94,9 +96,9 @@ async def gather(
     """Asks the leader of the partition, and adds what the metadata knows."""
     metadata = around.metadata
     remarks = [*around.remarks, *([manifest.trouble] if manifest.trouble else [])]
-    source, trouble, local, stopped = BrokerLogSource(around.client), "", None, ""
+    source, trouble, local, stopped = around.source, "", None, ""
     try:
-        local = await _local_facts(around, source, partition, remarks)
+        local = await _local_facts(around, partition, remarks)
         if not manifest.trouble:
             is_stopped = await may_be_stopped(
                 source,
@@ -128,10 +130,8 @@ async def gather(
     )
 
 
-async def _local_facts(
-    around: Surroundings, source: BrokerLogSource, partition: TopicIdPartition, remarks: list[str]
-) -> LocalFacts:
-    timeout_ms = around.timeout_ms
+async def _local_facts(around: Surroundings, partition: TopicIdPartition, remarks: list[str]) -> LocalFacts:
+    source, timeout_ms = around.source, around.timeout_ms
     bounds = await source.bounds(partition, timeout_ms)
     leader = await around.client.leader_of(partition, timeout_ms)
     confirmed = await LogStartConfirmation(source, around.metadata).confirmed(
@@ -139,7 +139,7 @@ async def _local_facts(
     )
     share_start = None
     try:
-        share_start = await ClusterShareGroups(around.client).lowest_start(partition, timeout_ms)
+        share_start = await around.share_groups.lowest_start(partition, timeout_ms)
     except RemoteLogError as error:
         remarks.append(f"It is not known whether a share group reads the partition: {error}.")
     first = first_uncopied(around.metadata, partition, bounds)
