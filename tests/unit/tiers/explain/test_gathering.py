@@ -1,0 +1,120 @@
+"""What does not answer becomes a remark, and the rest is still explained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.explained import reasons
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy
+from tiers.errors import BrokerError
+from tiers.explain.answers import PartitionAnswer, Question, StateReason
+from tiers.explain.explain import explain
+from tiers.explain.gathering import StoredManifest, Surroundings, gather, policy_from
+from tiers.metadata.topic.group_members import OwnerMember
+from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.hold import HoldReason
+
+KEEPS = {"cleanup.policy": "delete", "retention.ms": "1000", "retention.bytes": "-1"}
+OWNER = OwnerMember("tidegate-1", "10.0.0.7", frozenset({3}), is_fit=True)
+
+
+@pytest.fixture
+async def copied(bench: Workbench) -> Workbench:
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
+    await bench.copy_all()
+    await bench.write_manifest()
+    return bench
+
+
+async def manifest_of(bench: Workbench) -> StoredManifest:
+    return StoredManifest(bytes(await bench.store.get_object(partition_manifest_key("cluster", PARTITION))))
+
+
+async def explained(
+    bench: Workbench, manifest: StoredManifest, members: Sequence[OwnerMember] | None = (OWNER,)
+) -> PartitionAnswer:
+    async def leader_of(*arguments: Any) -> Any:
+        return SimpleNamespace(node_id=1)
+
+    cast(Any, bench.metadata).metadata_partition = lambda partition: 3
+    around = Surroundings(
+        cast(Any, SimpleNamespace(leader_of=leader_of)),
+        bench.log,
+        cast(Any, bench.share_groups),
+        cast(Any, bench.metadata),
+        "cluster",
+        10_000,
+        members,
+        1000,
+    )
+    return explain(await gather(around, PARTITION, POLICY, manifest, bench.wall_ms))
+
+
+async def test_a_healthy_partition_has_no_remark(copied: Workbench) -> None:
+    answer = await explained(copied, await manifest_of(copied))
+    assert (answer.notes, answer.owner) == ((), "10.0.0.7 (tidegate-1)")
+    assert (answer.remote_end, answer.high_watermark) == (89, 100)
+    assert reasons(answer, Question.ON_BROKER)[0] == HoldReason.NO_LOCAL_RETENTION
+
+
+async def test_a_manifest_that_knows_more_than_the_metadata_is_told_as_a_stop(copied: Workbench) -> None:
+    manifest = await manifest_of(copied)
+    del copied.metadata.segments[copied.segments[2].segment_id]
+    answer = await explained(copied, manifest)
+    assert reasons(answer, Question.ON_BROKER)[0] == StateReason.STOPPED
+    assert any("the metadata, the store and the leader do not agree" in note for note in answer.notes)
+
+
+async def test_a_store_that_does_not_answer_is_a_remark(copied: Workbench) -> None:
+    answer = await explained(copied, StoredManifest(trouble="The store is down."))
+    assert answer.notes == ("The store is down.",)
+    assert reasons(answer, Question.ON_BROKER)[0] == HoldReason.NO_LOCAL_RETENTION
+
+
+async def test_a_leader_that_does_not_answer_is_a_remark(copied: Workbench) -> None:
+    copied.log.failure = BrokerError("broker 1 is down", retriable=True)
+    answer = await explained(copied, await manifest_of(copied))
+    assert answer.notes == ("The leader does not answer: broker 1 is down.",)
+    assert (answer.remote_end, answer.high_watermark) == (89, None)
+
+
+@pytest.mark.parametrize(
+    ("members", "owner", "said"),
+    [
+        (None, None, ""),
+        ([], "", "No running process owns the partition"),
+        ([OwnerMember("tidegate-2", "b", frozenset({1}), is_fit=True)], "", "No running process owns the partition"),
+        ([OwnerMember("tidegate-1", "a", frozenset({3}), is_fit=False)], "a (tidegate-1)", "The owner is unfit"),
+    ],
+)
+async def test_the_owner_is_told(
+    copied: Workbench, members: list[OwnerMember] | None, owner: str | None, said: str
+) -> None:
+    answer = await explained(copied, await manifest_of(copied), members)
+    assert answer.owner == owner
+    assert [note.startswith(said) for note in answer.notes] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("rules", "config", "reason"),
+    [
+        ([], KEEPS, None),
+        ([TopicConfig(pattern="*")], None, "the brokers do not tell its configuration"),
+        ([TopicConfig(pattern="*")], {**KEEPS, "cleanup.policy": "compact"}, "cleanup.policy is 'compact'"),
+    ],
+)
+def test_a_topic_without_a_policy_has_a_reason(
+    rules: list[TopicConfig], config: dict[str, str] | None, reason: str | None
+) -> None:
+    found = policy_from(PARTITION, 1, rules, {}, config)
+    assert (found is None) if reason is None else (isinstance(found, Refusal) and found.reason.startswith(reason))
+    tiered = policy_from(PARTITION, 1, [TopicConfig(pattern="*")], {}, KEEPS)
+    assert isinstance(tiered, TopicPolicy)
+    assert (tiered.topic_id, tiered.retention_ms) == (UUID(int=1), 1000)
