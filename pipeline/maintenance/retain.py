@@ -174,7 +174,10 @@ async def expire_partitions(
         log_start, _ = task.expired(policies[partition], confirmed.offset)
         expired, segments = await task.expire(policies[partition], bounds.leader_epoch, confirmed)
         if (expired.offset or 0) < log_start:
-            raise RemoteLogError(f"{partition}: nothing expires while this machine's clock and the brokers' differ")
+            raise RemoteLogError(
+                f"{partition}: nothing expires: this machine's clock and the brokers' differ, or the settings of the"
+                " topic were changed meanwhile"
+            )
         return segments
 
     async def apply(partition: TopicIdPartition) -> None:

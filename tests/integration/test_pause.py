@@ -101,6 +101,9 @@ async def test_a_pause_holds_in_every_proxy_and_loses_no_record(
         assert f"topic {compacted} is not tiered: cleanup.policy is 'compact'; only 'delete' can be tiered" in out
         assert "not tiered: cleanup.policy is 'compact'" in await operator.state(compacted)
 
+        code, out, err = await operator.run("top", "--interval", "0.5")
+        assert (code, err, "copied to the store" in out, topic_name in out) == (0, "", True, True)
+
         reader = Reader(proxy, topic_name)
         await asyncio.to_thread(reader.read, 10)
         code, out, err = await operator.run("tier", "pause", topic_name, "--trimming", "--reading", "--yes")
