@@ -205,6 +205,7 @@ DECODED_APIS: Mapping[int, VersionRange] = MappingProxyType(
         ApiKey.TXN_OFFSET_COMMIT: VersionRange(0, 5),
         ApiKey.DESCRIBE_CONFIGS: VersionRange(1, 4),
         ApiKey.ALTER_CONFIGS: VersionRange(0, 2),
+        ApiKey.DESCRIBE_LOG_DIRS: VersionRange(1, 5),
         ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
         ApiKey.CREATE_PARTITIONS: VersionRange(0, 3),
         ApiKey.DELETE_GROUPS: VersionRange(0, 2),

@@ -1,0 +1,85 @@
+"""`RemoteSizes`: the bytes of every partition in the remote tier, by the broker that leads the partition.
+
+All requests share one count. It visits every segment in the metadata, in short slices, so the event loop serves clients
+meanwhile. A count is used for a minute, and for twenty times as long as it took. So counting costs at most a twentieth
+of the time of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Final
+
+from protocol.apis.log_dirs import PartitionSizes
+from tiers.broker.client import BrokerClient
+from tiers.errors import RemoteLogError
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+
+logger = logging.getLogger(__name__)
+
+MAX_AGE_MS: Final = 60_000
+MAX_COST: Final = 20
+SLICE_SEGMENTS: Final = 256
+_METADATA_TIMEOUT_MS = 10_000
+
+_NOTHING: PartitionSizes = {}
+
+
+class RemoteSizes:
+    def __init__(
+        self,
+        metadata: RemoteLogMetadataReader,
+        client: BrokerClient,
+        clock_ms: Callable[[], int],
+        spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
+    ) -> None:
+        self._metadata = metadata
+        self._client = client
+        self._clock_ms = clock_ms
+        self._spawn = spawn
+        self._sizes: Mapping[int, PartitionSizes] | None = None
+        """By the node id of the leader. None before the first count."""
+        self._until_ms = 0
+        self._counting: asyncio.Task[None] | None = None
+
+    async def led_by(self, node_id: int, timeout_ms: int) -> PartitionSizes:
+        """Returns the sizes of the remote partitions that the broker leads.
+
+        Waits at most `timeout_ms` for a new count, and then returns an older one, or nothing before the first."""
+        if self._clock_ms() >= self._until_ms:
+            if self._counting is None or self._counting.done():
+                self._counting = self._spawn(self._count())
+            await asyncio.wait({self._counting}, timeout=timeout_ms / 1000)
+        return _NOTHING if self._sizes is None else self._sizes.get(node_id, _NOTHING)
+
+    async def _count(self) -> None:
+        began_ms = self._clock_ms()
+        try:
+            self._sizes = await self._counted()
+        except RemoteLogError as error:
+            logger.debug("the sizes of the remote partitions cannot be read: %s", error)
+            return
+        now_ms = self._clock_ms()
+        self._until_ms = now_ms + max(MAX_AGE_MS, MAX_COST * (now_ms - began_ms))
+
+    async def _counted(self) -> Mapping[int, PartitionSizes]:
+        partitions = self._metadata.partitions()
+        cluster = await self._client.named((), {each.topic_id for each in partitions}, _METADATA_TIMEOUT_MS)
+        sizes: dict[int, dict[str, dict[int, int]]] = {}
+        for partition in partitions:
+            topic, led = cluster.topics_by_id.get(partition.topic_id), cluster.partition(partition)
+            if topic is not None and led is not None and (size_bytes := await self._size_of(partition)):
+                sizes.setdefault(led.leader_id, {}).setdefault(topic.name, {})[partition.partition] = size_bytes
+        return sizes
+
+    async def _size_of(self, partition: TopicIdPartition) -> int:
+        total = 0
+        for number, segment in enumerate(self._metadata.stored_segments(partition)):
+            if number % SLICE_SEGMENTS == 0:
+                await asyncio.sleep(0)
+            if segment.is_finished:
+                total += segment.segment_size_bytes
+        return total

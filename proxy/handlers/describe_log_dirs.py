@@ -1,0 +1,70 @@
+"""Handles DescribeLogDirs: shows the remote tier as one more log directory (docs/semantics.md 9.6).
+
+Tools that show the size of topics ask every broker for all of its partitions. The proxy adds the directory to such an
+answer alone, with the partitions that the broker leads, so that the sum over all brokers has each partition once. A
+request that names partitions is relayed: kafka-reassign-partitions takes every directory in the answer for a disk. On
+the bootstrap port, the proxy does not know which broker answers, so it adds nothing there.
+
+The broker authorizes: if it refuses the request, its answer stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Protocol
+
+from protocol.api_keys import ApiKey
+from protocol.apis.log_dirs import PartitionSizes, asks_for_all, granted_log_dirs, with_log_dir
+from proxy.handlers.addresses import check_version
+from proxy.handlers.off_loop import off_loop
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+
+COUNT_TIMEOUT_MS = 5_000
+"""How long an answer waits for the sizes. The client's later requests on the same connection wait, too."""
+_PARTITION_BYTES = 22
+
+
+class LeaderSizes(Protocol):
+    """`RemoteSizes`."""
+
+    async def led_by(self, node_id: int, timeout_ms: int) -> PartitionSizes: ...
+
+
+class DescribeLogDirsHandler:
+    """Implements `Handler`. `path` is the name of the directory."""
+
+    def __init__(self, sizes: LeaderSizes, path: str) -> None:
+        self._sizes = sizes
+        self._path = path
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        request, node_id = exchange.request, exchange.node_id
+        check_version(ApiKey.DESCRIBE_LOG_DIRS, request.api_version)
+        if node_id is None or not asks_for_all(request.frame):
+            return Forward(request.frame), None
+        return Forward(request.frame, hold_bytes=None), _State(self._sizes, self._path, request.api_version, node_id)
+
+
+class _State:
+    def __init__(self, sizes: LeaderSizes, path: str, version: int, node_id: int) -> None:
+        self._sizes = sizes
+        self._path = path
+        self._version = version
+        self._node_id = node_id
+
+    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
+        return self._complete(response)
+
+    async def _complete(self, payload: memoryview) -> Buffers:
+        version, path = self._version, self._path
+        dirs = await off_loop(len(payload), lambda: granted_log_dirs(payload, version))
+        if dirs is None:
+            return (payload,)
+        sizes = await self._sizes.led_by(self._node_id, COUNT_TIMEOUT_MS)
+        if not sizes:
+            return (payload,)
+        size_bytes = len(payload) + sum(len(name) + len(each) * _PARTITION_BYTES for name, each in sizes.items())
+        return (await off_loop(size_bytes, lambda: with_log_dir(payload, version, dirs, path, sizes)),)
+
+    def on_abandoned(self) -> None:
+        return
