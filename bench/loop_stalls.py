@@ -25,7 +25,8 @@ from kafka.protocol.metadata import ApiVersionsResponse, MetadataRequest, Metada
 
 from protocol.addresses import rewrite_addresses
 from protocol.api_keys import ApiKey
-from proxy.cluster.topology import ListenerAddresses, Topology
+from proxy.cluster.broker_listeners import ListenerAddresses
+from proxy.cluster.topology import Topology
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import from_response
 from tiers.model.ids import TopicIdPartition
@@ -152,7 +153,7 @@ async def measure(port: int, whole: bytes, topics: int, partitions: int) -> None
         for client_id in ("bench", CHANGING)
     )
     addresses = ListenerAddresses("127.0.0.1", "proxy.example", 9092, 9100)
-    topology = Topology(client, [], addresses, lambda host, port, endpoint: None, clock_ms=monotonic_ms)
+    topology = Topology(client, [], [(addresses, lambda host, port, endpoint: None)], clock_ms=monotonic_ms)
     topology.topic_id("topic-0")
     partition = TopicIdPartition(UUID(int=1), 0, "topic-0")
     response = b"\0\0\0\1\0" + whole

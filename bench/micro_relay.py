@@ -263,10 +263,10 @@ WAYS: Mapping[str, Callable[[], PipePool] | None] = {
 async def serve_relay(port: int, upstream: int, way: str) -> None:
     """Tidegate's own relay with the handlers of a proxy without a remote tier."""
     address = ("127.0.0.1", upstream)
-    router = Router(pass_through_handlers(lambda _: address), {ApiKey.PRODUCE: ProduceHandler(lambda _: address)})
+    router = Router(pass_through_handlers(), {ApiKey.PRODUCE: ProduceHandler()})
     limits = LimitsConfig.model_validate({"max.connections": 0, "max.unauthenticated.connections.per.address": 0})
     async with ProxyServer(router, limits, ProxyMetrics(), make_pipes=WAYS[way]) as server:
-        server.listen("127.0.0.1", port, BrokerEndpoint(1, lambda: [address]))
+        server.listen("127.0.0.1", port, BrokerEndpoint(1, lambda: [address], lambda _: address))
         await asyncio.Event().wait()
 
 

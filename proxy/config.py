@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, IPvAnyNetwork, model_validator
 
+from tiers.config.setting_keys import ONE_OR_MORE
 from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
 from tiers.config.tier_config import TierConfig, load_config_file
 from tiers.config.upstream_config import CertificateConfig
@@ -95,7 +96,10 @@ class ListenerTlsConfig(CertificateConfig):
 
 
 class ListenerConfig(Section):
-    """The ports to which clients connect: one for bootstrapping, and one per broker at base port + node id."""
+    """The ports to which clients connect, and the addresses that the proxy tells them. By default, each broker has a
+    port of its own, and one more port is for bootstrapping. With `brokers.by = "sni"`, one port serves all brokers. For
+    several listeners, write `[[listener]]` once for each; `[listener.tls]` then belongs to the one above it.
+    """
 
     subsections = frozenset({"tls"})
 
@@ -104,7 +108,10 @@ class ListenerConfig(Section):
         default="localhost",
         validation_alias="advertised.host",
         min_length=1,
-        description="The host name that the proxy tells clients.",
+        description=(
+            "The host name that the proxy tells clients. `{id}` in it stands for the node id of the broker, as in "
+            "`broker-{id}.kafka.example.org`."
+        ),
     )
     bootstrap_port: int = Field(
         default=9092,
@@ -113,12 +120,42 @@ class ListenerConfig(Section):
         lt=65_536,
         description="The port for the `bootstrap.servers` setting of clients.",
     )
+    brokers_by: Literal["port", "sni"] = Field(
+        default="port",
+        validation_alias="brokers.by",
+        description=(
+            "How clients name a broker. With `port`, each broker has a port. With `sni`, all brokers share the "
+            "bootstrap port, and the host name in the TLS handshake names the broker: `advertised.host` needs `{id}`, "
+            "and there must be a `[listener.tls]`. A client without a name, or with one of another form, reaches any "
+            "broker, as for bootstrapping. The proxy closes the connection of a client that names an unknown broker."
+        ),
+    )
     base_port: int = Field(
         default=9100,
         validation_alias="base.port",
         gt=0,
         lt=65_536,
-        description="The first port for brokers: clients reach broker N at this port + N.",
+        description="The first port for brokers: the proxy listens for broker N at this port + N.",
+    )
+    advertised_base_port: int | None = Field(
+        default=None,
+        validation_alias="advertised.base.port",
+        gt=0,
+        lt=65_536,
+        description=(
+            "The first port that the proxy tells clients: broker N is at this port + N. By default `base.port`. Set it "
+            "if a load balancer or a container maps the ports."
+        ),
+    )
+    advertised_port: int | None = Field(
+        default=None,
+        validation_alias="advertised.port",
+        gt=0,
+        lt=65_536,
+        description=(
+            "One port that the proxy tells clients for all brokers, which needs `{id}` in `advertised.host`. With "
+            "`sni`, it is the bootstrap port by default."
+        ),
     )
     proxy_protocol_trusted_networks: Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(_networks)] = Field(
         default=(),
@@ -138,6 +175,32 @@ class ListenerConfig(Section):
         ),
     )
     tls: ListenerTlsConfig | None = None
+
+    @property
+    def names_brokers_by_sni(self) -> bool:
+        return self.brokers_by == "sni"
+
+    @property
+    def name(self) -> str:
+        """What messages call the listener."""
+        return f"{self.host}:{self.bootstrap_port}"
+
+    @model_validator(mode="after")
+    def _check_addresses(self) -> ListenerConfig:
+        has_id = "{id}" in self.advertised_host
+        if self.names_brokers_by_sni and self.tls is None:
+            raise ValueError('brokers.by = "sni" needs a [listener.tls]: without TLS, clients name no host')
+        if self.names_brokers_by_sni and not has_id:
+            raise ValueError('brokers.by = "sni" needs {id} in advertised.host, as in broker-{id}.kafka.example.org')
+        if self.names_brokers_by_sni and self.advertised_base_port is not None:
+            raise ValueError('advertised.base.port is for brokers.by = "port": set advertised.port')
+        if self.advertised_port is not None and self.advertised_base_port is not None:
+            raise ValueError("advertised.port and advertised.base.port are both set: remove one of them")
+        if self.advertised_port is not None and not has_id:
+            raise ValueError("with advertised.port, all brokers would have one address: put {id} into advertised.host")
+        if self.advertised_host.count("{id}") > 1:
+            raise ValueError("advertised.host may have {id} once")
+        return self
 
 
 class AdminTlsConfig(CertificateConfig):
@@ -352,7 +415,9 @@ class TidegateConfig(TierConfig):
         "limits": LimitsConfig,
     }
 
-    listener: ListenerConfig = ListenerConfig()
+    listener: Annotated[tuple[ListenerConfig, ...], ONE_OR_MORE] = Field(
+        default=(ListenerConfig(),), min_length=1, description="The listeners. `[listener]` is a list of one."
+    )
     admin: AdminConfig = AdminConfig()
     log: LogConfig = LogConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -370,8 +435,11 @@ class TidegateConfig(TierConfig):
 
     @model_validator(mode="after")
     def _check_ports(self) -> TidegateConfig:
-        if self.admin.port == self.listener.bootstrap_port:
+        if any(self.admin.port == each.bootstrap_port for each in self.listener):
             raise ValueError(f"admin.port and listener.bootstrap.port are both {self.admin.port}: change one of them")
+        names = [each.name for each in self.listener]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two listeners have {twice}: change host or bootstrap.port of one of them")
         return self
 
     @model_validator(mode="after")

@@ -1,23 +1,21 @@
-"""Knows each broker's address, the address at which clients reach it through the proxy, and the topic ids.
+"""Knows the brokers' addresses, keeps their listeners open, and knows the topic ids.
 
-The broker with node id N is advertised as (advertised host, base port + N). Node ids and the cluster id stay those of
-the cluster. The topology asks for the brokers every few seconds, and at once if an answer names an unknown node. It
-binds that node's listener before the answer leaves. So no client ever sees a broker's own address, or a port without a
-listener. Each of these requests names the topics that clients use, and no others.
+The topology asks for the brokers every few seconds, and at once if an answer or a client names an unknown node. A
+listener is open before the answer leaves that names its broker. So no client ever sees a broker's own address, or a
+port without a listener. Each of these requests names the topics that clients use, and no others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from uuid import UUID
 
 from protocol.errors import ErrorCode
+from proxy.cluster.broker_listeners import BrokerListeners, Listen, ListenerAddresses
 from proxy.cluster.topic_directory import TopicDirectory
 from proxy.wire.context import Address
-from proxy.wire.server import BrokerEndpoint
 from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
@@ -26,24 +24,9 @@ from tiers.lasting_trouble import LastingTrouble
 
 logger = logging.getLogger(__name__)
 
-Listen = Callable[[str, int, BrokerEndpoint], object]
-MAX_PORT = 65_535
-_DISCARD_PORT = 9
+_LEAST_PAUSE_S = 0.05
 _BROKERS_AT_ONCE = 16
 _ONE_BROKER_MS = 2_000
-
-
-@dataclass(frozen=True, slots=True)
-class ListenerAddresses:
-    """`host` is the address to bind. `advertised_host` is the address that clients get."""
-
-    host: str
-    advertised_host: str
-    bootstrap_port: int
-    base_port: int
-
-    def advertised(self, node_id: int) -> Address:
-        return self.advertised_host, self.base_port + node_id
 
 
 class Topology:
@@ -51,8 +34,7 @@ class Topology:
         self,
         client: BrokerClient,
         bootstrap_servers: Sequence[Address],
-        addresses: ListenerAddresses,
-        listen: Listen,
+        listeners: Iterable[tuple[ListenerAddresses, Listen]],
         *,
         clock_ms: Callable[[], int],
         own_topics: Collection[str] = (),
@@ -62,16 +44,15 @@ class Topology:
         """`own_topics` are those whose ids must always be known."""
         self._client = client
         self._bootstrap_servers = tuple(bootstrap_servers)
-        self._addresses = addresses
-        self._listen = listen
+        self.listeners = [
+            BrokerListeners(addresses, listen, self.broker_addresses, self._any_broker, self._wake_up)
+            for addresses, listen in listeners
+        ]
         self._clock_ms = clock_ms
         self._topics = TopicDirectory(client, clock_ms, own_topics)
         self._refresh_interval_ms = refresh_interval_ms
         self._timeout_ms = timeout_ms
         self._metadata: ClusterMetadata | None = None
-        self._listening: set[int] = set()
-        self._unserved: dict[int, str] = {}
-        """By node id: why the broker's listener cannot be opened."""
         self._wake = asyncio.Event()
         self._first_read = asyncio.Event()
         self._trouble: str | None = None
@@ -101,7 +82,7 @@ class Topology:
     @property
     def unserved(self) -> list[str]:
         """The brokers that clients cannot reach through the proxy, one line each."""
-        return [f"broker {node_id} has no listener: {reason}" for node_id, reason in sorted(self._unserved.items())]
+        return [line for listener in self.listeners for line in listener.unserved]
 
     async def wait_for_cluster(self) -> None:
         """Waits until the cluster has been read once. Opens no listeners. Raises `BrokerRefusedError`."""
@@ -121,8 +102,9 @@ class Topology:
         return self._metadata is not None
 
     def listen_for_bootstrap(self) -> None:
-        """Binds the bootstrap port. Raises `OSError`."""
-        self._listen(self._addresses.host, self._addresses.bootstrap_port, BrokerEndpoint(None, self._any_broker))
+        """Binds the bootstrap port of every listener. Raises `OSError`."""
+        for listener in self.listeners:
+            listener.listen_for_bootstrap()
 
     async def wait_until_ready(self) -> None:
         await self._first_read.wait()
@@ -137,6 +119,8 @@ class Topology:
                     await self._wake.wait()
             except TimeoutError:
                 continue
+            # Clients choose the names of the brokers that they ask for, so they must not set the pace.
+            await asyncio.sleep(_LEAST_PAUSE_S)
             self._wake.clear()
 
     async def refresh(self) -> bool:
@@ -168,14 +152,14 @@ class Topology:
     def _follow(self, metadata: ClusterMetadata) -> None:
         before = {} if self._metadata is None or not self.is_ready else self._metadata.brokers
         self._metadata = metadata
-        self._unserved = {node_id: why for node_id, why in self._unserved.items() if node_id in metadata.brokers}
-        for node_id, broker in metadata.brokers.items():
-            self._listen_for(node_id)
-            if node_id not in self._listening:
-                continue
-            known = before.get(node_id)
-            if known is None or (known.host, known.port) != (broker.host, broker.port):
-                host, port = self._addresses.advertised(node_id)
+        for listener in self.listeners:
+            listener.follow(metadata.brokers)
+            for node_id, broker in metadata.brokers.items():
+                known = before.get(node_id)
+                is_known = known is not None and (known.host, known.port) == (broker.host, broker.port)
+                if is_known or not listener.serves(node_id):
+                    continue
+                host, port = listener.addresses.advertised(node_id)
                 logger.info(
                     "broker %d at %s:%d is advertised as %s:%d",
                     node_id, broker.host, broker.port, host, port,
@@ -183,56 +167,17 @@ class Topology:
                 )  # fmt: skip
         self._first_read.set()
 
-    def _listen_for(self, node_id: int) -> None:
-        if node_id in self._listening:
-            return
-        port = self._addresses.base_port + node_id
-        try:
-            if port > MAX_PORT:
-                raise OSError(f"port {port} does not exist: lower listener.base.port")
-            if port == self._addresses.bootstrap_port:
-                raise OSError(f"port {port} is listener.bootstrap.port: change one of the two settings")
-            self._listen(self._addresses.host, port, BrokerEndpoint(node_id, lambda: self.broker_addresses(node_id)))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            if self._unserved.get(node_id) != reason:
-                self._unserved[node_id] = reason
-                logger.error(
-                    "the listener for broker %d cannot be opened: %s",
-                    node_id, reason,
-                    extra={"node_id": node_id, "port": port},
-                )  # fmt: skip
-            return
-        self._listening.add(node_id)
-        if self._unserved.pop(node_id, None) is not None:
-            logger.info("the listener for a broker is open now", extra={"node_id": node_id, "port": port})
+    def _wake_up(self) -> None:
+        """Lets the next refresh begin now."""
+        self._wake.set()
 
     # Addresses
-
-    def advertised_address(self, node_id: int) -> Address:
-        """Returns the address at which clients reach the broker through the proxy. Binds a listener for a new node.
-
-        If the port cannot be bound, a stranger may serve it. Clients then get a name that has no address."""
-        if node_id not in self._listening and node_id not in self._unserved:
-            self._listen_for(node_id)
-            self._wake.set()
-        if node_id in self._unserved:
-            return f"broker-{node_id}-has-no-listener.invalid", _DISCARD_PORT
-        return self._addresses.advertised(node_id)
-
-    def address_map(self) -> dict[int, tuple[Address, Address]]:
-        """Returns, by node id, the broker's own address and its advertised address."""
-        brokers = {} if self._metadata is None else self._metadata.brokers
-        return {
-            node_id: ((broker.host, broker.port), self._addresses.advertised(node_id))
-            for node_id, broker in sorted(brokers.items())
-        }
 
     def broker_addresses(self, node_id: int) -> Sequence[Address]:
         """Returns the broker's current address, as a list of at most one. An unknown broker triggers a refresh."""
         broker = None if self._metadata is None else self._metadata.brokers.get(node_id)
         if broker is None:
-            self._wake.set()
+            self._wake_up()
             return ()
         return ((broker.host, broker.port),)
 

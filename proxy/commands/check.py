@@ -13,7 +13,6 @@ from pathlib import Path
 from kafka.protocol.metadata import MetadataRequest
 
 from proxy.cluster.permissions import missing_permissions, principal_of
-from proxy.cluster.topology import MAX_PORT
 from proxy.commands.retention_check import retention_problems
 from proxy.commands.store_check import check_store
 from proxy.config import TidegateConfig
@@ -36,7 +35,8 @@ TIMEOUT_MS = 10_000
 class BrokerCheck:
     node_id: int
     address: Address
-    advertised: Address
+    advertised: list[Address]
+    """Its address for the clients of each listener."""
     trouble: str | None
 
 
@@ -54,8 +54,8 @@ class Report:
             yield f"cluster {self.cluster_id}"
         for broker in self.brokers:
             yield (
-                f"broker {broker.node_id}: {_text(broker.address)} is advertised as {_text(broker.advertised)}, "
-                f"{broker.trouble or 'reached'}"
+                f"broker {broker.node_id}: {_text(broker.address)} is advertised as "
+                f"{' and '.join(map(_text, broker.advertised))}, {broker.trouble or 'reached'}"
             )
         if self.store is not None:
             yield f"store {self.store}: written, read and deleted"
@@ -75,10 +75,11 @@ class Report:
 async def check(config: TidegateConfig) -> Report:
     """Reads the files of the settings, and contacts the brokers and the store. Problems become lines of the report."""
     report = Report()
-    try:
-        listener_tls(config.listener.tls)
-    except TlsError as error:
-        report.problems.append(f"[listener.tls] {error}")
+    for listener in config.listener:
+        try:
+            listener_tls(listener.tls)
+        except TlsError as error:
+            report.problems.append(f"[listener.tls] {error}")
     try:
         admin_access(config.admin)
     except TlsError as error:
@@ -148,23 +149,17 @@ async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: R
         report.problems.append(f"[upstream] no broker answers at {servers}: {error}")
         return
     report.cluster_id = metadata.cluster_id
-    addresses = listener_addresses(config)
+    listeners = [listener_addresses(each) for each in config.listener]
     brokers = sorted(metadata.brokers.items())
     troubles = await asyncio.gather(*(_reach(client, node_id) for node_id, _ in brokers))
     for (node_id, broker), trouble in zip(brokers, troubles, strict=True):
-        advertised = addresses.advertised(node_id)
+        advertised = [each.advertised(node_id) for each in listeners]
         report.brokers.append(BrokerCheck(node_id, (broker.host, broker.port), advertised, trouble))
         if trouble is not None:
             report.problems.append(f"broker {node_id} cannot be reached: {trouble}")
-        if advertised[1] > MAX_PORT:
-            report.problems.append(
-                f"broker {node_id} would need port {advertised[1]}, which does not exist: lower listener.base.port"
-            )
-        if advertised[1] == addresses.bootstrap_port:
-            report.problems.append(
-                f"broker {node_id} would need port {advertised[1]}, which is listener.bootstrap.port: "
-                "change listener.base.port"
-            )
+        for each in listeners:
+            if (no_address := each.trouble_of(node_id)) is not None:
+                report.problems.append(f"broker {node_id} has no address at {each.name}: {no_address}")
 
 
 async def _check_rights(config: TidegateConfig, client: BrokerClient, report: Report) -> None:

@@ -64,11 +64,8 @@ class AddressRewriter:
 
 
 class AddressHandler:
-    def __init__(self, address_of: AddressOf) -> None:
-        self._address_of = address_of
-
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         request = exchange.request
         check_version(request.api_key, request.api_version)
-        rewriter = AddressRewriter(request.api_key, request.api_version, self._address_of)
+        rewriter = AddressRewriter(request.api_key, request.api_version, exchange.address_of)
         return Forward(request.frame, hold_bytes=None), rewriter

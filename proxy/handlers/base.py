@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
-from protocol.addresses import Address
 from protocol.apis.topic_reference import TopicReference
 from protocol.header import parse_request_header
 from proxy.cluster.configured_topics import ConfiguredTopics, NothingConfigured
@@ -66,9 +65,6 @@ class ClusterTopology(Protocol):
         """Returns the topic's name in an answer of the cluster that is at most `max_age_ms` old.
 
         None: no such topic exists. Raises `BrokerError` when the cluster does not answer."""
-
-    def advertised_address(self, node_id: int) -> Address | None:
-        """Returns the address at which clients reach the broker through this proxy. None: the node is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

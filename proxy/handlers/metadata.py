@@ -28,29 +28,30 @@ _ALLOWS_CREATION_FROM = 4
 class MetadataHandler:
     """Implements `Handler`."""
 
-    def __init__(self, address_of: AddressOf, own_topics: Collection[str]) -> None:
-        self._address_of = address_of
+    def __init__(self, own_topics: Collection[str]) -> None:
         self._own_topics = frozenset(own_topics)
         self._own_names = [name.encode() for name in own_topics]
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
-        request = exchange.request
+        request, address_of = exchange.request, exchange.address_of
         check_version(ApiKey.METADATA, request.api_version)
         if not any(name in request.frame for name in self._own_names):
-            rewriter = AddressRewriter(ApiKey.METADATA, request.api_version, self._address_of)
+            rewriter = AddressRewriter(ApiKey.METADATA, request.api_version, address_of)
             return Forward(request.frame, hold_bytes=None), rewriter
-        return decide_when_decoded(len(request.frame), lambda: self._guarded(request), lambda decision: decision)
+        return decide_when_decoded(
+            len(request.frame), lambda: self._guarded(request, address_of), lambda decision: decision
+        )
 
-    def _guarded(self, request: Request) -> tuple[Forward, HandlerState]:
+    def _guarded(self, request: Request, address_of: AddressOf) -> tuple[Forward, HandlerState]:
         version = request.api_version
-        rewriter = AddressRewriter(ApiKey.METADATA, version, self._address_of)
+        rewriter = AddressRewriter(ApiKey.METADATA, version, address_of)
         if version >= _ALLOWS_CREATION_FROM:
             frame = request.frame
             if any(self._is_own(topic) for topic in named_topics(frame)):
                 frame = _without_creation(frame, version)
             return Forward(frame, hold_bytes=None), rewriter
         frame, replaced = without_topics(request.frame, ApiKey.METADATA, version, self._is_own)
-        return Forward(frame, hold_bytes=None), _Refusing(version, replaced, self._address_of)
+        return Forward(frame, hold_bytes=None), _Refusing(version, replaced, address_of)
 
     def _is_own(self, topic: NamedTopic) -> bool:
         return topic.name in self._own_topics

@@ -16,23 +16,25 @@ _NO_RESPONSE = CutThrough(no_response=True), None
 
 
 class ProduceHandler:
-    def __init__(self, address_of: AddressOf) -> None:
-        self._address_of = address_of
-        self._decisions: dict[int, tuple[CutThrough, HandlerState | None]] = {}
-        """By version, for requests with a response. A request has no state of its own, so they share a decision."""
+    def __init__(self) -> None:
+        self._decisions: dict[tuple[int, AddressOf], tuple[CutThrough, HandlerState | None]] = {}
+        """By version and listener, for requests with a response. A request has no state of its own, so they share a
+        decision."""
 
     def on_prefix(self, begun: BegunRequest, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
-        decision = self._decisions.get(begun.api_version)
+        key = version, address_of = begun.api_version, begun.address_of
+        decision = self._decisions.get(key)
         if decision is None:
-            check_version(ApiKey.PRODUCE, begun.api_version)
-            decision = self._decisions[begun.api_version] = self._decide(begun.api_version)
+            check_version(ApiKey.PRODUCE, version)
+            decision = self._decisions[key] = _decide(version, address_of)
         acks = peek_acks(prefix)
         if acks is None:
             raise TruncatedError("a Produce request ends before its acks")
         return _NO_RESPONSE if acks == 0 else decision
 
-    def _decide(self, version: int) -> tuple[CutThrough, HandlerState | None]:
-        if not carries_addresses(ApiKey.PRODUCE, version):
-            return CutThrough(), None
-        rewriter = AddressRewriter(ApiKey.PRODUCE, version, self._address_of)
-        return CutThrough(hold_bytes=None, passes=lambda response: names_no_broker(response, version)), rewriter
+
+def _decide(version: int, address_of: AddressOf) -> tuple[CutThrough, HandlerState | None]:
+    if not carries_addresses(ApiKey.PRODUCE, version):
+        return CutThrough(), None
+    rewriter = AddressRewriter(ApiKey.PRODUCE, version, address_of)
+    return CutThrough(hold_bytes=None, passes=lambda response: names_no_broker(response, version)), rewriter

@@ -23,11 +23,11 @@ from typing import Protocol
 import uvloop
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from protocol.addresses import AddressOf
 from protocol.api_keys import ApiKey
+from proxy.cluster.broker_listeners import Listen, ListenerAddresses
 from proxy.cluster.permissions import check_permissions
-from proxy.cluster.topology import ListenerAddresses, Topology
-from proxy.config import TidegateConfig
+from proxy.cluster.topology import Topology
+from proxy.config import ListenerConfig, TidegateConfig
 from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
 from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.drain_answers import DRAIN_ANSWERS
@@ -41,12 +41,13 @@ from proxy.process.loop_latency import LoopLatency
 from proxy.process.open_files import fit_open_files
 from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
+from proxy.process.process_state import ProcessState, StateMetric
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier
 from proxy.wire.context import Router
 from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler, PrefixHandler
-from proxy.wire.server import ProxyServer, bind, monotonic_ms
+from proxy.wire.server import Entrance, ProxyServer, bind, monotonic_ms
 from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client
@@ -60,24 +61,42 @@ logger = logging.getLogger(__name__)
 RIGHTS_TIMEOUT_MS = 10_000
 
 
-def pass_through_handlers(address_of: AddressOf) -> dict[int, Handler]:
+def pass_through_handlers() -> dict[int, Handler]:
     """Returns the handlers of a proxy without a remote tier, except the handler of Produce."""
-    addresses = AddressHandler(address_of)
     return {
-        **dict.fromkeys(ADDRESS_APIS, addresses),
+        **dict.fromkeys(ADDRESS_APIS, AddressHandler()),
         ApiKey.API_VERSIONS: ApiVersionsHandler(),
-        ApiKey.FETCH: PassThroughFetchHandler(address_of),
-        ApiKey.SHARE_FETCH: ShareFetchHandler(address_of),
+        ApiKey.FETCH: PassThroughFetchHandler(),
+        ApiKey.SHARE_FETCH: ShareFetchHandler(),
     }
 
 
-def listener_addresses(config: TidegateConfig) -> ListenerAddresses:
-    listener = config.listener
-    return ListenerAddresses(listener.host, listener.advertised_host, listener.bootstrap_port, listener.base_port)
+def listener_addresses(listener: ListenerConfig) -> ListenerAddresses:
+    return ListenerAddresses(
+        listener.host,
+        listener.advertised_host,
+        listener.bootstrap_port,
+        None if listener.names_brokers_by_sni else listener.base_port,
+        listener.advertised_base_port,
+        listener.advertised_port,
+    )
+
+
+def entrance_of(listener: ListenerConfig, ports: PortClaims | None) -> Entrance:
+    """Returns how clients come in. `ports` opens the ports that workers share. Raises `TlsError`."""
+    is_alone = ports is None or listener.reuse_port
+    return Entrance(
+        listener_tls(listener.tls),
+        listener.proxy_protocol_trusted_networks,
+        partial(bind, reuse_port=listener.reuse_port) if is_alone or ports is None else ports.open,
+    )
 
 
 class Role(Protocol):
     """The work of one process. Each method opens its parts on a stack, and the stack closes them."""
+
+    @property
+    def state(self) -> ProcessState: ...
 
     def not_ready(self) -> list[str]: ...
 
@@ -117,32 +136,38 @@ class Proxy:
         self.topology = Topology(
             self.client,
             config.upstream.bootstrap_servers,
-            listener_addresses(config),
-            lambda host, port, endpoint: self.server.listen(host, port, endpoint),
+            [(listener_addresses(each), self._listen_through(entrance_of(each, ports))) for each in config.listener],
             clock_ms=monotonic_ms,
             own_topics=own_topics_of(config),
             refresh_interval_ms=config.upstream.metadata_max_age_ms,
         )
-        self.handlers = pass_through_handlers(self.topology.advertised_address)
-        self.prefix_handlers: dict[int, PrefixHandler] = {
-            ApiKey.PRODUCE: ProduceHandler(self.topology.advertised_address)
-        }
+        self.handlers = pass_through_handlers()
+        self.prefix_handlers: dict[int, PrefixHandler] = {ApiKey.PRODUCE: ProduceHandler()}
         self.server = ProxyServer(
             Router(self.handlers, self.prefix_handlers),
             fit_open_files(config.limits),
             self.metrics,
             drain_answers=DRAIN_ANSWERS,
-            open_port=partial(bind, reuse_port=config.listener.reuse_port) if ports is None else ports.open,
-            tls=listener_tls(config.listener.tls),
             upstream_tls=self.client.tls,
             brokers_ask_for_sasl=config.upstream.sasl is not None,
-            proxy_networks=config.listener.proxy_protocol_trusted_networks,
         )
         self._config = config
         self._registry = registry
         self._worker = worker
         self._tier: RemoteTier | None = None
         self._stops = False
+
+    def _listen_through(self, entrance: Entrance) -> Listen:
+        return lambda host, port, endpoint: self.server.listen(host, port, endpoint, entrance)
+
+    @property
+    def state(self) -> ProcessState:
+        if self._stops:
+            return ProcessState.DRAINING
+        if self.topology.refusal is not None:
+            return ProcessState.FAILED
+        is_begun = self.topology.is_ready and (self._tier is not None or not self._config.is_tiered)
+        return ProcessState.SERVING if is_begun else ProcessState.INITIALIZING
 
     def not_ready(self) -> list[str]:
         if self._stops:
@@ -175,22 +200,21 @@ class Proxy:
         self._tier = tier
 
     def listen(self, stack: AsyncExitStack) -> None:
-        """Binds the bootstrap port, and follows the cluster's metadata until the stack closes. Raises `OSError`."""
+        """Binds the bootstrap ports, and follows the cluster's metadata until the stack closes. Raises `OSError`."""
         self.topology.listen_for_bootstrap()
         following = self.server.spawn(self.topology.run())
         stack.callback(following.cancel)
 
     def serve(self, stack: AsyncExitStack) -> None:
         self.listen(stack)
-        listener, upstream = self._config.listener, self._config.upstream
+        upstream = self._config.upstream
         if upstream.tls is not None and upstream.tls.certificate is not None and upstream.sasl is None:
             logger.warning(
                 "[upstream.tls] has a certificate, but there is no [upstream.sasl]: if the brokers do not require "
                 "SASL, every client has the rights of this certificate"
             )
-        logger.info(
-            "serving %s:%d", listener.advertised_host, listener.bootstrap_port, extra={"host": listener.host}
-        )  # fmt: skip
+        for listener in self._config.listener:
+            logger.info("serving %s:%d", listener.host, listener.bootstrap_port)
 
     async def drain(self) -> None:
         self._stops = True
@@ -205,6 +229,13 @@ class RemoteLogProcess:
         self._registry = registry
         self._client = broker_client(config.upstream)
         self._metadata: RemoteLogMetadataManager | None = None
+        self._stops = False
+
+    @property
+    def state(self) -> ProcessState:
+        if self._stops:
+            return ProcessState.DRAINING
+        return ProcessState.INITIALIZING if self._metadata is None else ProcessState.SERVING
 
     def not_ready(self) -> list[str]:
         return ["the remote tier is not open yet"] if self._metadata is None else alarms(self._metadata)
@@ -235,6 +266,7 @@ class RemoteLogProcess:
         logger.info("following the remote log metadata")
 
     async def drain(self) -> None:
+        self._stops = True
         self._metadata = None
 
 
@@ -268,10 +300,16 @@ async def run(
             loop.add_signal_handler(number, stop.set)
             stack.callback(loop.remove_signal_handler, number)
         role = make_role(config, registry)
+        registry.register(StateMetric(lambda: role.state))
+
+        def not_ready() -> list[str]:
+            reasons = role.not_ready()
+            return [f"state: {role.state}", *reasons] if reasons else []
+
         if admin is not None or config.admin.port:
             at = (config.admin.host, config.admin.port) if admin is None else admin.listener
             access = admin_access(config.admin) if admin is None else AdminAccess(lambda: admin.token)
-            await stack.enter_async_context(admin_http(at, registry, role.not_ready, role.errors, access))
+            await stack.enter_async_context(admin_http(at, registry, not_ready, role.errors, access))
         await role.open(stack)
         if config.is_tiered and not await _open_tier(role, stack, stop):
             return

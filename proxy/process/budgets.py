@@ -19,7 +19,7 @@ from proxy.config import TidegateConfig
 
 
 def share_of(config: TidegateConfig) -> TidegateConfig:
-    """Returns the settings of one of `config.workers` workers. All workers bind the same ports."""
+    """Returns the settings of one of `config.workers` workers."""
     workers = config.workers
 
     def part(total: int) -> int:
@@ -30,7 +30,6 @@ def share_of(config: TidegateConfig) -> TidegateConfig:
     return config.model_copy(
         update={
             "workers": 0,
-            "listener": config.listener.model_copy(update={"reuse_port": True}),
             "limits": limits.model_copy(
                 update={
                     "max_connections": part(limits.max_connections),

@@ -48,7 +48,7 @@ class Task:
     """The task of a child.
 
     `admin_fd` is the inherited listener of the child's admin pages, which ask for `admin_token`. `ports_fd` is the
-    inherited file of port claims. None: the user wants to share the ports with other programs. `reads_fd` is the
+    inherited file of port claims, for a worker. `reads_fd` is the
     inherited listener of the remote reader, and `reads_address` is its name."""
 
     config: TidegateConfig

@@ -34,6 +34,7 @@ from proxy.process.admin_http import admin_pages
 from proxy.process.budgets import reader_share_of, remote_log_share_of, remove_other_chunk_folders, share_of
 from proxy.process.child import Duty, Task, end_timeout_ms
 from proxy.process.port_claims import make_claims
+from proxy.process.process_state import ProcessState, metrics_of_the_dead
 from proxy.process.remote_log import metadata_folder
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.supervisor import Child, ChildCommand, Supervisor
@@ -75,11 +76,11 @@ def _begin_alone(config: TidegateConfig) -> None:
         try:
             if config.is_tiered:
                 forget_freshness(metadata_folder(config))
-            if not config.listener.reuse_port:
+            for listener in config.listener:
                 # Workers bind with SO_REUSEPORT. Without this check they would share the port with a second proxy that
                 # was started by mistake, and clients would reach both.
-                listener = config.listener
-                bind(listener.host, listener.bootstrap_port, reuse_port=False, listens=False).close()
+                if not listener.reuse_port:
+                    bind(listener.host, listener.bootstrap_port, reuse_port=False, listens=False).close()
             return
         except RemoteLogMetadataError as error:
             if now_ms >= state_free_by_ms:
@@ -102,7 +103,7 @@ async def _serve(config: TidegateConfig) -> bool:
             loop.add_signal_handler(number, stop.set)
             stack.callback(loop.remove_signal_handler, number)
         listeners = {name: stack.enter_context(_listener()) for name in _names(config)} if config.admin.port else {}
-        claims = None if config.listener.reuse_port else stack.enter_context(make_claims())
+        claims = stack.enter_context(make_claims())
         reads = stack.enter_context(listen()) if config.is_tiered else None
         token = secrets.token_urlsafe()
         supervisor = Supervisor(
@@ -142,7 +143,7 @@ def _listener() -> socket.socket:
 def _stages(
     config: TidegateConfig,
     listeners: Mapping[str, socket.socket],
-    claims: IO[bytes] | None,
+    claims: IO[bytes],
     reads: socket.socket | None,
     admin_token: str,
 ) -> list[list[ChildCommand]]:
@@ -158,7 +159,7 @@ def _stages(
     def command(name: str) -> ChildCommand:
         duty = {REMOTE_LOG: Duty.REMOTE_LOG, REMOTE_READER: Duty.REMOTE_READER}.get(name, Duty.WORKER)
         admin_fd = listeners[name].fileno() if name in listeners else None
-        ports_fd = claims.fileno() if claims is not None and duty is Duty.WORKER else None
+        ports_fd = claims.fileno() if duty is Duty.WORKER else None
         reads_fd = reads.fileno() if reads is not None and duty is Duty.REMOTE_READER else None
         address = b"" if reads is None else reads.getsockname()
         task = Task(shares[duty], name, duty, admin_fd, admin_token, ports_fd, reads_fd, address)
@@ -195,7 +196,12 @@ class WholePages:
     async def metrics(self) -> bytes:
         children = self._supervisor.children
         answers = await asyncio.gather(*(self._ask(child, "/metrics") for child in children))
-        texts = {child.name: text for child, (status, text) in zip(children, answers, strict=True) if status == 200}
+        dead = metrics_of_the_dead()
+        texts = {
+            child.name: text if status == 200 else dead
+            for child, (status, text) in zip(children, answers, strict=True)
+            if status == 200 or child.process is None
+        }
         return generate_latest(self._registry) + merge_metrics(texts)
 
     async def errors(self) -> list[dict[str, object]]:
@@ -211,7 +217,7 @@ class WholePages:
 
     async def _ask(self, child: Child, path: str) -> tuple[int, str]:
         if child.process is None:
-            return 503, "the process is not running"
+            return 503, f"state: {ProcessState.FAILED}\nthe process is not running"
         try:
             async with self._session.get(f"http://127.0.0.1:{self._ports[child.name]}{path}") as answer:
                 return answer.status, await answer.text()

@@ -22,6 +22,7 @@ from proxy.config import TidegateConfig
 from proxy.process.budgets import chunk_folder
 from proxy.process.local_indexes import local_indexes_of_reader
 from proxy.process.open_files import raise_open_files
+from proxy.process.process_state import ProcessState
 from proxy.process.remote_log import metadata_folder, open_storage, wait_for_cluster_id
 from proxy.wire.error_log import Incident
 from tiers.access.open_tier import open_key_ring
@@ -96,6 +97,13 @@ class RemoteReaderProcess:
         self._listener = listener
         self._client = broker_client(config.upstream)
         self._server: RemoteReadServer | None = None
+        self._stops = False
+
+    @property
+    def state(self) -> ProcessState:
+        if self._stops:
+            return ProcessState.DRAINING
+        return ProcessState.INITIALIZING if self._server is None else ProcessState.SERVING
 
     def not_ready(self) -> list[str]:
         return ["the store is not open yet"] if self._server is None else []
@@ -128,7 +136,7 @@ class RemoteReaderProcess:
         return
 
     async def drain(self) -> None:
-        return
+        self._stops = True
 
 
 class _SharedMemory(Collector):

@@ -21,6 +21,7 @@ from protocol.api_keys import ApiKey
 from proxy.cluster.broker_configs import BrokerConfigs
 from proxy.cluster.configured_topics import ConfiguredTopics
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
+from proxy.cluster.remote_sizes import RemoteSizes
 from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
@@ -29,6 +30,7 @@ from proxy.handlers.base import FetchSettings, HandlerTools, Spawn
 from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.describe_configs import DescribeConfigsHandler
+from proxy.handlers.describe_log_dirs import DescribeLogDirsHandler
 from proxy.handlers.fetch.handler import FetchHandler
 from proxy.handlers.fetch.metrics import RemoteFetchMetrics
 from proxy.handlers.list_offsets import ListOffsetsHandler
@@ -119,6 +121,14 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace | None) -> AsyncIte
             yield _guarded(config, _handlers(proxy, shared, reads), lambda: _stale(shared, max_age_ms))
 
 
+def _log_dirs(proxy: ProxyParts, metadata: Metadata) -> Mapping[int, Handler]:
+    config = proxy.config
+    if config.storage is None or not config.remote_log.describe_log_dirs:
+        return {}
+    sizes = RemoteSizes(metadata, proxy.client, monotonic_ms, proxy.spawn)
+    return {ApiKey.DESCRIBE_LOG_DIRS: DescribeLogDirsHandler(sizes, f"remote://{config.storage.implementation}")}
+
+
 def _guarded(config: TidegateConfig, handlers: Mapping[int, Handler], not_ready: Callable[[], list[str]]) -> RemoteTier:
     """Returns the remote tier with the guards of the owners' group and transactional ids."""
     guards, prefix_guards = own_ids_guards(metadata_group_id(config.remote_log.metadata_topic))
@@ -160,8 +170,9 @@ def _handlers(proxy: ProxyParts, metadata: Metadata, reader: RemoteReads) -> Map
     alter_configs = AlterConfigsHandler(configs, proxy.spawn)
     proxy.registry.register(RemoteFetchMetrics(fetch))
     return {
+        **_log_dirs(proxy, metadata),
         ApiKey.FETCH: fetch,
-        ApiKey.METADATA: MetadataHandler(proxy.topology.advertised_address, own_topics),
+        ApiKey.METADATA: MetadataHandler(own_topics),
         ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
         ApiKey.DELETE_RECORDS: DeleteRecordsHandler(

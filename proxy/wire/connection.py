@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import cast
 
+from protocol.addresses import AddressOf
 from protocol.errors import ProtocolError
 from protocol.frame import frame_length
 from protocol.primitives import Buffer
@@ -37,6 +38,7 @@ from proxy.wire.flow_control import (
 from proxy.wire.request_reader import RequestReader
 from proxy.wire.response_queue import ResponseQueue, Slot
 from proxy.wire.sasl_exchange import BEFORE_AUTHENTICATION
+from proxy.wire.tls import named_host
 from proxy.wire.upstream import UpstreamConnection, UpstreamUnavailableError, connect_upstream
 
 _connection_ids = itertools.count(1)
@@ -87,6 +89,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._endpoint.node_id
 
     @property
+    def address_of(self) -> AddressOf:
+        return self._endpoint.address_of
+
+    @property
     def client_id(self) -> str | None:
         return self._reader.client_id
 
@@ -96,6 +102,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if transport.is_closing():
             return  # the listener has ended it, while it was being opened
         self._transport = transport
+        self._endpoint = self._endpoint.named(named_host(transport))
         self._outlet.attach(transport)
         self._gate.attach(transport)
         self.last_active_s = self._loop.time()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from protocol.addresses import AddressOf
 from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admissions
@@ -29,8 +30,15 @@ class Endpoint(Protocol):
     def node_id(self) -> int | None:
         """The broker's node id, or None on the bootstrap port."""
 
+    @property
+    def address_of(self) -> AddressOf:
+        """Returns the address of a broker for the clients of this listener."""
+
     def addresses(self) -> Sequence[Address]:
         """Returns the broker's current addresses in the order to try. Called again before every round of attempts."""
+
+    def named(self, server_name: str | None) -> Endpoint:
+        """Returns where a client leads that named this host in its TLS handshake. None: it named none."""
 
 
 C = TypeVar("C")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from protocol.addresses import AddressOf
 from protocol.primitives import Buffer
 
 Buffers = Sequence[Buffer]
@@ -62,6 +63,10 @@ class Exchange(Protocol):
     @property
     def node_id(self) -> int | None:
         """The node id of the connected broker, or None on the bootstrap port."""
+
+    @property
+    def address_of(self) -> AddressOf:
+        """Returns the address of a broker for the clients of the listener through which the client came."""
 
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         """Sends a request of the proxy itself on this connection. The coroutine returns the response's payload.
@@ -141,6 +146,10 @@ class BegunRequest(Protocol):
 
     @property
     def api_version(self) -> int: ...
+
+    @property
+    def address_of(self) -> AddressOf:
+        """As in `Exchange`."""
 
 
 class PrefixHandler(Protocol):

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Protocol
 
+from protocol.addresses import AddressOf
 from protocol.primitives import Buffer
 from proxy.wire.exchange import BrokerGoneError, Buffers, HandlerState, Request, ResponsePatcher
 
@@ -24,6 +25,9 @@ class SlotOwner(Protocol):
 
     @property
     def node_id(self) -> int | None: ...
+
+    @property
+    def address_of(self) -> AddressOf: ...
 
     def on_authentication(self) -> None:
         """Changes `connection_id`, because the following requests may have another principal."""
@@ -64,6 +68,10 @@ class Slot:
     @property
     def node_id(self) -> int | None:
         return self.owner.node_id
+
+    @property
+    def address_of(self) -> AddressOf:
+        return self.owner.address_of
 
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         return self.owner.try_forward(self, frame)

@@ -1,4 +1,4 @@
-"""The listeners and their connections: one port per broker, and the bootstrap port.
+"""The listeners and their connections.
 
 The server binds a listener synchronously, so that the proxy may advertise a broker's address as soon as it knows the
 broker. The kernel queues connections until the server accepts them. All tasks of all connections live in the server's
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import time
@@ -17,13 +18,22 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network
 
+from protocol.addresses import AddressOf
 from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Admissions
 from proxy.wire.client_listener import ClientListener
 from proxy.wire.connection import ClientConnection
 from proxy.wire.connection_log import ConnectionLog
-from proxy.wire.context import CLOSE_TIMEOUT_MS, Address, ConnectionContext, ConnectionRegistry, DrainAnswer, Router
+from proxy.wire.context import (
+    CLOSE_TIMEOUT_MS,
+    Address,
+    ConnectionContext,
+    ConnectionRegistry,
+    DrainAnswer,
+    Endpoint,
+    Router,
+)
 from proxy.wire.error_log import ErrorLog
 from proxy.wire.socket_transport import PipePool
 from tiers.broker.tls import TlsContext
@@ -38,15 +48,25 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def _as_sent(node_id: int) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerEndpoint:
-    """Where a listener leads to. `node_id` is None for the bootstrap port. `resolve` returns the current addresses."""
+    """Where a listener leads to. `node_id` is None for the bootstrap port. `resolve` returns the current addresses.
+
+    `address_of` returns the addresses that its clients get. By default they are those that the broker sent."""
 
     node_id: int | None
     resolve: Callable[[], Sequence[Address]]
+    address_of: AddressOf = _as_sent
 
     def addresses(self) -> Sequence[Address]:
         return self.resolve()
+
+    def named(self, server_name: str | None) -> Endpoint:
+        return self
 
 
 def bind(host: str, port: int, *, reuse_port: bool, listens: bool = True) -> socket.socket:
@@ -77,6 +97,19 @@ OpenPort = Callable[[str, int], socket.socket]
 _bind_alone: OpenPort = partial(bind, reuse_port=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """How clients come in through a listener. `tls` None means plain text."""
+
+    tls: TlsContext | None = None
+    proxy_networks: Sequence[IPv4Network | IPv6Network] = ()
+    open_port: OpenPort = _bind_alone
+
+
+OPEN = Entrance()
+"""Plain text, without load balancers."""
+
+
 class ProxyServer:
     """An async context manager. Its exit aborts every connection."""
 
@@ -88,27 +121,21 @@ class ProxyServer:
         *,
         drain_answers: Mapping[int, DrainAnswer] | None = None,
         clock_ms: Callable[[], int] = monotonic_ms,
-        open_port: OpenPort = _bind_alone,
-        tls: TlsContext | None = None,
         upstream_tls: TlsContext | None = None,
         brokers_ask_for_sasl: bool = False,
         close_timeout_ms: int = CLOSE_TIMEOUT_MS,
-        proxy_networks: Sequence[IPv4Network | IPv6Network] = (),
         make_pipes: Callable[[], PipePool] | None = PipePool,
     ) -> None:
-        """`tls` is for clients, `upstream_tls` for brokers. None means plain text. `make_pipes` is for the context."""
+        """`upstream_tls` None means plain text with the brokers. `make_pipes` is for the context."""
         self.errors = ErrorLog()
         self._limits = limits
         self._metrics = metrics
         self._router = router
         self._early_answers = drain_answers or {}
         self._clock_ms = clock_ms
-        self._open_port = open_port
-        self._tls = tls
         self._upstream_tls = upstream_tls
         self._brokers_ask_for_sasl = brokers_ask_for_sasl
         self._close_timeout_ms = close_timeout_ms
-        self._proxy_networks = proxy_networks
         self._make_pipes = make_pipes
         self._connections = ConnectionRegistry[ClientConnection]()
         self._servers: dict[Address, ClientListener] = {}
@@ -159,12 +186,15 @@ class ProxyServer:
     def connections(self) -> Sequence[ClientConnection]:
         return list(self._connections)
 
-    def listen(self, host: str, port: int, endpoint: BrokerEndpoint) -> Address:
+    def listen(self, host: str, port: int, endpoint: Endpoint, entrance: Entrance = OPEN) -> Address:
         """Binds a listener now and returns its address. Accepting starts with the event loop's next turn.
 
         Port 0 picks a free port. Raises `OSError`."""
-        listener = self._open_port(host, port)
+        listener = entrance.open_port(host, port)
         bound: Address = listener.getsockname()[:2]
+        if bound in self._servers:  # with SO_REUSEPORT, both would get some of the connections
+            listener.close()
+            raise OSError(errno.EADDRINUSE, f"{host}:{port}: another listener of this proxy has this port")
         if self._is_draining:
             listener.close()
             return bound
@@ -172,7 +202,7 @@ class ProxyServer:
         def make(admission: Admission, client: Address | None) -> ClientConnection:
             return ClientConnection(self._context, endpoint, self._connections, admission, client)
 
-        self._servers[bound] = ClientListener(listener, self._tls, self._proxy_networks, make, self._context)
+        self._servers[bound] = ClientListener(listener, entrance.tls, entrance.proxy_networks, make, self._context)
         return bound
 
     def stop_listening(self) -> None:

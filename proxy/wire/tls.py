@@ -1,7 +1,12 @@
-"""Builds the TLS context for clients from the settings. Unusable settings end the start."""
+"""Builds the TLS context for clients from the settings. Unusable settings end the start.
+
+The handshake notes the host name that the client sends (SNI). The name selects the certificate, and may select the
+broker.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,14 +25,14 @@ def listener_tls(config: ListenerTlsConfig | None) -> TlsContext | None:
 
     def build() -> ssl.SSLContext:
         context = _server_context(config, config)
-        if config.certificates:
-            by_name = {
+        context.sni_callback = _ByName(
+            {
                 name: made
                 for each in config.certificates
                 for made in [_server_context(config, each)]
                 for name in each.names
             }
-            context.sni_callback = _ByName(by_name)
+        )
         return context
 
     identities: list[CertificateConfig] = [config, *config.certificates]
@@ -38,6 +43,7 @@ def listener_tls(config: ListenerTlsConfig | None) -> TlsContext | None:
 def _server_context(config: ListenerTlsConfig, identity: CertificateConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sslobject_class = _Handshake
     load_certificate(context, identity.certificate, identity.key, _plain(identity.key_password))
     if config.client_ca is not None:
         # Every context needs this, because OpenSSL verifies a client's certificate with the context that SNI selects.
@@ -49,14 +55,27 @@ def _server_context(config: ListenerTlsConfig, identity: CertificateConfig) -> s
     return context
 
 
+class _Handshake(ssl.SSLObject):
+    server_name: str | None = None
+    """The host name that the client sent, in lower case and without a dot at its end."""
+
+
+def named_host(transport: asyncio.BaseTransport) -> str | None:
+    """Returns the host name that the client sent in its TLS handshake. None: it sent none, or speaks plain text."""
+    handshake = transport.get_extra_info("ssl_object")
+    return handshake.server_name if isinstance(handshake, _Handshake) else None
+
+
 class _ByName:
-    """Switches a handshake to the context of the host name that the client sent (SNI), if there is one."""
+    """Notes the host name of a handshake, and switches the handshake to the context of that name, if there is one."""
 
     def __init__(self, contexts: Mapping[str, ssl.SSLContext]) -> None:
         self._contexts = contexts
 
     def __call__(self, handshake: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
         name = (name or "").lower().rstrip(".")
+        if isinstance(handshake, _Handshake):
+            handshake.server_name = name or None
         found = self._contexts.get(name) or self._contexts.get(f"*.{name.partition('.')[2]}")
         if found is not None:
             handshake.context = found

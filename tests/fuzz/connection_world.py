@@ -89,22 +89,19 @@ class ScriptedApi:
 
 
 def router(budget: HoldBudget) -> Router:
-    def address_of(node_id: int) -> None:
-        return None
-
     guards, prefix_guards = own_ids_guards(OWN_GROUP)
     return Router(
         {
             **guards,
-            ApiKey.METADATA: AddressHandler(address_of),
+            ApiKey.METADATA: AddressHandler(),
             ApiKey.API_VERSIONS: ApiVersionsHandler(),
-            ApiKey.FETCH: PassThroughFetchHandler(address_of),
+            ApiKey.FETCH: PassThroughFetchHandler(),
             HELD: ScriptedApi(budget),
             SLOW: ScriptedApi(budget, delay_s=0.7),
             PREPARED: ScriptedApi(budget, delay_s=0.3, prepares=True),
             ASKING: ScriptedApi(budget, delay_s=0.2, asks=True),
         },
-        {**prefix_guards, ApiKey.PRODUCE: ProduceHandler(address_of)},
+        {**prefix_guards, ApiKey.PRODUCE: ProduceHandler()},
     )
 
 

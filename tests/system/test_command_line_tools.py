@@ -62,8 +62,6 @@ kafka-get-offsets --topic {plain} --time earliest
 kafka-get-offsets --topic {plain} --time earliest-local
 kafka-get-offsets --topic-partitions {tiered}:0
 kafka-get-offsets --topic {run}-none
-kafka-log-dirs --describe --topic-list {plain}
-kafka-log-dirs --describe --broker-list 1 --topic-list {plain}
 kafka-leader-election --election-type preferred --topic {tiered} --partition 0
 kafka-leader-election --election-type preferred --all-topic-partitions
 kafka-leader-election --election-type unclean --path-to-json-file {folder}/elections.json
@@ -95,7 +93,6 @@ kafka-share-groups --list
 The groups of the proxy and of earlier tests may come, go or rebalance meanwhile."""
 
 EQUAL_BUT_FOR_NUMBERS = """
-kafka-log-dirs --describe --topic-list {tiered}
 kafka-transactions describe --transactional-id {run}
 kafka-features describe
 kafka-metadata-quorum describe --status
@@ -260,6 +257,25 @@ def test_offsets_of_both_tiers(stage: Stage) -> None:
     until(lambda: offset("latest-tiered") == [f"{stage.tiered}:0:{COUNT - 1}"])
     assert offset("-5") == [f"{stage.tiered}:0:{COUNT - 1}"]
     assert offset("earliest-pending-upload") == offset("-6") == [f"{stage.tiered}:0:{COUNT}"]
+
+
+@pytest.mark.parametrize("options", ["", "--broker-list 1 ", "--topic-list {plain} ", "--topic-list {tiered} "])
+def test_the_size_of_the_tier_is_that_of_one_more_directory(stage: Stage, options: str) -> None:
+    """The tool asks for all partitions, and leaves out those that the user did not ask for."""
+
+    def directories(output: str) -> dict[str, dict[str, int]]:
+        (broker,) = json.loads(output.splitlines()[-1])["brokers"]
+        return {
+            each["logDir"]: {one["partition"]: one["size"] for one in each["partitions"]} for each in broker["logDirs"]
+        }
+
+    def of_the_tier() -> int:
+        return sum(each.stat().st_size for each in (stage.folder / "tier").glob("*/*/*/0/*.log"))
+
+    proxied, direct = (directories(found.output) for found in stage.both(f"kafka-log-dirs --describe {options}"))
+    remote = proxied.pop("remote://local")
+    assert proxied.keys() == direct.keys()
+    assert remote == ({} if "plain" in options else {f"{stage.tiered}-0": of_the_tier()})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tiers.config.setting_keys import file_keys, is_list, is_table, is_text, keys_of_field, own_fields
+from tiers.config.setting_keys import file_keys, is_list, is_one_or_more, is_table, is_text, keys_of_field, own_fields
 
 PREFIX = "TIDEGATE__"
 _OPEN_KEYS = {"": "remote.log.", "storage": "", "storage.locations": "", "encryption": "keys."}
@@ -41,6 +41,8 @@ class Settings:
         self._sections = {tuple(section.split(".")): section for section in sections if section}
         self.lists: set[tuple[str, ...]] = set()
         """The sections that are lists."""
+        self.one_or_more: set[tuple[str, ...]] = set()
+        """The lists that may be written as one section. Without a number, a variable is about the first entry."""
         for section, model in sections.items():
             path = tuple(section.split(".")) if section else ()
             own = {name: field for name, field in own_fields(model).items() if not is_table(field)}
@@ -54,6 +56,7 @@ class Settings:
             for key in file_keys(model):
                 self._known[*path, key.replace(".", "_")] = Setting(section, key, is_text=True)
             self.lists |= {(*path, name) for name, field in inner.items() if is_list(field)}
+            self.one_or_more |= {(*path, name) for name, field in inner.items() if is_one_or_more(field)}
 
     def variables(self) -> dict[str, Setting]:
         """Returns every setting by its variable, without the numbers of entries."""
@@ -94,7 +97,7 @@ def overlaid(
         try:
             setting = settings.named(tuple(part for part in path if not part.isdecimal()))
             value = environ[name] if setting.is_text else _parsed(environ[name])
-            node = _section(result, path[:-1], settings.lists)
+            node = _section(result, _numbered(path[:-1], settings.one_or_more), settings.lists)
             *parents, last = setting.key.split(".")
             for part in parents:
                 node = _table(node, part)
@@ -119,6 +122,15 @@ def _parsed(text: str) -> object:
         return text
 
 
+def _numbered(path: tuple[str, ...], one_or_more: set[tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns the path with the number 0 behind each list that is written as one section."""
+    for end in range(len(path), 0, -1):
+        is_numbered = end < len(path) and path[end].isdecimal()
+        if path[:end] in one_or_more and not is_numbered:
+            return (*path[:end], "0", *path[end:])
+    return path
+
+
 def _section(values: dict[str, Any], path: tuple[str, ...], lists: set[tuple[str, ...]]) -> dict[str, Any]:
     """Returns the table of a section, or of an entry of a list, and creates what is missing."""
     node: dict[str, Any] = values
@@ -131,6 +143,8 @@ def _section(values: dict[str, Any], path: tuple[str, ...], lists: set[tuple[str
             continue
         number = next(parts, "")
         entries = node.setdefault(part, [])
+        if isinstance(entries, dict):
+            entries = node[part] = [entries]
         if not number.isdecimal():
             example = _variable((*within, "0", "key"))
             raise ValueError(f"[[{'.'.join(within)}]] is a list: name an entry, as in {example}")

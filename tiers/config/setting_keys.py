@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
-from pydantic import AliasChoices, BaseModel, SecretStr
+from pydantic import AliasChoices, BaseModel, BeforeValidator, SecretStr
 from pydantic.fields import FieldInfo
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, Mapping) else value
+
+
+ONE_OR_MORE: Final = BeforeValidator(_as_list)
+"""Marks a list of sections that may be written as one section: `[name]` instead of `[[name]]`."""
 
 _TEXT = (str, SecretStr, Path, NoneType)
 _UNIONS = (Union, UnionType)
@@ -50,6 +58,10 @@ def is_table(field: FieldInfo) -> bool:
 
 def is_list(field: FieldInfo) -> bool:
     return any(get_origin(kind) is tuple for kind in (field.annotation, *get_args(field.annotation)))
+
+
+def is_one_or_more(field: FieldInfo) -> bool:
+    return ONE_OR_MORE in field.metadata
 
 
 def _kinds(annotation: Any) -> Iterator[object]:

@@ -276,15 +276,17 @@ class RemoteLogConfig(Section):
         gt=0,
         description="The deadline of a look-up by timestamp in the remote tier.",
     )
+    describe_log_dirs: bool = Field(
+        default=True,
+        validation_alias="remote.log.describe.log.dirs.enable",
+        description="Whether DescribeLogDirs shows the remote tier: see 'The size of the tier' in docs/operations.md.",
+    )
     custom_metadata_max_bytes: SizeBytes = Field(
         default=128,
         validation_alias="remote.log.metadata.custom.metadata.max.bytes",
         ge=0,
         lt=1 << 31,
-        description=(
-            "The maximum size of the custom metadata that a storage manager keeps with a segment (KIP-917). 0 allows "
-            "no custom metadata except an empty one."
-        ),
+        description="The maximum size of the custom metadata of a segment (KIP-917). 0 allows none but an empty one.",
     )
     index_cache_bytes: SizeBytes = Field(
         default=64 * MIB,

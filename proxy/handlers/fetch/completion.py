@@ -28,7 +28,7 @@ from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch.behind_gaps import BehindGaps, is_within_gap
 from proxy.handlers.fetch.delayed import DelayedRemoteFetch, DelayedRemoteFetchPurgatory, RemotePartitionRead
 from proxy.handlers.fetch.held import FetchConnectionStates, HeldFetch, PartitionKey
-from proxy.handlers.fetch.local import LocalAnswers
+from proxy.handlers.fetch.local import LocalAnswers, endpoint_splices
 from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, split_max_bytes
 from proxy.handlers.fetch.verdict import FetchJudge, Judgement, Verdict
 from proxy.wire.exchange import BrokerGoneError
@@ -89,7 +89,7 @@ class FetchCompleter:
 
     async def _complete(self, held: HeldFetch, response: FetchResponse) -> Sequence[Buffer]:
         if response.error_code or not response.partitions:
-            return self._local.relay(response)
+            return self._local.relay(response, held.exchange.address_of)
         log_starts = self._local.log_start_offsets(response)
         judgements = await self._judge.judge(held, response)
         tiered = any(
@@ -120,7 +120,7 @@ class FetchCompleter:
             local=fetch.replacements,
             log_start_offsets=log_starts,
             session_id=NO_SESSION_ID if tiered else None,
-            splices=self._local.address_splices(response),
+            splices=endpoint_splices(response, held.exchange.address_of),
         )
 
     def _start_reads(self, fetch: _JudgedFetch) -> None:

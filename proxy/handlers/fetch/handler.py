@@ -243,7 +243,7 @@ class FetchHandler:
         """Handles a held response to a request without predicted partitions."""
         walked = _parsed(exchange.request.api_version, response)
         if not out_of_range(walked):
-            return self._local.relay(walked)
+            return self._local.relay(walked, exchange.address_of)
         return self._complete(exchange, body_position, walked)
 
     async def _complete(self, exchange: Exchange, body_position: int, walked: FetchResponse) -> Buffers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from protocol.addresses import address_splices
+from protocol.addresses import AddressOf, address_splices
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.response import UNKNOWN_OFFSET, FetchResponse, rebuild_response
 from protocol.apis.fetch.stream import PartitionHead, PartitionPatch
@@ -39,10 +39,10 @@ class LocalAnswers:
         topic_id = self._tools.topology.topic_id(topic)
         return None if topic_id is None else TopicIdPartition(topic_id, partition, topic)
 
-    def relay(self, response: FetchResponse) -> list[Buffer]:
+    def relay(self, response: FetchResponse, address_of: AddressOf) -> list[Buffer]:
         """Returns the response with every partition as the broker answered it."""
         log_starts = self.log_start_offsets(response)
-        splices = self.address_splices(response)
+        splices = endpoint_splices(response, address_of)
         if not log_starts and not splices:
             return [response.payload]
         return rebuild_response(response, log_start_offsets=log_starts, splices=splices)
@@ -92,12 +92,6 @@ class LocalAnswers:
         log_start = self._tools.tiered.earliest_readable(partition, local_log_start, confirmed)
         return UNKNOWN_OFFSET if log_start is None else log_start
 
-    def address_splices(self, response: FetchResponse) -> Sequence[Splice]:
-        if response.node_endpoints_bounds() is None:
-            return ()
-        advertised = self._tools.topology.advertised_address
-        return address_splices(ApiKey.FETCH, response.version, response.payload, advertised)
-
     def is_tiered(self, topic: TopicReference) -> bool:
         """Whether the topic is known to be tiered.
 
@@ -107,6 +101,13 @@ class LocalAnswers:
             return partition is not None and self._tools.tiered.rlmm.is_tiered(partition.topic_id)
         except RemoteLogError:
             return False
+
+
+def endpoint_splices(response: FetchResponse, address_of: AddressOf) -> Sequence[Splice]:
+    """Returns the splices that replace the addresses of leaders in a response."""
+    if response.node_endpoints_bounds() is None:
+        return ()
+    return address_splices(ApiKey.FETCH, response.version, response.payload, address_of)
 
 
 class StreamedPartitions:

@@ -21,19 +21,18 @@ HOLD_BYTES = 64 * 1024
 
 
 class PassThroughFetchHandler:
-    def __init__(self, address_of: AddressOf) -> None:
-        self._address_of = address_of
-        self._responses: dict[int, _Responses] = {}
-        """By version, since a request has no state of its own."""
+    def __init__(self) -> None:
+        self._responses: dict[tuple[int, AddressOf], _Responses] = {}
+        """By version and listener, since a request has no state of its own."""
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         request = exchange.request
-        version = request.api_version
+        key = version, address_of = request.api_version, exchange.address_of
         exchange.tier = "local"
-        responses = self._responses.get(version)
+        responses = self._responses.get(key)
         if responses is None:
             check_version(ApiKey.FETCH, version)
-            responses = self._responses[version] = _Responses(version, self._address_of)
+            responses = self._responses[key] = _Responses(version, address_of)
         if version < NODE_ENDPOINTS_FROM:
             return Forward(request.frame), None
         return Forward(request.frame, HOLD_BYTES, responses.patcher, responses.pass_untouched), responses
@@ -45,7 +44,7 @@ class _Untouched:
 
 
 class _Responses:
-    """The responses of one version."""
+    """The responses of one version through one listener."""
 
     __slots__ = ("_address_of", "_api_version")
 
@@ -75,12 +74,9 @@ class _Responses:
 class ShareFetchHandler:
     """Handles ShareFetch, whose records the broker chooses and reads."""
 
-    def __init__(self, address_of: AddressOf) -> None:
-        self._address_of = address_of
-
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         request = exchange.request
         check_version(ApiKey.SHARE_FETCH, request.api_version)
         exchange.tier = "local"
-        rewriter = AddressRewriter(ApiKey.SHARE_FETCH, request.api_version, self._address_of)
+        rewriter = AddressRewriter(ApiKey.SHARE_FETCH, request.api_version, exchange.address_of)
         return Forward(request.frame, HOLD_BYTES, StreamingShareFetchPatcher), rewriter

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 
+from protocol.addresses import AddressOf
 from protocol.primitives import INT32
 from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
@@ -23,7 +24,7 @@ from proxy.wire.exchange import (
     Prepare,
     ResponsePatcher,
 )
-from proxy.wire.server import BrokerEndpoint, ProxyServer
+from proxy.wire.server import BrokerEndpoint, Entrance, ProxyServer
 from proxy.wire.socket_transport import PipePool
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tiers.broker.tls import TlsContext
@@ -73,6 +74,7 @@ async def proxy_before(
     brokers_ask_for_sasl: bool = False,
     close_timeout_ms: int = 60_000,
     proxy_networks: Sequence[IPv4Network | IPv6Network] = (),
+    address_of: AddressOf = lambda node_id: None,
 ) -> AsyncIterator[Proxy]:
     metrics = ProxyMetrics()
     server = ProxyServer(
@@ -80,15 +82,14 @@ async def proxy_before(
         limits or PATIENT,
         metrics,
         drain_answers=drain_answers,
-        tls=tls,
         upstream_tls=upstream_tls,
         brokers_ask_for_sasl=brokers_ask_for_sasl,
         close_timeout_ms=close_timeout_ms,
-        proxy_networks=proxy_networks,
         make_pipes=relay,
     )
     async with server:
-        _, port = server.listen("127.0.0.1", 0, BrokerEndpoint(1, lambda: broker.addresses))
+        endpoint = BrokerEndpoint(1, lambda: broker.addresses, address_of)
+        _, port = server.listen("127.0.0.1", 0, endpoint, Entrance(tls, proxy_networks))
         yield Proxy(server, port, metrics)
 
 

@@ -29,9 +29,10 @@ from kafka.protocol.producer import ProduceRequest, ProduceResponse
 from protocol.api_keys import ApiKey
 from protocol.apis.metadata import PartitionMetadata
 from protocol.header import build_request_header, response_body_position
+from proxy.cluster.broker_listeners import ListenerAddresses
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
-from proxy.cluster.topology import ListenerAddresses, Topology
+from proxy.cluster.topology import Topology
 from proxy.config import LimitsConfig
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
@@ -42,7 +43,7 @@ from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.handlers.produce import ProduceHandler
 from proxy.metrics import ProxyMetrics
 from proxy.process.app import pass_through_handlers
-from proxy.wire.context import Router
+from proxy.wire.context import Endpoint, Router
 from proxy.wire.server import BrokerEndpoint, ProxyServer
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
@@ -181,15 +182,14 @@ async def scenario(root: Path, limits: LimitsConfig | None = None) -> AsyncItera
         stack.push_async_callback(client.close)
         listening_for: list[int | None] = []
 
-        def listen(host: str, port: int, endpoint: BrokerEndpoint) -> None:
+        def listen(host: str, port: int, endpoint: Endpoint) -> None:
             listening_for.append(endpoint.node_id)
 
         addresses = ListenerAddresses("127.0.0.1", ADVERTISED_HOST, BASE_PORT, BASE_PORT)
-        topology = Topology(client, broker.addresses, addresses, listen, clock_ms=monotonic_ms)
-        handlers = pass_through_handlers(topology.advertised_address)
-        produce = ProduceHandler(topology.advertised_address)
+        topology = Topology(client, broker.addresses, [(addresses, listen)], clock_ms=monotonic_ms)
+        handlers = pass_through_handlers()
         server = ProxyServer(
-            Router(handlers, {ApiKey.PRODUCE: produce}),
+            Router(handlers, {ApiKey.PRODUCE: ProduceHandler()}),
             limits or LimitsConfig(),
             ProxyMetrics(),
             drain_answers=DRAIN_ANSWERS,
@@ -218,5 +218,6 @@ async def scenario(root: Path, limits: LimitsConfig | None = None) -> AsyncItera
             ),
         }
         assert await topology.refresh()
-        _, port = server.listen("127.0.0.1", 0, BrokerEndpoint(1, lambda: broker.addresses))
+        endpoint = BrokerEndpoint(1, lambda: broker.addresses, topology.listeners[0].advertised_address)
+        _, port = server.listen("127.0.0.1", 0, endpoint)
         yield Scenario(broker, tier, topology, batches, port, listening_for)

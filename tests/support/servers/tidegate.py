@@ -192,7 +192,7 @@ def tidegate_over(
         "bootstrap.port": bootstrap_port,
         "base.port": bootstrap_port,
     }
-    lines += ["[listener]", *_pairs(listener)]
+    lines += ["[[listener]]", *_pairs(listener)]
     lines += ["[admin]", *_pairs({"host": "127.0.0.1", "port": admin_port})]
     lines += ["[state]", *_pairs({"path": str(home / "state")})]
     lines += ["[limits]", *_pairs({"drain.timeout.ms": "10s"})]

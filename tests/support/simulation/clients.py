@@ -12,6 +12,7 @@ from uuid import UUID
 
 from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
 
+from protocol.addresses import Address
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.request import parse_fetch_request
 from protocol.apis.fetch.response import parse_fetch_response
@@ -58,6 +59,10 @@ class SimExchange:
         self._network = network
         self._process = process
         self._broker = broker
+
+    def address_of(self, node_id: int) -> Address | None:
+        topology = self._process.topology
+        return None if topology is None else topology.listeners[0].advertised_address(node_id)
 
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         return self.forward(bytes(frame))

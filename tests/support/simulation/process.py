@@ -23,7 +23,8 @@ from typing import Any
 import lmdb
 from prometheus_client import CollectorRegistry
 
-from proxy.cluster.topology import ListenerAddresses, Topology
+from proxy.cluster.broker_listeners import ListenerAddresses
+from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
 from proxy.process.remote_tier import ProxyParts, RemoteTier, own_topics_of, remote_tier
 from proxy.wire.exchange import Handler
@@ -126,8 +127,7 @@ class SimProcess:
         self.topology = Topology(
             client,
             bootstrap,
-            addresses,
-            lambda host, port, endpoint: None,
+            [(addresses, lambda host, port, endpoint: None)],
             clock_ms=monotonic_ms,
             own_topics=own_topics_of(config),
         )

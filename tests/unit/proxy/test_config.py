@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from ipaddress import ip_network
 from pathlib import Path
@@ -47,8 +48,8 @@ def test_an_upstream_alone_is_enough_to_pass_through() -> None:
 
 def test_load_balancers_are_named_by_networks() -> None:
     config = parse_config(UPSTREAM + '[listener]\nproxy.protocol.trusted.networks = ["10.1.0.0/16", "::1"]')
-    assert config.listener.proxy_protocol_trusted_networks == (ip_network("10.1.0.0/16"), ip_network("::1/128"))
-    assert parse_config(UPSTREAM).listener.proxy_protocol_trusted_networks == ()
+    assert config.listener[0].proxy_protocol_trusted_networks == (ip_network("10.1.0.0/16"), ip_network("::1/128"))
+    assert parse_config(UPSTREAM).listener[0].proxy_protocol_trusted_networks == ()
 
 
 def test_founding_names_are_accepted() -> None:
@@ -170,7 +171,7 @@ password = "s3cr3t"
     assert config.upstream.tls is not None
     assert config.upstream.sasl is not None
     assert config.upstream.sasl.credentials().password == "s3cr3t"
-    assert config.listener.tls is not None
+    assert config.listener[0].tls is not None
     assert "s3cr3t" not in repr(config)
     assert parse_config(UPSTREAM).upstream.tls is None
 
@@ -277,3 +278,53 @@ def test_an_owner_waits_for_the_reads_of_proxies_with_another_setting(owner_ms: 
     owner, proxy = RemoteLogConfig(visible_after_ms=owner_ms), RemoteLogConfig(visible_after_ms=proxy_ms)
     assert FetchSettings(proxy).metadata_max_age_ms <= owner.visible_after_ms // 2
     assert FetchSettings(proxy).metadata_max_age_ms == min(proxy_ms // 2, 5_000)
+
+
+TWO_LISTENERS = f"""{UPSTREAM}
+[[listener]]
+advertised.host = "inside"
+[[listener]]
+bootstrap.port = 9093
+brokers.by = "sni"
+advertised.host = "broker-{{id}}.example.org"
+advertised.port = 443
+[listener.tls]
+certificate = "/c.pem"
+[[listener.tls.certificates]]
+names = ["example.org"]
+certificate = "/d.pem"
+"""
+
+
+def test_one_listener_or_several() -> None:
+    for text, hosts in (
+        (UPSTREAM, ["localhost"]),
+        (UPSTREAM + '[listener]\nadvertised.host = "a"', ["a"]),
+        (TWO_LISTENERS, ["inside", "broker-{id}.example.org"]),
+    ):
+        assert [each.advertised_host for each in parse_config(text).listener] == hosts
+    inside, outside = parse_config(TWO_LISTENERS).listener
+    assert inside.tls is None
+    assert outside.tls is not None
+    assert [each.names for each in outside.tls.certificates] == [("example.org",)]
+
+
+@pytest.mark.parametrize(
+    ("listener", "mistake"),
+    [
+        ('brokers.by = "sni"\nadvertised.host = "b{id}"', "needs a [listener.tls]"),
+        ('brokers.by = "sni"\n[listener.tls]\ncertificate = "/c"', "needs {id} in advertised.host"),
+        (
+            'brokers.by = "sni"\nadvertised.host = "{id}"\nadvertised.base.port = 7\n[listener.tls]\ncertificate = "c"',
+            'is for brokers.by = "port"',
+        ),
+        ('advertised.host = "b{id}"\nadvertised.base.port = 7\nadvertised.port = 7', "remove one of them"),
+        ("advertised.port = 7", "put {id} into advertised.host"),
+        ('advertised.host = "{id}-{id}"', "once"),
+        ("[[listener]]", "two listeners have 0.0.0.0:9092"),
+        ("bootstrap.port = 9190", "admin.port and listener.bootstrap.port are both 9190"),
+    ],
+)
+def test_a_listener_that_cannot_work_is_explained(listener: str, mistake: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(mistake)):
+        parse_config(f"{UPSTREAM}[[listener]]\n{listener}")

@@ -100,10 +100,9 @@ def test_records_of_a_fetch_response_are_masked() -> None:
 
 
 async def test_an_undecodable_request_is_noted_with_its_sender() -> None:
-    handlers = pass_through_handlers(lambda node_id: ("proxy.example", 9100 + node_id))
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=handlers) as proxy,
+        proxy_before(broker, handlers=pass_through_handlers(), address_of=lambda _: ("proxy.example", 9100)) as proxy,
         connected(proxy.port) as client,
     ):
         await client.send(request(ApiKey.FETCH, 3, 2, b"\x00"))
@@ -116,10 +115,9 @@ async def test_an_undecodable_request_is_noted_with_its_sender() -> None:
 
 
 async def test_an_undecodable_response_is_noted_with_the_api_of_its_request() -> None:
-    handlers = pass_through_handlers(lambda node_id: ("proxy.example", 9100 + node_id))
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=handlers) as proxy,
+        proxy_before(broker, handlers=pass_through_handlers(), address_of=lambda _: ("proxy.example", 9100)) as proxy,
         connected(proxy.port) as client,
     ):
         await client.send(request(ApiKey.METADATA, 9, 3, b"\x01\x00\x00\x00\x00"))

@@ -58,14 +58,15 @@ async def answer_hostilely(rnd: random.Random, upstream: Wire) -> None:
 async def test_random_bytes_end_no_more_than_their_connection(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     rnd = random.Random(seed)
-    handlers = pass_through_handlers(advertised)
-    prefix_handlers: Mapping[int, PrefixHandler] = {ApiKey.PRODUCE: ProduceHandler(advertised)}
+    handlers = pass_through_handlers()
+    prefix_handlers: Mapping[int, PrefixHandler] = {ApiKey.PRODUCE: ProduceHandler()}
     async with (
         FakeBroker() as broker,
         proxy_before(
             broker,
             handlers=handlers,
             prefix_handlers=prefix_handlers,
+            address_of=advertised,
             limits=LimitsConfig(half_close_timeout_ms=10),
             close_timeout_ms=1_000,
         ) as proxy,

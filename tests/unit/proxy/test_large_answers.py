@@ -65,7 +65,7 @@ async def converse(version: int, answers: Sequence[Sequence[int]], pieces: Seque
 
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(lambda _: ("proxy.example", 1))) as proxy,
+        proxy_before(broker, handlers=pass_through_handlers(), address_of=lambda _: ("proxy.example", 1)) as proxy,
         connected(proxy.port) as client,
         asyncio.TaskGroup() as tasks,
     ):

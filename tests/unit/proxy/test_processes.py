@@ -72,13 +72,17 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
     port, admin_port = free_ports(2)
     async with tidegate(tmp_path, port, admin_port) as process, asyncio.timeout(TIMEOUT_S):
         status, text = 0, ""
-        while {line.partition(": the proxy has not read the cluster yet")[0] for line in text.splitlines()} != WORKERS:
+        unread = "the proxy has not read the cluster yet"
+        while {line.partition(": ")[0] for line in text.splitlines() if f": {unread}: " in line} != WORKERS:
             await asyncio.sleep(0.05)
             status, text = await get(admin_port, "/readyz")
         assert status == 503
+        assert {f"{worker}: state: INITIALIZING" for worker in WORKERS} <= set(text.splitlines())
         assert await get(admin_port, "/livez") == (200, "live\n")
         expected = {
-            (name, worker) for name in ("tidegate_process_up", "tidegate_open_connections") for worker in WORKERS
+            (name, worker)
+            for name in ("tidegate_process_up", "tidegate_open_connections", "tidegate_process_state")
+            for worker in WORKERS
         }
         series: set[tuple[str, str | None]] = set()
         while not expected <= series:  # a child that is too busy to answer in time is left out
@@ -114,7 +118,8 @@ async def test_two_proxies_share_no_port_of_a_broker(tmp_path: Path) -> None:
                 status, _ = await get(admin, "/readyz")
             async with tidegate(tmp_path, second_bootstrap, second_admin, upstream, shared - 1) as second:
                 text = ""
-                while {line.partition(": broker 1 has no listener: ")[0] for line in text.splitlines()} != WORKERS:
+                unserved = ": broker 1 has no listener: "
+                while {line.partition(unserved)[0] for line in text.splitlines() if unserved in line} != WORKERS:
                     await asyncio.sleep(0.05)
                     _, text = await get(second_admin, "/readyz")
                 for process in (second, first):

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Coroutine
 
+from protocol.addresses import AddressOf
 from proxy.wire.exchange import Buffers
 from proxy.wire.response_queue import Slot
 
@@ -13,6 +14,10 @@ from proxy.wire.response_queue import Slot
 class Owner:
     connection_id = 1
     node_id = None
+
+    @property
+    def address_of(self) -> AddressOf:
+        return lambda node_id: None
 
     def try_forward(self, slot: Slot, frame: object) -> Coroutine[None, None, memoryview] | None:
         return None

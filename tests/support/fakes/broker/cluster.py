@@ -120,9 +120,6 @@ class FakeCluster:
             raise BrokerError("the broker is gone", retriable=True)
         return self.topic_name(topic_id)
 
-    def advertised_address(self, node_id: int) -> tuple[str, int] | None:
-        return "proxy", 19092 + node_id
-
     async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
         self.bounds_asked += 1
         if not self.is_reachable:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 
+from protocol.addresses import AddressOf
 from protocol.apis.fetch.request import parse_fetch_request
 from protocol.header import parse_request_header
 from protocol.primitives import Buffer
@@ -31,6 +32,7 @@ class FakeExchange:
         self.on_sent: Callable[[], None] | None = None
         self.connection_id = connection_id
         self.node_id: int | None = 1
+        self.address_of: AddressOf = lambda node_id: ("proxy", 19092 + node_id)
         self.polls = 0
         self.may_forward = True
         self._cluster = cluster

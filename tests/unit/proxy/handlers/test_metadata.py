@@ -10,7 +10,6 @@ from uuid import UUID
 import pytest
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
-from protocol.addresses import Address
 from proxy.handlers.metadata import MetadataHandler
 from tests.support.proxy.topic_configs_bench import METADATA_TOPIC, Bench
 
@@ -22,10 +21,6 @@ VERSIONS = range(14)
 async def bench() -> AsyncIterator[Bench]:
     async with asyncio.TaskGroup() as group:
         yield Bench(group.create_task)
-
-
-def address_of(node_id: int) -> Address:
-    return "proxy.example", 9100 + node_id
 
 
 def request_for(version: int, *topics: str) -> Any:
@@ -57,11 +52,11 @@ def as_a_broker(seen: Any) -> Any:
 
 
 async def asked(bench: Bench, version: int, *topics: str) -> tuple[Any, Any]:
-    handler = MetadataHandler(address_of, [METADATA_TOPIC, FAILED_DELETIONS])
+    handler = MetadataHandler([METADATA_TOPIC, FAILED_DELETIONS])
     seen, response = await bench.pass_through(
         handler, request_for(version, *topics), version, MetadataResponse, as_a_broker
     )
-    assert [(one.host, one.port) for one in response.brokers] == [("proxy.example", 9101)]
+    assert [(one.host, one.port) for one in response.brokers] == [("proxy", 19093)]
     return seen, response
 
 

@@ -36,7 +36,7 @@ async def test_metadata_names_the_proxy_for_every_broker() -> None:
     body += INT16.pack(-1) + INT32.pack(3) + INT32.pack(0)
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,
+        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
         connected(proxy.port) as client,
     ):
         await client.send(request(ApiKey.METADATA, version, 5, INT32.pack(0)))
@@ -54,7 +54,7 @@ async def test_api_versions_are_cut_to_what_is_decoded() -> None:
     body = INT16.pack(0) + INT32.pack(len(entries)) + b"".join(ENTRY.pack(*entry) for entry in entries)
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,
+        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
         connected(proxy.port) as client,
     ):
         await client.send(request(ApiKey.API_VERSIONS, 0, 1))
@@ -69,7 +69,7 @@ async def test_api_versions_are_cut_to_what_is_decoded() -> None:
 async def test_a_future_version_of_api_versions_is_answered_as_by_a_broker() -> None:
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,
+        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
         connected(proxy.port) as client,
     ):
         await client.send(request(ApiKey.API_VERSIONS, 99, 1, b"whatever follows"))
@@ -82,7 +82,7 @@ async def test_produce_with_acks_0_has_no_response_and_others_have(version: int)
     answered = produce(version, 2, -1, b"records")
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, prefix_handlers={ApiKey.PRODUCE: ProduceHandler(advertised)}) as proxy,
+        proxy_before(broker, prefix_handlers={ApiKey.PRODUCE: ProduceHandler()}, address_of=advertised) as proxy,
         connected(proxy.port) as client,
     ):
         await client.send(silent, answered)
@@ -99,7 +99,7 @@ async def test_produce_with_acks_0_has_no_response_and_others_have(version: int)
 async def test_a_version_that_was_never_advertised_ends_the_connection() -> None:
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,
+        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
         connected(proxy.port) as client,
     ):
         await client.send_raw(frame(request(ApiKey.METADATA, 99, 1)))

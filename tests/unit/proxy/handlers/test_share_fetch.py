@@ -67,7 +67,7 @@ async def test_a_small_answer_names_the_proxy_for_the_leader(version: int) -> No
     expected["NodeEndpoints"] = [{"NodeId": 3, "Host": "proxy.example", "Port": 9103, "Rack": "a"}]
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,
+        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
         connected(proxy.port) as client,
     ):
         await client.send(asked)
@@ -84,7 +84,7 @@ async def test_a_large_answer_is_streamed_without_endpoints(version: int) -> Non
     middle = len(whole) - 2 * HOLD_BYTES
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,
+        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
         connected(proxy.port) as client,
     ):
         await client.send(request(ApiKey.SHARE_FETCH, version, 5))
@@ -108,7 +108,7 @@ async def test_a_large_answer_is_streamed_without_endpoints(version: int) -> Non
 async def test_a_version_that_was_never_advertised_ends_the_connection() -> None:
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,
+        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
         connected(proxy.port) as client,
     ):
         await client.send(request(ApiKey.SHARE_FETCH, 3, 1))

@@ -58,8 +58,9 @@ def test_variables_override_the_file() -> None:
     )
     assert config.remote_log.reader_threads == 20
     assert config.upstream.bootstrap_servers == (("a", 1), ("b", 2))
-    assert (config.listener.bootstrap_port, config.workers) == (9999, 2)
-    assert [str(one) for one in config.listener.proxy_protocol_trusted_networks] == ["10.0.0.0/8"]
+    (listener,) = config.listener
+    assert (listener.bootstrap_port, config.workers) == (9999, 2)
+    assert [str(one) for one in listener.proxy_protocol_trusted_networks] == ["10.0.0.0/8"]
     assert config.storage is not None
     assert config.storage.plain_settings() == {"path": "from-the-environment"}
 
@@ -126,3 +127,15 @@ def test_a_mistake_names_the_variable(name: str, value: str, said: str) -> None:
     assert not [other for other in more if "missing key" not in other]
     assert said in line
     assert line.startswith((f"TIDEGATE__{name}: ", "f.toml: [upstream.sasl]"))
+
+
+def test_a_variable_may_name_one_of_several_listeners() -> None:
+    several = FILE.replace("[listener]", "[[listener]]") + "[[listener]]\nbootstrap.port = 9093\n"
+    ports = [{"LISTENER__BOOTSTRAP_PORT": "7", "LISTENER__1__ADVERTISED_HOST": "b"}, {"LISTENER__1__BASE_PORT": "7"}]
+    first, second = (parsed(environ, several).listener for environ in ports)
+    assert [(each.bootstrap_port, each.advertised_host) for each in first] == [(7, "localhost"), (9093, "b")]
+    assert [each.base_port for each in second] == [9100, 7]
+    tls = {"LISTENER__TLS__CERTIFICATE": "/c", "LISTENER__TLS__CERTIFICATES__0__NAMES": '["a.org"]'}
+    (one,) = parsed({**tls, "LISTENER__TLS__CERTIFICATES__0__CERTIFICATE": "/d"}).listener
+    assert one.tls is not None
+    assert [each.names for each in one.tls.certificates] == [("a.org",)]

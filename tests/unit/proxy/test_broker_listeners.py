@@ -1,0 +1,205 @@
+"""The addresses of each listener, and one port for all brokers by the host name in the TLS handshake."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+
+import pytest
+
+from proxy.cluster.broker_listeners import BrokerListeners, ListenerAddresses
+from proxy.config import LimitsConfig
+from proxy.metrics import ProxyMetrics
+from proxy.wire.context import Address, Endpoint, Router
+from proxy.wire.server import BrokerEndpoint, Entrance, ProxyServer, bind
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import OPAQUE, TIMEOUT_S, Wire, frame, request, response
+from tests.support.proxy.tls_sides import for_clients
+from tests.support.servers.certificates import Authority
+from tiers.broker.tls import TlsContext, client_context
+
+BY_SNI = ListenerAddresses("127.0.0.1", "Broker-{id}.kafka.example.org", 9092, None)
+NAMES = ("*.kafka.example.org", "kafka.example.org")
+
+
+def listeners(
+    addresses: ListenerAddresses, listen: Callable[[str, int, Endpoint], object], brokers: dict[int, Sequence[Address]]
+) -> BrokerListeners:
+    every = [address for each in brokers.values() for address in each]
+    return BrokerListeners(addresses, listen, lambda node_id: brokers.get(node_id, ()), lambda: every, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "advertised"),
+    [
+        (ListenerAddresses("0.0.0.0", "proxy", 9092, 9100), ("proxy", 9103)),
+        (ListenerAddresses("0.0.0.0", "proxy", 9092, 9100, advertised_base_port=32_000), ("proxy", 32_003)),
+        (ListenerAddresses("0.0.0.0", "b{id}.org", 9092, 9100), ("b3.org", 9103)),
+        (ListenerAddresses("0.0.0.0", "b{id}.org", 9092, 9100, advertised_port=443), ("b3.org", 443)),
+        (ListenerAddresses("0.0.0.0", "b{id}.org", 9092, None), ("b3.org", 9092)),
+        (ListenerAddresses("0.0.0.0", "b{id}.org", 9092, None, advertised_port=443), ("b3.org", 443)),
+    ],
+)
+def test_a_broker_is_advertised_as_the_listener_says(addresses: ListenerAddresses, advertised: Address) -> None:
+    assert addresses.advertised(3) == advertised
+    assert addresses.trouble_of(3) is None
+
+
+def test_an_advertised_port_that_does_not_exist_is_named() -> None:
+    addresses = ListenerAddresses("0.0.0.0", "proxy", 9092, 9100, advertised_base_port=65_000)
+    assert addresses.trouble_of(536) == "port 65536 does not exist: lower listener.advertised.base.port"
+
+
+@pytest.mark.parametrize(
+    ("name", "node_id"),
+    [
+        ("broker-0.kafka.example.org", 0),
+        ("broker-2147483647.kafka.example.org", 2**31 - 1),
+        ("broker-2147483648.kafka.example.org", None),
+        ("broker-07.kafka.example.org", None),
+        ("broker--7.kafka.example.org", None),
+        ("broker-7.kafka.example.org.evil.org", None),
+        ("broker-7xkafka.example.org", None),
+        ("broker-.kafka.example.org", None),
+        ("kafka.example.org", None),
+        (None, None),
+    ],
+)
+def test_a_name_stands_for_a_broker_or_for_none(name: str | None, node_id: int | None) -> None:
+    assert BY_SNI.node_named(name) == node_id
+
+
+def test_each_listener_has_addresses_of_its_own() -> None:
+    opened: list[tuple[int, int | None]] = []
+
+    def listen(host: str, port: int, endpoint: Endpoint) -> None:
+        opened.append((port, endpoint.node_id))
+
+    brokers: dict[int, Sequence[Address]] = {1: [("a", 9)]}
+    inside = listeners(ListenerAddresses("0.0.0.0", "inside", 9092, 9100), listen, brokers)
+    outside = listeners(BY_SNI, listen, brokers)
+    for each in (inside, outside):
+        each.listen_for_bootstrap()
+        each.follow([1])
+    assert opened == [(9092, None), (9101, 1), (9092, None)]
+    assert inside.advertised_address(1) == ("inside", 9101)
+    assert outside.advertised_address(1) == ("Broker-1.kafka.example.org", 9092)
+    # An answer names a broker that joined a moment ago.
+    assert inside.advertised_address(2) == ("inside", 9102)
+    assert outside.advertised_address(2) == ("Broker-2.kafka.example.org", 9092)
+    assert opened[3:] == [(9102, 2)]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+class NamedBroker(FakeBroker):
+    """Answers every request with its node id."""
+
+    def __init__(self, node_id: int) -> None:
+        super().__init__()
+        self.node_id = node_id
+
+    async def serve(self, wire: Wire) -> None:
+        while True:
+            await wire.receive()
+            await wire.send(response(7, bytes([self.node_id])))
+
+
+class Rig:
+    """One port for two brokers. Others may join."""
+
+    def __init__(self, server: ProxyServer, brokers: Sequence[NamedBroker], tls: TlsContext) -> None:
+        self.known = {broker.node_id: broker.addresses for broker in brokers}
+        self.port = 0
+        self.woken = 0
+
+        def listen(host: str, port: int, endpoint: Endpoint) -> None:
+            self.port = server.listen(host, 0, endpoint, Entrance(tls))[1]
+
+        self.listeners = BrokerListeners(BY_SNI, listen, self._addresses, lambda: brokers[0].addresses, lambda: None)
+        self.listeners.listen_for_bootstrap()
+
+    def _addresses(self, node_id: int) -> Sequence[Address]:
+        return self.known.get(node_id, ())
+
+    async def reached(
+        self, context: ssl.SSLContext, name: str | None, session: ssl.SSLSession | None = None
+    ) -> tuple[int | None, ssl.SSLSession | None]:
+        """Returns the broker that answers, and the TLS session. None: the proxy closed the connection."""
+
+        def ask() -> tuple[int | None, ssl.SSLSession | None]:
+            with (
+                socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S) as plain,
+                context.wrap_socket(plain, server_hostname=name, session=session) as tls,
+            ):
+                assert tls.session_reused == (session is not None)
+                tls.sendall(frame(request(OPAQUE, 0, 7, b"x")))
+                answer = tls.recv(9)
+                return (answer[8] if answer else None), tls.session
+
+        return await asyncio.to_thread(ask)
+
+
+@pytest.fixture
+async def rig(authority: Authority) -> AsyncIterator[Rig]:
+    async with NamedBroker(1) as one, NamedBroker(2) as two:
+        tls = for_clients(authority, certificate=authority.identity("proxy", *NAMES))
+        async with ProxyServer(Router(), LimitsConfig(), ProxyMetrics()) as server:
+            yield Rig(server, [one, two], tls)
+
+
+def of_client(authority: Authority, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
+    context = client_context(authority.ca, None, None, None, verifies_host_name=False)
+    context.maximum_version = newest
+    return context
+
+
+async def test_the_name_in_the_handshake_leads_to_the_broker(rig: Rig, authority: Authority) -> None:
+    context = of_client(authority)
+    for name, node_id in (
+        ("broker-1.kafka.example.org", 1),
+        ("broker-2.kafka.example.org", 2),
+        ("BROKER-2.kafka.example.org", 2),
+    ):
+        assert (await rig.reached(context, name))[0] == node_id, name
+
+
+@pytest.mark.parametrize("name", [None, "127.0.0.1", "kafka.example.org", "elsewhere"])
+async def test_a_client_without_the_name_of_a_broker_bootstraps(
+    rig: Rig, authority: Authority, name: str | None
+) -> None:
+    assert (await rig.reached(of_client(authority), name))[0] == 1
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_resumed_session_names_its_broker_again(rig: Rig, authority: Authority, newest: ssl.TLSVersion) -> None:
+    context = of_client(authority, newest)
+    _, session = await rig.reached(context, "broker-2.kafka.example.org")
+    assert session is not None
+    assert (await rig.reached(context, "broker-2.kafka.example.org", session))[0] == 2
+
+
+async def test_a_client_that_names_an_unknown_broker_is_refused(rig: Rig, authority: Authority) -> None:
+    assert (await rig.reached(of_client(authority), "broker-3.kafka.example.org"))[0] is None
+
+
+async def test_a_broker_that_joins_is_reached_by_its_name(rig: Rig, authority: Authority) -> None:
+    async with NamedBroker(3) as three:
+        assert rig.listeners.advertised_address(3) == ("Broker-3.kafka.example.org", 9092)
+        rig.known[3] = three.addresses
+        assert (await rig.reached(of_client(authority), "broker-3.kafka.example.org"))[0] == 3
+
+
+async def test_two_listeners_of_a_proxy_never_share_a_port() -> None:
+    shared = Entrance(open_port=partial(bind, reuse_port=True))
+    endpoint = BrokerEndpoint(1, lambda: ())
+    async with ProxyServer(Router(), LimitsConfig(), ProxyMetrics()) as server:
+        _, port = server.listen("127.0.0.1", 0, endpoint, shared)
+        with pytest.raises(OSError, match="another listener of this proxy"):
+            server.listen("127.0.0.1", port, endpoint, shared)

@@ -1,0 +1,48 @@
+"""The state of a process: one time series per state, of which one is 1."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.process.app import Proxy
+from proxy.process.process_state import ProcessState, StateMetric, metrics_of_the_dead
+from tests.support.proxy.parsed_config import parse_config
+from tests.support.servers.ports import free_ports
+from tiers.errors import BrokerRefusedError
+
+
+def states(text: str) -> dict[str, float]:
+    (family,) = text_string_to_metric_families(text)
+    return {sample.labels["state"]: sample.value for sample in family.samples}
+
+
+@pytest.mark.parametrize("state", ProcessState)
+def test_one_state_is_present(state: ProcessState) -> None:
+    registry = CollectorRegistry()
+    registry.register(StateMetric(lambda: state))
+    found = {each.value: registry.get_sample_value("tidegate_process_state", {"state": each}) for each in ProcessState}
+    assert found == {each.value: float(each is state) for each in ProcessState}
+
+
+def test_a_process_that_died_has_failed() -> None:
+    assert states(metrics_of_the_dead()) == {"INITIALIZING": 0, "SERVING": 0, "DRAINING": 0, "FAILED": 1}
+
+
+async def test_a_proxy_tells_its_state() -> None:
+    port, admin = free_ports(2)
+    text = (
+        f'[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[listener]\nbootstrap.port = {port}\n[admin]\nport = {admin}'
+    )
+    proxy = Proxy(parse_config(text), CollectorRegistry())
+    found = [proxy.state]
+    proxy.topology.refusal = BrokerRefusedError("wrong password")
+    found.append(proxy.state)
+    proxy.topology.refusal = None
+    proxy.topology._first_read.set()
+    found.append(proxy.state)
+    proxy._stops = True
+    found.append(proxy.state)
+    await proxy.client.close()
+    assert found == [ProcessState.INITIALIZING, ProcessState.FAILED, ProcessState.SERVING, ProcessState.DRAINING]
