@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -94,12 +95,13 @@ def _tidegate(
 def serve(config: ConfigFile) -> None:
     """Runs the proxy.
 
-    SIGTERM or SIGINT ends it: the proxy stops accepting clients, answers the requests in progress, and exits."""
+    SIGTERM or SIGINT ends it: the proxy stops accepting clients, answers the requests in progress, and exits. SIGHUP
+    reads the settings again: the log level and [limits] apply at once, and the log names what needs a restart."""
     settings = load_config(config)
     set_up_logging(settings.log.level, settings.log.format)
     if not settings.workers:
-        serve_forever(settings)
-    elif not serve_processes(settings):
+        serve_forever(settings, load=partial(load_config, config))
+    elif not serve_processes(settings, config):
         raise typer.Exit(FAILED)
 
 

@@ -32,8 +32,12 @@ def set_up_logging(level: str, form: str, stream: TextIO | None = None) -> None:
     """`form` is "text" or "json"."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logging.getLogger().handlers[:] = [handler]
+    set_level(level)
+
+
+def set_level(level: str) -> None:
     root = logging.getLogger()
-    root.handlers[:] = [handler]
     root.setLevel(level.upper())
     for name in _NOISY:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

@@ -27,12 +27,13 @@ from protocol.api_keys import ApiKey
 from proxy.cluster.broker_listeners import Listen, ListenerAddresses
 from proxy.cluster.permissions import check_permissions
 from proxy.cluster.topology import Topology
-from proxy.config import ListenerConfig, TidegateConfig
+from proxy.config import LimitsConfig, ListenerConfig, TidegateConfig
 from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
 from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.drain_answers import DRAIN_ANSWERS
 from proxy.handlers.fetch.pass_through import PassThroughFetchHandler, ShareFetchHandler
 from proxy.handlers.produce import ProduceHandler
+from proxy.logging_setup import set_level
 from proxy.metrics import ProxyMetrics
 from proxy.process.admin_access import AdminAccess, admin_access
 from proxy.process.admin_http import admin_http
@@ -42,6 +43,7 @@ from proxy.process.open_files import fit_open_files
 from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.process_state import ProcessState, StateMetric
+from proxy.process.reload import Reload
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier
 from proxy.wire.context import Router
@@ -113,6 +115,8 @@ class Role(Protocol):
 
     def serve(self, stack: AsyncExitStack) -> None:
         """Starts to serve. Raises `OSError` if a port cannot be bound."""
+
+    def change_limits(self, limits: LimitsConfig) -> None: ...
 
     async def drain(self) -> None: ...
 
@@ -216,6 +220,9 @@ class Proxy:
         for listener in self._config.listener:
             logger.info("serving %s:%d", listener.host, listener.bootstrap_port)
 
+    def change_limits(self, limits: LimitsConfig) -> None:
+        self.server.change_limits(fit_open_files(limits))
+
     async def drain(self) -> None:
         self._stops = True
         await self.server.drain()
@@ -265,6 +272,9 @@ class RemoteLogProcess:
     def serve(self, stack: AsyncExitStack) -> None:
         logger.info("following the remote log metadata")
 
+    def change_limits(self, limits: LimitsConfig) -> None:
+        return
+
     async def drain(self) -> None:
         self._stops = True
         self._metadata = None
@@ -279,6 +289,8 @@ class ChildAdmin:
 
 
 MakeRole = Callable[[TidegateConfig, CollectorRegistry], Role]
+LoadConfig = Callable[[], TidegateConfig]
+"""Reads the settings. Raises `ConfigError`."""
 
 
 async def run(
@@ -286,10 +298,12 @@ async def run(
     stop: asyncio.Event | None = None,
     make_role: MakeRole = Proxy,
     admin: ChildAdmin | None = None,
+    load: LoadConfig | None = None,
 ) -> None:
     """Serves until SIGTERM, SIGINT or `stop`, then drains. Raises `OSError` if a port cannot be bound.
 
-    `admin` is for the admin pages of a child. None: the settings say where they are."""
+    `admin` is for the admin pages of a child. None: the settings say where they are. `load` reads the settings again on
+    SIGHUP."""
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     registry = CollectorRegistry()
@@ -311,6 +325,10 @@ async def run(
             access = admin_access(config.admin) if admin is None else AdminAccess(lambda: admin.token)
             await stack.enter_async_context(admin_http(at, registry, not_ready, role.errors, access))
         await role.open(stack)
+        if load is not None:
+            reload = Reload(config, load, partial(_apply, role))
+            loop.add_signal_handler(signal.SIGHUP, reload)
+            stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         if config.is_tiered and not await _open_tier(role, stack, stop):
             return
         role.serve(stack)
@@ -318,6 +336,11 @@ async def run(
         logger.info("stopping: draining")
         await role.drain()
     logger.info("stopped")
+
+
+def _apply(role: Role, config: TidegateConfig) -> None:
+    set_level(config.log.level)
+    role.change_limits(config.limits)
 
 
 async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> bool:
@@ -352,10 +375,15 @@ async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> 
     return True
 
 
-def serve(config: TidegateConfig, make_role: MakeRole = Proxy, admin: ChildAdmin | None = None) -> None:
+def serve(
+    config: TidegateConfig,
+    make_role: MakeRole = Proxy,
+    admin: ChildAdmin | None = None,
+    load: LoadConfig | None = None,
+) -> None:
     """Calls `run` on a new event loop."""
     # The modules stay for good. So a full collection, which holds up the loop, need not look at their objects.
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(config, None, make_role, admin))
+        runner.run(run(config, None, make_role, admin, load))

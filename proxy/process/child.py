@@ -16,10 +16,12 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 
-from proxy.config import TidegateConfig
+from proxy.config import TidegateConfig, load_config
 from proxy.logging_setup import set_up_logging
 from proxy.process.app import ChildAdmin, MakeRole, Proxy, RemoteLogProcess, serve
+from proxy.process.budgets import reader_share_of, remote_log_share_of, share_of
 from proxy.process.port_claims import PortClaims
 from proxy.process.remote_reader import RemoteReaderProcess
 from proxy.process.remote_tier import WorkerPlace
@@ -59,9 +61,17 @@ class Task:
     ports_fd: int | None = None
     reads_fd: int | None = None
     reads_address: bytes | str = b""
+    file: Path = Path(os.devnull)
+    """The settings file, which SIGHUP lets the child read again."""
 
     def to_bytes(self) -> bytes:
         return pickle.dumps(self)
+
+
+def share_of_duty(config: TidegateConfig, duty: Duty) -> TidegateConfig:
+    """Returns the settings of a child with this duty, from those of the whole proxy."""
+    shares = {Duty.WORKER: share_of, Duty.REMOTE_LOG: remote_log_share_of, Duty.REMOTE_READER: reader_share_of}
+    return shares[Duty(duty.value)](config)
 
 
 def end_timeout_ms(config: TidegateConfig) -> int:
@@ -70,6 +80,7 @@ def end_timeout_ms(config: TidegateConfig) -> int:
 
 
 def main() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the settings can be read again
     sys.exit(run(pickle.load(sys.stdin.buffer)))  # only the supervisor, which is the same program, writes to this pipe
 
 
@@ -81,7 +92,7 @@ def run(task: Task) -> int:
         handler.addFilter(partial(_name, task.name))
     admin = None if task.admin_fd is None else ChildAdmin(socket.socket(fileno=task.admin_fd), task.admin_token)
     try:
-        serve(task.config, _role(task), admin)
+        serve(task.config, _role(task), admin, lambda: share_of_duty(load_config(task.file), task.duty))
     except (RemoteTierError, TlsError, BrokerRefusedError, OSError) as error:
         said = error.strerror if isinstance(error, OSError) else None
         sys.stderr.write(f"tidegate: {said or error}\n")

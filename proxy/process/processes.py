@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -28,13 +29,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from proxy.config import TidegateConfig
+from proxy.config import TidegateConfig, load_config
+from proxy.logging_setup import set_level
 from proxy.process.admin_access import admin_access
 from proxy.process.admin_http import admin_pages
-from proxy.process.budgets import reader_share_of, remote_log_share_of, remove_other_chunk_folders, share_of
-from proxy.process.child import Duty, Task, end_timeout_ms
+from proxy.process.budgets import remove_other_chunk_folders
+from proxy.process.child import Duty, Task, end_timeout_ms, share_of_duty
 from proxy.process.port_claims import make_claims
 from proxy.process.process_state import ProcessState, metrics_of_the_dead
+from proxy.process.reload import Reload
 from proxy.process.remote_log import metadata_folder
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.supervisor import Child, ChildCommand, Supervisor
@@ -53,14 +56,16 @@ _PORT_FREE_WITHIN_MS = 3_000
 the rest of a proxy that died."""
 
 
-def serve_processes(config: TidegateConfig) -> bool:
+def serve_processes(config: TidegateConfig, file: Path) -> bool:
     """Runs all processes until SIGTERM or SIGINT, and returns whether all of them started and ended well.
+
+    SIGHUP lets all of them read the settings in `file` again.
 
     Raises `RemoteTierError`, and `OSError` if a port cannot be bound."""
     _begin_alone(config)
     remove_other_chunk_folders(config, [REMOTE_READER])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config))
+        return runner.run(_serve(config, file))
 
 
 def _begin_alone(config: TidegateConfig) -> None:
@@ -95,7 +100,7 @@ def _begin_alone(config: TidegateConfig) -> None:
         time.sleep(0.1)
 
 
-async def _serve(config: TidegateConfig) -> bool:
+async def _serve(config: TidegateConfig, file: Path) -> bool:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
@@ -106,9 +111,17 @@ async def _serve(config: TidegateConfig) -> bool:
         claims = stack.enter_context(make_claims())
         reads = stack.enter_context(listen()) if config.is_tiered else None
         token = secrets.token_urlsafe()
-        supervisor = Supervisor(
-            _stages(config, listeners, claims, reads, token), stop_timeout_ms=end_timeout_ms(config)
-        )
+        stages_of = partial(_stages, file, listeners, claims, reads, token)
+        supervisor = Supervisor(stages_of(config), stop_timeout_ms=end_timeout_ms(config))
+
+        def apply(changed: TidegateConfig) -> None:
+            set_level(changed.log.level)
+            tasks = {each.name: each.stdin for stage in stages_of(changed) for each in stage}
+            for child in supervisor.children:
+                child.change_task(tasks[child.name])
+
+        loop.add_signal_handler(signal.SIGHUP, Reload(config, partial(load_config, file), apply))
+        stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         if config.admin.port:
             session = await stack.enter_async_context(
                 aiohttp.ClientSession(
@@ -141,18 +154,14 @@ def _listener() -> socket.socket:
 
 
 def _stages(
-    config: TidegateConfig,
+    file: Path,
     listeners: Mapping[str, socket.socket],
     claims: IO[bytes],
     reads: socket.socket | None,
     admin_token: str,
+    config: TidegateConfig,
 ) -> list[list[ChildCommand]]:
     """`reads` is the listener at which the workers ask the remote reader. It survives that process's restarts."""
-    shares = {
-        Duty.WORKER: share_of(config),
-        Duty.REMOTE_LOG: remote_log_share_of(config),
-        Duty.REMOTE_READER: reader_share_of(config),
-    }
     # Python must not search the caller's working directory for modules first.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
 
@@ -162,7 +171,8 @@ def _stages(
         ports_fd = claims.fileno() if duty is Duty.WORKER else None
         reads_fd = reads.fileno() if reads is not None and duty is Duty.REMOTE_READER else None
         address = b"" if reads is None else reads.getsockname()
-        task = Task(shares[duty], name, duty, admin_fd, admin_token, ports_fd, reads_fd, address)
+        share = share_of_duty(config, duty)
+        task = Task(share, name, duty, admin_fd, admin_token, ports_fd, reads_fd, address, file)
         fds = [fd for fd in (admin_fd, ports_fd, reads_fd) if fd is not None]
         return ChildCommand(
             name, [sys.executable, "-P", "-m", "proxy.process.child", name], task.to_bytes(), environment, fds

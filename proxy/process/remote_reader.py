@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from proxy.config import TidegateConfig
+from proxy.config import LimitsConfig, TidegateConfig
 from proxy.process.budgets import chunk_folder
 from proxy.process.local_indexes import local_indexes_of_reader
 from proxy.process.open_files import raise_open_files
@@ -133,6 +133,9 @@ class RemoteReaderProcess:
             self._server.on_dropped(buffer)
 
     def serve(self, stack: AsyncExitStack) -> None:
+        return
+
+    def change_limits(self, limits: LimitsConfig) -> None:
         return
 
     async def drain(self) -> None:

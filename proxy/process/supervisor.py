@@ -16,7 +16,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tiers.broker.client import monotonic_ms
 
@@ -117,6 +117,11 @@ class Child:
         finally:
             process.stdin.close()
             self.process = None
+
+    def change_task(self, stdin: bytes) -> None:
+        """Gives the next life of the process another task, and lets the present one read its settings again."""
+        self._command = replace(self._command, stdin=stdin)
+        self._send(signal.SIGHUP)
 
     def terminate(self) -> None:
         """Ends the process, and starts no other."""

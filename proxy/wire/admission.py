@@ -134,15 +134,21 @@ class Admissions:
         setup_timeout_ms: int,
         random: Random | None = None,
     ) -> None:
-        self.setup_timeout_ms = setup_timeout_ms
-        self._max = max_connections
-        self._max_per_address = max_per_address
-        self._max_unproven_per_address = max_unproven_per_address
+        self.change_limits(max_connections, max_per_address, max_unproven_per_address, setup_timeout_ms)
         self._total = 0
         self._by_address: Counter[str] = Counter()
         self._random = random or Random()
         self._unproven = _Unproven()
         self._unproven_by_address: defaultdict[str, _Unproven] = defaultdict(_Unproven)
+
+    def change_limits(
+        self, max_connections: int, max_per_address: int, max_unproven_per_address: int, setup_timeout_ms: int
+    ) -> None:
+        """Replaces the limits. No open connection ends because of them."""
+        self.setup_timeout_ms = setup_timeout_ms
+        self._max = max_connections
+        self._max_per_address = max_per_address
+        self._max_unproven_per_address = max_unproven_per_address
 
     def admit(self, address: str, give_way: GiveWay) -> Admission | Limit:
         """Admits a connection and returns its place, or returns the limit that is reached.

@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 1024
 _IDLE_SWEEPS = 4
+_IDLE_PAUSE_S = 60.0
+"""How often to look whether there is a limit for idle connections now."""
 
 
 def monotonic_ms() -> int:
@@ -110,6 +112,15 @@ OPEN = Entrance()
 """Plain text, without load balancers."""
 
 
+def _admission_limits(limits: LimitsConfig) -> tuple[int, int, int, int]:
+    return (
+        limits.max_connections,
+        limits.max_connections_per_address,
+        limits.max_unauthenticated_connections_per_address,
+        limits.connection_setup_timeout_ms,
+    )
+
+
 class ProxyServer:
     """An async context manager. Its exit aborts every connection."""
 
@@ -151,12 +162,7 @@ class ProxyServer:
             self._metrics,
             self.spawn,
             self._clock_ms,
-            Admissions(
-                self._limits.max_connections,
-                self._limits.max_connections_per_address,
-                self._limits.max_unauthenticated_connections_per_address,
-                self._limits.connection_setup_timeout_ms,
-            ),
+            Admissions(*_admission_limits(self._limits)),
             ConnectionLog(logger, self._clock_ms),
             self._early_answers,
             upstream_tls=self._upstream_tls,
@@ -165,8 +171,7 @@ class ProxyServer:
             errors=self.errors,
             pipes=None if self._make_pipes is None else self._make_pipes(),
         )
-        if self._limits.idle_timeout_ms:
-            self._idle_sweep = self.spawn(self._close_idle())
+        self._idle_sweep = self.spawn(self._close_idle())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -205,6 +210,11 @@ class ProxyServer:
         self._servers[bound] = ClientListener(listener, entrance.tls, entrance.proxy_networks, make, self._context)
         return bound
 
+    def change_limits(self, limits: LimitsConfig) -> None:
+        """Replaces the limits. Open connections keep those that they took over when they opened."""
+        self._limits = self._context.limits = limits
+        self._context.admissions.change_limits(*_admission_limits(limits))
+
     def stop_listening(self) -> None:
         self._is_draining = True
         for server in self._servers.values():
@@ -241,8 +251,8 @@ class ProxyServer:
         return self._tasks.create_task(coroutine)
 
     async def _close_idle(self) -> None:
-        timeout_s = self._limits.idle_timeout_ms / 1000
         while True:
-            await asyncio.sleep(timeout_s / _IDLE_SWEEPS)
-            for connection in list(self._connections):
+            timeout_s = self._limits.idle_timeout_ms / 1000
+            await asyncio.sleep(timeout_s / _IDLE_SWEEPS if timeout_s else _IDLE_PAUSE_S)
+            for connection in self.connections if timeout_s else ():
                 connection.close_idle(timeout_s)

@@ -164,6 +164,7 @@ def tidegate_over(
     storage: Mapping[str, str] | None = None,
     settings: Mapping[str, str | int] | None = None,
     upstream: str | None = None,
+    advertised_base_port: int | None = None,
     more: str = "",
     command: Sequence[str] = ("proxy",),
 ) -> TidegateProcess:
@@ -171,7 +172,8 @@ def tidegate_over(
 
     Its state goes to `home/state`. `storage` are the storage manager's settings with `implementation`. Default: the
     tier is the folder `home/tier`. `settings` are keys at the top of the file, `more` are sections at its end.
-    With empty ones, the file has no `[storage]`. `upstream` is another listener of the cluster.
+    With empty ones, the file has no `[storage]`. `upstream` is another listener of the cluster. `advertised_base_port`
+    is that of a load balancer before the proxy.
     """
     bootstrap_port = consecutive_free_ports(1 + len(cluster.brokers))
     (admin_port,) = free_ports(1)
@@ -192,6 +194,8 @@ def tidegate_over(
         "bootstrap.port": bootstrap_port,
         "base.port": bootstrap_port,
     }
+    if advertised_base_port is not None:
+        listener["advertised.base.port"] = advertised_base_port
     lines += ["[[listener]]", *_pairs(listener)]
     lines += ["[admin]", *_pairs({"host": "127.0.0.1", "port": admin_port})]
     lines += ["[state]", *_pairs({"path": str(home / "state")})]

@@ -106,6 +106,31 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
         assert await process.wait() == 0
 
 
+async def test_a_reload_reaches_every_process(tmp_path: Path) -> None:
+    port, admin_port = free_ports(2)
+    async with tidegate(tmp_path, port, admin_port) as process, asyncio.timeout(TIMEOUT_S):
+        said: set[str] = set()
+        while said != WORKERS:
+            await asyncio.sleep(0.05)
+            _, text = await get(admin_port, "/readyz")
+            said = {line.partition(": ")[0] for line in text.splitlines() if ": state: INITIALIZING" in line}
+        (file,) = tmp_path.glob("*.toml")
+        file.write_text(f'{file.read_text()}[limits]\nmax.connections = 4\n[log]\nformat = "json"\n')
+        process.send_signal(signal.SIGHUP)
+        reloaded: list[str] = []
+        assert process.stderr is not None
+        while len(reloaded) < 3:
+            line = (await process.stderr.readline()).decode()
+            assert line, "the proxy ended"
+            if "the settings are reloaded: changed [limits] max.connections" in line:
+                reloaded.append(line.rpartition("child=")[2].strip())
+        assert set(reloaded) > WORKERS
+        process.send_signal(signal.SIGTERM)
+        output = (await process.stderr.read()).decode()
+        assert await process.wait() == 0
+    assert "these changed settings need a restart: [log] format" in output
+
+
 async def test_two_proxies_share_no_port_of_a_broker(tmp_path: Path) -> None:
     """Both proxies have workers, so all of them bind with SO_REUSEPORT."""
     bootstrap, admin, second_bootstrap, second_admin, shared = free_ports(5)

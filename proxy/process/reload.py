@@ -1,0 +1,94 @@
+"""Reads the settings again while the process runs (SIGHUP), and applies those that need no restart.
+
+The log level and `[limits]` apply at once. A limit that a connection takes over when it opens applies to new
+connections. The log names all other settings that have changed: they need a restart. Settings that are wrong change
+nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from pydantic import BaseModel
+
+from proxy.config import TidegateConfig
+from tiers.config.setting_keys import key_of, own_fields
+from tiers.config.tier_config import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_FIXED_LIMITS = frozenset({"held.remote.responses.max.bytes", "remote.fetch.max.bytes.per.second"})
+
+
+class Reload:
+    """`config` are the settings of the process, and `load` reads them again. `apply` gets those that apply now."""
+
+    def __init__(
+        self,
+        config: TidegateConfig,
+        load: Callable[[], TidegateConfig],
+        apply: Callable[[TidegateConfig], None],
+    ) -> None:
+        self._config = config
+        self._load = load
+        self._apply = apply
+
+    def __call__(self) -> bool:
+        """Reads the settings, and returns whether they are valid."""
+        try:
+            read = self._load()
+        except ConfigError as error:
+            logger.error("the settings are not reloaded, because they are wrong: %s", error)
+            return False
+        changed = list(changed_keys(self._config, read))
+        now = [key for key in changed if _is_live(key)]
+        later = [key for key in changed if not _is_live(key)]
+        self._config = with_live_settings(self._config, read)
+        self._apply(self._config)
+        logger.info("the settings are reloaded: %s", f"changed {', '.join(now)}" if now else "no change applies now")
+        if later:
+            logger.warning("these changed settings need a restart: %s", ", ".join(later))
+        return True
+
+
+def _is_live(key: str) -> bool:
+    section, _, name = key.partition(" ")
+    return key == "[log] level" or (section == "[limits]" and name not in _FIXED_LIMITS)
+
+
+def with_live_settings(config: TidegateConfig, read: TidegateConfig) -> TidegateConfig:
+    """Returns `config` with those settings of `read` that need no restart."""
+    fields = own_fields(type(config.limits)).items()
+    limits = {name: getattr(read.limits, name) for name, field in fields if key_of(name, field) not in _FIXED_LIMITS}
+    return config.model_copy(
+        update={
+            "log": config.log.model_copy(update={"level": read.log.level}),
+            "limits": config.limits.model_copy(update=limits),
+        }
+    )
+
+
+def changed_keys(before: TidegateConfig, after: TidegateConfig) -> Iterator[str]:
+    """Yields the settings that differ. A list of sections, such as `[[topics]]`, counts as one setting."""
+    for name in TidegateConfig.model_fields:
+        is_top = name == "remote_log" or name not in TidegateConfig.section_models
+        yield from _differences("" if is_top else name, name, getattr(before, name), getattr(after, name))
+
+
+def _differences(section: str, name: str, before: object, after: object) -> Iterator[str]:
+    if before == after:
+        return
+    if not isinstance(before, BaseModel) or type(before) is not type(after):
+        is_list = isinstance(before, tuple) and section
+        yield f"[[{section}]]" if is_list else f"[{section}]" if section else name
+        return
+    inner = getattr(before, "subsections", ())
+    for field_name, field in type(before).model_fields.items():
+        old, new = getattr(before, field_name), getattr(after, field_name)
+        if old == new:
+            continue
+        if field_name in inner:
+            yield from _differences(f"{section}.{field_name}", field_name, old, new)
+        else:
+            yield f"[{section}] {key_of(field_name, field)}" if section else key_of(field_name, field)

@@ -1,0 +1,113 @@
+"""A reload applies the log level and the limits, and names what needs a restart."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from proxy.config import LimitsConfig, TidegateConfig
+from proxy.logging_setup import set_level
+from proxy.process.reload import Reload, changed_keys
+from proxy.wire.admission import Admission, Admissions, Limit
+from tests.support.proxy.parsed_config import parse_config
+from tiers.config.tier_config import ConfigError
+
+BASE = """
+[upstream]
+bootstrap.servers = "a:1"
+[storage]
+implementation = "local"
+path = "tier"
+[[topics]]
+name = "orders"
+"""
+
+
+def reloaded(before: str, after: str | Callable[[], TidegateConfig]) -> tuple[bool, list[TidegateConfig]]:
+    applied: list[TidegateConfig] = []
+    load = (lambda: parse_config(after)) if isinstance(after, str) else after
+    return Reload(parse_config(before), load, applied.append)(), applied
+
+
+@pytest.mark.parametrize(
+    ("change", "keys"),
+    [
+        ("", []),
+        ('[log]\nlevel = "debug"', ["[log] level"]),
+        ("[limits]\nmax.connections = 7", ["[limits] max.connections"]),
+        ('[[topics]]\nname = "payments"', ["[[topics]]"]),
+        ('[[listener]]\nadvertised.host = "b"', ["[[listener]]"]),
+        ("[upstream.tls]", ["[upstream.tls]"]),
+        ('[state]\npath = "elsewhere"', ["[state] path"]),
+    ],
+)
+def test_the_settings_that_differ_are_named(change: str, keys: list[str]) -> None:
+    assert list(changed_keys(parse_config(BASE), parse_config(BASE + change))) == keys
+    assert list(changed_keys(parse_config("workers = 2\n" + BASE), parse_config(BASE))) == ["workers"]
+    top = "remote.log.reader.threads = 3\n" + BASE
+    assert list(changed_keys(parse_config(BASE), parse_config(top))) == ["remote.log.reader.threads"]
+
+
+def test_only_some_settings_apply_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    change = "[limits]\nmax.connections = 7\nheld.remote.responses.max.bytes = 1\n"
+    is_valid, (config,) = reloaded(BASE, BASE + change + '[log]\nlevel = "error"\n[[topics]]\nname = "b"')
+    assert is_valid
+    base = parse_config(BASE)
+    assert config == base.model_copy(
+        update={
+            "limits": base.limits.model_copy(update={"max_connections": 7}),
+            "log": base.log.model_copy(update={"level": "error"}),
+        }
+    )
+    assert [record.getMessage() for record in caplog.records] == [
+        "the settings are reloaded: changed [log] level, [limits] max.connections",
+        "these changed settings need a restart: [[topics]], [limits] held.remote.responses.max.bytes",
+    ]
+
+
+def test_a_change_that_needs_a_restart_is_named_every_time(caplog: pytest.LogCaptureFixture) -> None:
+    reload = Reload(parse_config(BASE), lambda: parse_config(BASE + '[[topics]]\nname = "b"'), lambda _: None)
+    assert reload()
+    assert reload()
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "these changed settings need a restart: [[topics]]"
+    ] * 2
+
+
+def test_wrong_settings_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def load() -> TidegateConfig:
+        raise ConfigError("f.toml: unknown key x")
+
+    assert reloaded(BASE, load) == (False, [])
+    assert "the settings are not reloaded, because they are wrong: f.toml: unknown key x" in caplog.text
+
+
+@pytest.fixture
+def root_level() -> Iterator[None]:
+    before = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(before)
+
+
+def test_the_level_changes_for_all_loggers(root_level: None) -> None:
+    set_level("error")
+    assert not logging.getLogger("proxy.x").isEnabledFor(logging.WARNING)
+    set_level("debug")
+    assert logging.getLogger("proxy.x").isEnabledFor(logging.DEBUG)
+
+
+async def test_a_lower_limit_of_connections_ends_none() -> None:
+    ended: list[Limit] = []
+    admissions = Admissions(3, 0, 0, LimitsConfig().connection_setup_timeout_ms)
+    places = [admissions.admit("a", ended.append) for _ in range(3)]
+    for place in places:
+        assert isinstance(place, Admission)
+        place.prove()
+    admissions.change_limits(2, 0, 0, 1000)
+    assert ended == []
+    assert admissions.admit("a", ended.append) is Limit.CONNECTIONS
+    admissions.change_limits(4, 0, 0, 1000)
+    assert isinstance(admissions.admit("a", ended.append), Admission)
