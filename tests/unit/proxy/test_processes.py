@@ -106,6 +106,11 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
         assert await process.wait() == 0
 
 
+def add_settings(folder: Path, settings: str) -> None:
+    (file,) = folder.glob("*.toml")
+    file.write_text(f"{file.read_text()}{settings}")
+
+
 async def test_a_reload_reaches_every_process(tmp_path: Path) -> None:
     port, admin_port = free_ports(2)
     async with tidegate(tmp_path, port, admin_port) as process, asyncio.timeout(TIMEOUT_S):
@@ -114,8 +119,7 @@ async def test_a_reload_reaches_every_process(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
             _, text = await get(admin_port, "/readyz")
             said = {line.partition(": ")[0] for line in text.splitlines() if ": state: INITIALIZING" in line}
-        (file,) = tmp_path.glob("*.toml")
-        file.write_text(f'{file.read_text()}[limits]\nmax.connections = 4\n[log]\nformat = "json"\n')
+        add_settings(tmp_path, '[limits]\nmax.connections = 4\n[log]\nformat = "json"\n')
         process.send_signal(signal.SIGHUP)
         reloaded: list[str] = []
         assert process.stderr is not None
