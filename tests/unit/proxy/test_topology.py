@@ -344,3 +344,17 @@ async def test_a_refusal_is_final_only_before_the_first_success(caplog: pytest.L
     rig.client.trouble = None
     assert await rig.topology.refresh()
     assert rig.topology.refusal is None
+
+
+async def test_clients_that_name_unknown_brokers_do_not_set_the_pace() -> None:
+    rig = Rig()
+    rig.client.addresses = {1: ("a", 9)}
+    turns = 2_000
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(rig.topology.run())
+        await rig.topology.wait_until_ready()
+        for _ in range(turns):
+            assert rig.topology.broker_addresses(7) == ()
+            await asyncio.sleep(0)
+        following.cancel()
+    assert rig.client.reads < turns / 10
