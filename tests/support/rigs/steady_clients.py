@@ -102,7 +102,7 @@ def librdkafka(bootstrap: str, topic: str, seen: Seen, folder: Path) -> Iterator
             if message is not None and message.error() is not None:
                 seen.errors.append(f"consume: {message.error()}")
             elif message is not None:
-                seen.read.append(int(message.value()))
+                seen.read.append(int(message.value() or b""))
         consumer.close()
 
     with _threads(seen, produce, consume):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from proxy.commands.check import check
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.proxy.parsed_config import parse_config
 
 
@@ -17,3 +18,26 @@ async def test_an_unusable_guard_of_the_admin_port_is_a_problem(tmp_path: Path) 
     settings += f'[admin.tls]\ncertificate = "{certificate}"\n'
     said = [problem for problem in (await check(parse_config(settings))).problems if problem.startswith("[admin")]
     assert said == [f"[admin.tls] {certificate}: No such file or directory"]
+
+
+async def test_the_addresses_at_every_listener_are_shown() -> None:
+    async with ScriptedBroker(7) as broker:
+        settings = f"""
+[upstream]
+bootstrap.servers = "127.0.0.1:{broker.port}"
+[[listener]]
+advertised.host = "inside"
+[[listener]]
+bootstrap.port = 9093
+base.port = 9086
+advertised.host = "outside"
+advertised.base.port = 32000
+[listener.tls]
+certificate = "missing.pem"
+"""
+        lines = list((await check(parse_config(settings))).lines())
+    shown = f"broker 7: 127.0.0.1:{broker.port} is advertised as inside:9107 and outside:32007, reached"
+    assert shown in lines
+    trouble = "port 9093 is listener.bootstrap.port: change one of the two settings"
+    assert f"problem: broker 7 has no address at 0.0.0.0:9093: {trouble}" in lines
+    assert any(line.startswith("problem: [listener.tls] ") for line in lines)
