@@ -142,16 +142,26 @@ class RemoteFetchQuotas:
         per_topic: Sequence[tuple[str, int | None]] = (),
     ) -> None:
         self._clock_ms = clock_ms
-        self._window = window or QuotaWindow()
-        self._whole = None if bytes_per_second is None else RateQuota(bytes_per_second, self._window, clock_ms)
-        self._per_client = per_client
-        self._per_topic = tuple(per_topic)
-        self._of_clients: OrderedDict[str, RateQuota] = OrderedDict()
-        self._of_topics: dict[str, RateQuota] = {}
+        self.change(window or QuotaWindow(), bytes_per_second, per_client, per_topic)
         self.throttled_count = 0
         """The number of reads that were answered empty."""
         self.throttled_ms = 0
         """The sum over these reads of the time until the quotas would have allowed the read."""
+
+    def change(
+        self,
+        window: QuotaWindow,
+        bytes_per_second: int | None,
+        per_client: int | None,
+        per_topic: Sequence[tuple[str, int | None]],
+    ) -> None:
+        """Replaces the quotas. Their windows begin again, empty."""
+        self._window = window
+        self._whole = None if bytes_per_second is None else RateQuota(bytes_per_second, window, self._clock_ms)
+        self._per_client = per_client
+        self._per_topic = tuple(per_topic)
+        self._of_clients: OrderedDict[str, RateQuota] = OrderedDict()
+        self._of_topics: dict[str, RateQuota] = {}
 
     def reserve(self, topic: str, client_id: str, size_bytes: int) -> Reservation | None:
         """Returns a reservation from all quotas that apply; None when one of them is used up."""

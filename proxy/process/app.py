@@ -27,7 +27,7 @@ from protocol.api_keys import ApiKey
 from proxy.cluster.broker_listeners import Listen, ListenerAddresses
 from proxy.cluster.permissions import check_permissions
 from proxy.cluster.topology import Topology
-from proxy.config import LimitsConfig, ListenerConfig, TidegateConfig
+from proxy.config import ListenerConfig, TidegateConfig
 from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
 from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.drain_answers import DRAIN_ANSWERS
@@ -45,6 +45,7 @@ from proxy.process.probes import process_fitness, run_probes
 from proxy.process.process_state import ProcessState, StateMetric
 from proxy.process.reload import Reload
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
+from proxy.process.remote_reader import change_fetch_quotas
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier
 from proxy.wire.context import Router
 from proxy.wire.error_log import Incident
@@ -116,7 +117,8 @@ class Role(Protocol):
     def serve(self, stack: AsyncExitStack) -> None:
         """Starts to serve. Raises `OSError` if a port cannot be bound."""
 
-    def change_limits(self, limits: LimitsConfig) -> None: ...
+    def change(self, config: TidegateConfig) -> None:
+        """Applies settings that need no restart. All others are as before."""
 
     async def drain(self) -> None: ...
 
@@ -220,8 +222,10 @@ class Proxy:
         for listener in self._config.listener:
             logger.info("serving %s:%d", listener.host, listener.bootstrap_port)
 
-    def change_limits(self, limits: LimitsConfig) -> None:
-        self.server.change_limits(fit_open_files(limits))
+    def change(self, config: TidegateConfig) -> None:
+        self.server.change_limits(fit_open_files(config.limits))
+        if self._tier is not None and self._tier.quotas is not None:
+            change_fetch_quotas(self._tier.quotas, config)
 
     async def drain(self) -> None:
         self._stops = True
@@ -272,7 +276,7 @@ class RemoteLogProcess:
     def serve(self, stack: AsyncExitStack) -> None:
         logger.info("following the remote log metadata")
 
-    def change_limits(self, limits: LimitsConfig) -> None:
+    def change(self, config: TidegateConfig) -> None:
         return
 
     async def drain(self) -> None:
@@ -340,7 +344,7 @@ async def run(
 
 def _apply(role: Role, config: TidegateConfig) -> None:
     set_level(config.log.level)
-    role.change_limits(config.limits)
+    role.change(config)
 
 
 async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> bool:

@@ -1,8 +1,8 @@
 """Reads the settings again while the process runs (SIGHUP), and applies those that need no restart.
 
-The log level and `[limits]` apply at once. A limit that a connection takes over when it opens applies to new
-connections. The log names all other settings that have changed: they need a restart. Settings that are wrong change
-nothing.
+The log level, `[limits]` and the fetch quotas apply at once. A limit that a connection takes over when it opens applies
+to new connections. The log names all other settings that have changed: they need a restart. Settings that are wrong
+change nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from tiers.config.tier_config import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_FIXED_LIMITS = frozenset({"held.remote.responses.max.bytes", "remote.fetch.max.bytes.per.second"})
+_FIXED_LIMITS = frozenset({"held.remote.responses.max.bytes"})
+_FETCH_QUOTA = "remote.log.manager.fetch."
+"""How the keys of the fetch quotas at the top of the file begin."""
 
 
 class Reload:
@@ -54,17 +56,23 @@ class Reload:
 
 def _is_live(key: str) -> bool:
     section, _, name = key.partition(" ")
-    return key == "[log] level" or (section == "[limits]" and name not in _FIXED_LIMITS)
+    is_live_limit = section == "[limits]" and name not in _FIXED_LIMITS
+    return key == "[log] level" or is_live_limit or key.startswith(_FETCH_QUOTA)
 
 
 def with_live_settings(config: TidegateConfig, read: TidegateConfig) -> TidegateConfig:
     """Returns `config` with those settings of `read` that need no restart."""
     fields = own_fields(type(config.limits)).items()
     limits = {name: getattr(read.limits, name) for name, field in fields if key_of(name, field) not in _FIXED_LIMITS}
+    fields = own_fields(type(config.remote_log)).items()
+    quotas = {
+        name: getattr(read.remote_log, name) for name, field in fields if key_of(name, field).startswith(_FETCH_QUOTA)
+    }
     return config.model_copy(
         update={
             "log": config.log.model_copy(update={"level": read.log.level}),
             "limits": config.limits.model_copy(update=limits),
+            "remote_log": config.remote_log.model_copy(update=quotas),
         }
     )
 

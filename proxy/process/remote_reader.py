@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from proxy.config import LimitsConfig, TidegateConfig
+from proxy.config import TidegateConfig
 from proxy.process.budgets import chunk_folder
 from proxy.process.local_indexes import local_indexes_of_reader
 from proxy.process.open_files import raise_open_files
@@ -97,6 +97,7 @@ class RemoteReaderProcess:
         self._listener = listener
         self._client = broker_client(config.upstream)
         self._server: RemoteReadServer | None = None
+        self._quotas: RemoteFetchQuotas | None = None
         self._stops = False
 
     @property
@@ -125,6 +126,7 @@ class RemoteReaderProcess:
         registry.register(_SharedMemory(buffers))
         indexes = local_indexes_of_reader(config, REMOTE_READER)
         reader = await open_reader(stack, config, storage, metadata, registry, REMOTE_READER, indexes, buffers.share)
+        self._quotas = reader.quotas
         server = RemoteReadServer(self._listener, reader, buffers, metadata.reopen_if_replaced)
         self._server = await stack.enter_async_context(server)
 
@@ -135,8 +137,9 @@ class RemoteReaderProcess:
     def serve(self, stack: AsyncExitStack) -> None:
         return
 
-    def change_limits(self, limits: LimitsConfig) -> None:
-        return
+    def change(self, config: TidegateConfig) -> None:
+        if self._quotas is not None:
+            change_fetch_quotas(self._quotas, config)
 
     async def drain(self) -> None:
         self._stops = True
@@ -154,15 +157,20 @@ class _SharedMemory(Collector):
         )
 
 
-def _fetch_quotas(config: TidegateConfig) -> RemoteFetchQuotas:
+def change_fetch_quotas(quotas: RemoteFetchQuotas, config: TidegateConfig) -> None:
     remote_log = config.remote_log
-    return RemoteFetchQuotas(
-        monotonic_ms,
-        window=remote_log.fetch_quota_window,
-        bytes_per_second=remote_log.fetch_max_bytes_per_second,
-        per_client=config.limits.remote_fetch_max_bytes_per_second,
-        per_topic=[(topic.pattern, topic.fetch_max_bytes_per_second) for topic in config.topics],
+    quotas.change(
+        remote_log.fetch_quota_window,
+        remote_log.fetch_max_bytes_per_second,
+        config.limits.remote_fetch_max_bytes_per_second,
+        [(topic.pattern, topic.fetch_max_bytes_per_second) for topic in config.topics],
     )
+
+
+def _fetch_quotas(config: TidegateConfig) -> RemoteFetchQuotas:
+    quotas = RemoteFetchQuotas(monotonic_ms)
+    change_fetch_quotas(quotas, config)
+    return quotas
 
 
 def _disk_chunks(config: TidegateConfig, process: str | None) -> DiskChunkCache | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from prometheus_client import CollectorRegistry
@@ -51,6 +51,7 @@ from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
+from tiers.quota import RemoteFetchQuotas
 from tiers.reader.remote_reads import RemoteReads
 from tiers.reader.shared.channel import Address
 from tiers.reader.shared.client import RemoteReadClient
@@ -66,6 +67,8 @@ class RemoteTier:
     handlers: Mapping[int, Handler]
     prefix_handlers: Mapping[int, PrefixHandler]
     not_ready: Callable[[], list[str]]
+    quotas: RemoteFetchQuotas | None = None
+    """The fetch quotas, if this process reads the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,8 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace | None) -> AsyncIte
                 stack, config, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
             )
             reader = await open_reader(stack, config, storage, metadata, registry, None, indexes)
-            yield _guarded(config, _handlers(proxy, metadata, reader), lambda: alarms(metadata))
+            tier = _guarded(config, _handlers(proxy, metadata, reader), lambda: alarms(metadata))
+            yield replace(tier, quotas=reader.quotas)
         else:
             shared = await open_shared_metadata(stack, config, client, worker.name)
             max_age_ms = config.remote_log.fresh_within_ms

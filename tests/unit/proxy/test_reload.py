@@ -10,9 +10,11 @@ import pytest
 from proxy.config import LimitsConfig, TidegateConfig
 from proxy.logging_setup import set_level
 from proxy.process.reload import Reload, changed_keys
+from proxy.process.remote_reader import change_fetch_quotas
 from proxy.wire.admission import Admission, Admissions, Limit
 from tests.support.proxy.parsed_config import parse_config
 from tiers.config.tier_config import ConfigError
+from tiers.quota import RemoteFetchQuotas
 
 BASE = """
 [upstream]
@@ -111,3 +113,18 @@ async def test_a_lower_limit_of_connections_ends_none() -> None:
     assert admissions.admit("a", ended.append) is Limit.CONNECTIONS
     admissions.change_limits(4, 0, 0, 1000)
     assert isinstance(admissions.admit("a", ended.append), Admission)
+
+
+def test_the_fetch_quotas_apply_at_once() -> None:
+    quotas = "remote.log.manager.fetch.max.bytes.per.second = 5\nremote.log.manager.fetch.quota.window.num = 1\n"
+    copying = "remote.log.manager.copy.max.bytes.per.second = 5\n"
+    per_client = "[limits]\nremote.fetch.max.bytes.per.second = 6\n"
+    _, (config,) = reloaded(BASE, quotas + copying + BASE + per_client)
+    assert config == parse_config(quotas + BASE + per_client)
+    known = RemoteFetchQuotas(lambda: 0)
+    assert known.reserve("orders", "client", 1_000) is not None
+    change_fetch_quotas(known, config)
+    assert known.reserve("orders", "client", 1_000) is not None
+    assert known.reserve("orders", "client", 1) is None
+    change_fetch_quotas(known, parse_config(BASE))
+    assert known.reserve("orders", "client", 1) is not None
