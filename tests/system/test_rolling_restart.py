@@ -22,6 +22,7 @@ from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = pytest.mark.integration
 
+ROUNDS = 2
 CHECK = "option httpchk GET /readyz\n  default-server inter 200ms fall 1 rise 1"
 
 
@@ -73,17 +74,13 @@ def restart(proxy: TidegateProcess) -> None:
     proxy.start()
 
 
-@pytest.mark.parametrize(("workers", "rounds"), [(0, 2), (2, 1)])
-def test_a_rolling_restart_costs_no_client_anything(
-    kafka: KafkaCluster, topic_name: str, tmp_path: Path, workers: int, rounds: int
-) -> None:
+def test_a_rolling_restart_costs_no_client_anything(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
     port = consecutive_free_ports(2)
     seen = [Seen(name) for name in CLIENTS]
     with ExitStack() as stack:
         proxies = []
         for number in (1, 2):
             settings: dict[str, str | int] = {
-                "workers": workers,
                 "remote.log.metadata.topic.name": f"__metadata-{topic_name}"[:200],
             }
             home = tmp_path / f"proxy-{number}"
@@ -97,7 +94,7 @@ def test_a_rolling_restart_costs_no_client_anything(
             create_topic(kafka.bootstrap_servers, topic)
             clients.enter_context(CLIENTS[each.name](f"127.0.0.1:{port}", topic, each, tmp_path))
         until(lambda: all(len(each.read) > 50 for each in seen))
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             for proxy in proxies:
                 until(lambda: are_all_up(commands))
                 restart(proxy)
