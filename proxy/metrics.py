@@ -8,23 +8,58 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from platform import python_version
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from protocol.api_keys import ApiKey
+from tiers.metric_spec import CounterSpec, GaugeSpec, HistogramSpec
 
 LATENCY_BUCKETS_S: Final = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
 )  # fmt: skip
 
+BUILD_INFO = GaugeSpec(
+    "tidegate_build_info", "1, with the versions of Tidegate and Python as labels.", ("version", "python_version")
+)
+OPEN_CONNECTIONS = GaugeSpec("tidegate_open_connections", "Open connections of clients.")
+CONNECTIONS = CounterSpec("tidegate_connections", "Connections of clients that were accepted.")
+REJECTED = CounterSpec(
+    "tidegate_connections_rejected", "Connections of clients that were refused, by the setting.", ("reason",)
+)
+CLOSED = CounterSpec("tidegate_connections_closed", "Connections of clients that were closed, by cause.", ("cause",))
+UPSTREAM_CONNECTIONS = CounterSpec("tidegate_upstream_connections", "Connections to brokers that were opened.")
+UPSTREAM_FAILURES = CounterSpec("tidegate_upstream_connect_failures", "Attempts to reach a broker that failed.")
+BYTES_FROM_CLIENTS = CounterSpec("tidegate_bytes_from_clients", "Bytes read from clients.")
+BYTES_FROM_BROKERS = CounterSpec("tidegate_bytes_from_brokers", "Bytes read from brokers.")
+REQUESTS = CounterSpec("tidegate_requests", "Requests of clients, by API.", ("api",))
+LATENCY = HistogramSpec(
+    "tidegate_request_latency_seconds",
+    "From the first byte of a request to the last byte of its answer, by API and by the tier that served it.",
+    ("api", "tier"),
+    since="for Fetch from the start; for another API with its first answer",
+)
+
+CLOSE_CAUSES: Final = (
+    "broker", "client", "drained", "gave_way", "handler_error", "idle", "protocol_error", "proxy_header",
+    "setup_timeout", "stalled", "stopped", "tls_handshake", "upstream_unreachable",
+)  # fmt: skip
+REJECT_REASONS: Final = (
+    "limits.max.connections", "limits.max.total.connections.per.address",
+    "limits.max.unauthenticated.connections.per.address", "listener.proxy.protocol.trusted.networks",
+)  # fmt: skip
+
 _API_NAMES: Final = {int(key): key.name.title().replace("_", "") for key in ApiKey}
+
+_UNKNOWN: Final = "Unknown"
 
 
 def api_name(api_key: int) -> str:
     """Returns Kafka's name of an API. All unknown keys share one name, so that clients cannot add time series."""
-    return _API_NAMES.get(api_key, "Unknown")
+    return _API_NAMES.get(api_key, _UNKNOWN)
 
 
 class LatencyHistogram:
@@ -48,6 +83,17 @@ class LatencyHistogram:
         return out
 
 
+class BuildInfo(Collector):
+    def collect(self) -> Iterator[Metric]:
+        try:
+            release = version("tidegate")
+        except PackageNotFoundError:  # the sources alone, without an installation
+            release = "unknown"
+        info = BUILD_INFO.family()
+        info.add_metric([release, python_version()], 1)
+        yield info
+
+
 class ProxyMetrics(Collector):
     def __init__(self) -> None:
         self.open_connections = 0
@@ -57,50 +103,40 @@ class ProxyMetrics(Collector):
         self.bytes_from_clients = 0
         self.bytes_from_brokers = 0
         self.requests: defaultdict[int, int] = defaultdict(int)
-        self.rejected: Counter[str] = Counter()
-        self.closed: defaultdict[str, int] = defaultdict(int)
-        self.latency: defaultdict[tuple[int, str], LatencyHistogram] = defaultdict(LatencyHistogram)
+        self.rejected: Counter[str] = Counter(dict.fromkeys(REJECT_REASONS, 0))
+        self.closed: Counter[str] = Counter(dict.fromkeys(CLOSE_CAUSES, 0))
+        self.latency: defaultdict[tuple[str, str], LatencyHistogram] = defaultdict(LatencyHistogram)
+        for tier in ("local", "remote"):
+            self.latency[api_name(ApiKey.FETCH), tier] = LatencyHistogram()
 
     def observe(self, api_key: int, tier: str, seconds: float) -> None:
         """Adds a latency: from the first byte of a request until the last byte of its answer is given to the socket."""
-        self.latency[api_key, tier].observe(seconds)
+        self.latency[api_name(api_key), tier].observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("tidegate_open_connections", "Open client connections.", value=self.open_connections)
-        for name, text, value in (
-            ("connections", "Client connections accepted.", self.accepted_connections),
-            ("upstream_connections", "Connections to brokers.", self.upstream_connections),
-            ("upstream_connect_failures", "Attempts to reach a broker that failed.", self.upstream_connect_failures),
-            ("bytes_from_clients", "Bytes read from clients.", self.bytes_from_clients),
-            ("bytes_from_brokers", "Bytes read from brokers.", self.bytes_from_brokers),
+        yield OPEN_CONNECTIONS.family(self.open_connections)
+        yield CONNECTIONS.family(self.accepted_connections)
+        yield UPSTREAM_CONNECTIONS.family(self.upstream_connections)
+        yield UPSTREAM_FAILURES.family(self.upstream_connect_failures)
+        yield BYTES_FROM_CLIENTS.family(self.bytes_from_clients)
+        yield BYTES_FROM_BROKERS.family(self.bytes_from_brokers)
+        for spec, counts in (
+            (REQUESTS, _by_name(self.requests)),
+            (REJECTED, self.rejected),
+            (CLOSED, self.closed),
         ):
-            yield CounterMetricFamily(f"tidegate_{name}", text, value=value)
-        requests = CounterMetricFamily("tidegate_requests", "Requests by API.", labels=["api"])
-        for name, count in _by_name(self.requests).items():
-            requests.add_metric([name], count)
-        yield requests
-        rejected = CounterMetricFamily(
-            "tidegate_connections_rejected", "Client connections refused, by the setting.", labels=["reason"]
-        )
-        for reason, count in self.rejected.items():
-            rejected.add_metric([reason], count)
-        yield rejected
-        closed = CounterMetricFamily("tidegate_connections_closed", "Connections closed, by cause.", labels=["cause"])
-        for cause, count in self.closed.items():
-            closed.add_metric([cause], count)
-        yield closed
-        latency = HistogramMetricFamily(
-            "tidegate_request_latency_seconds",
-            "From the first byte of a request to the last byte of its answer, by API and by the tier that served it.",
-            labels=["api", "tier"],
-        )
-        for (api_key, tier), histogram in self.latency.items():
-            latency.add_metric([api_name(api_key), tier], histogram.buckets(), histogram.total_s)
+            family = spec.family()
+            for name, count in counts.items():
+                family.add_metric([name], count)
+            yield family
+        latency = LATENCY.family()
+        for (api, tier), histogram in self.latency.items():
+            latency.add_metric([api, tier], histogram.buckets(), histogram.total_s)
         yield latency
 
 
 def _by_name(counts: dict[int, int]) -> dict[str, int]:
-    named: defaultdict[str, int] = defaultdict(int)
+    named = dict.fromkeys([*_API_NAMES.values(), _UNKNOWN], 0)
     for api_key, count in counts.items():
         named[api_name(api_key)] += count
     return named

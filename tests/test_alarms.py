@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from proxy.commands.metrics_reference import all_metrics
 from tests.support.repository import ROOT
+from tiers.tasks.alarms import AlarmReason
 
 PAGE = (ROOT / "docs" / "alarms.md").read_text()
 LEVELS = {"error", "exception", "critical"}
@@ -64,20 +66,14 @@ def phrases_of_the_code() -> set[str]:
 
 
 def reasons_of_the_code() -> set[str]:
-    """Returns the second label of `alarms.labels(topic, reason)`. A variable stands for the keys of a dictionary."""
-    found = set()
-    for path, module in sources():
-        for node in ast.walk(module):
-            match node:
-                case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="alarms"), attr="labels"), args=[_, reason]):
-                    if isinstance(reason, ast.Constant):
-                        found.add(str(reason.value))
-                    else:
-                        assert path.name in ("partition_tasks.py", "partition_watch.py", "uncopied_watch.py")
-        for name, value in constants(module).items():
-            if name in ("_ALARMS", "_STOPS") and isinstance(value, ast.Dict):
-                found |= {str(key.value) for key in value.keys if isinstance(key, ast.Constant)}
-    return found
+    """Returns the reasons that code outside of their module names."""
+    return {
+        AlarmReason[node.attr]
+        for path, module in sources()
+        if path.name != "alarms.py"
+        for node in ast.walk(module)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "AlarmReason"
+    }
 
 
 def rows() -> Iterator[dict[str, str]]:
@@ -103,10 +99,9 @@ def test_the_page_has_every_error_line() -> None:
 def test_the_page_has_every_reason() -> None:
     said = [row["Reason"].strip("`") for row in rows() if "Reason" in row]
     assert len(said) == len(set(said))
-    assert set(said) == reasons_of_the_code()
+    assert set(said) == reasons_of_the_code() == set(AlarmReason)
 
 
 def test_the_metrics_of_the_page_exist() -> None:
-    code = "".join(path.read_text() for path, _ in sources())
-    for metric in re.findall(r"`tidegate_(\w+?)(?:_total)?`", PAGE):
-        assert metric in code or metric.partition("remote_log_metadata_")[2] in code, metric
+    exposed = {spec.exposed_name for spec in all_metrics()}
+    assert set(re.findall(r"`(tidegate_\w+)`", PAGE)) <= exposed

@@ -16,12 +16,15 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from tiers.broker.client import monotonic_ms
+from tiers.metric_spec import GaugeSpec
 
 logger = logging.getLogger(__name__)
+
+UNFIT = GaugeSpec("tidegate_unfit", "1: this process cannot work as an owner, and asks for no partitions.")
 
 RECOVERY_MS = 60_000
 LONGEST_RECOVERY_MS = 600_000
@@ -125,6 +128,4 @@ class FitnessMetrics(Collector):
         self._fitness = fitness
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "tidegate_unfit", "1: this process cannot work as an owner.", value=float(not self._fitness.is_fit)
-        )
+        yield UNFIT.family(float(not self._fitness.is_fit))

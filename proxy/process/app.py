@@ -21,7 +21,7 @@ from functools import partial
 from typing import Protocol
 
 import uvloop
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
 from protocol.addresses import AddressOf
 from protocol.api_keys import ApiKey
@@ -33,7 +33,7 @@ from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.drain_answers import DRAIN_ANSWERS
 from proxy.handlers.fetch.pass_through import PassThroughFetchHandler, ShareFetchHandler
 from proxy.handlers.produce import ProduceHandler
-from proxy.metrics import ProxyMetrics
+from proxy.metrics import BuildInfo, ProxyMetrics
 from proxy.process.admin_access import AdminAccess, admin_access
 from proxy.process.admin_http import admin_http
 from proxy.process.local_indexes import writer_of_local_indexes
@@ -260,8 +260,11 @@ async def run(
     `admin` is for the admin pages of a child. None: the settings say where they are."""
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
+    # A second series per counter, which tells what the process's start time tells.
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # the library gives this function alone no types
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
+    registry.register(BuildInfo())
     async with AsyncExitStack() as stack:
         registry.register(stack.enter_context(LoopLatency(loop, time.monotonic)))
         for number in (signal.SIGTERM, signal.SIGINT):

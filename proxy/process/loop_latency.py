@@ -1,7 +1,5 @@
 """`LoopLatency` measures how late the event loop runs what is due: the time that every client waits for the others.
 
-tidegate_event_loop_latency_seconds
-
 A timer is due every 50 ms, and its lateness is a sample. When the loop is held up for longer, the timers that could not
 be due meanwhile count too, each with the rest of the delay. So the samples tell what an event at a random time meets.
 """
@@ -13,10 +11,13 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Final, Self
 
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from proxy.metrics import LatencyHistogram
+from tiers.metric_spec import HistogramSpec
+
+LATENCY = HistogramSpec("tidegate_event_loop_latency_seconds", "How late the event loop runs what is due.")
 
 INTERVAL_S: Final = 0.05
 """A shorter one would wake each idle process more often, and costs more than all its other work."""
@@ -45,12 +46,9 @@ class LoopLatency(Collector):
             self._timer.cancel()
 
     def collect(self) -> Iterator[Metric]:
-        yield HistogramMetricFamily(
-            "tidegate_event_loop_latency_seconds",
-            "How late the event loop runs what is due.",
-            buckets=self.histogram.buckets(),
-            sum_value=self.histogram.total_s,
-        )
+        latency = LATENCY.family()
+        latency.add_metric([], self.histogram.buckets(), self.histogram.total_s)
+        yield latency
 
     def _set_timer(self) -> None:
         self._due_s = self._clock_s() + INTERVAL_S

@@ -24,7 +24,7 @@ from typing import IO
 import aiohttp
 import uvloop
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
@@ -41,9 +41,16 @@ from proxy.wire.server import bind, monotonic_ms
 from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.writer import forget_freshness
+from tiers.metric_spec import CounterSpec, GaugeSpec
 from tiers.reader.shared.channel import listen
 
 logger = logging.getLogger(__name__)
+
+_SINCE = "in a proxy with workers"
+PROCESS_UP = GaugeSpec("tidegate_process_up", "1: the process runs. 0: it does not.", ("process",), since=_SINCE)
+PROCESS_RESTARTS = CounterSpec(
+    "tidegate_process_restarts", "Times that the process died and was restarted.", ("process",), since=_SINCE
+)
 
 REMOTE_LOG = "remote-log"
 _ASK_TIMEOUT_S = 2.0
@@ -224,10 +231,7 @@ class _Processes(Collector):
         self._supervisor = supervisor
 
     def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("tidegate_process_up", "1 while the process runs, else 0.", labels=["process"])
-        restarts = CounterMetricFamily(
-            "tidegate_process_restarts", "Times that the process died and was restarted.", labels=["process"]
-        )
+        up, restarts = PROCESS_UP.family(), PROCESS_RESTARTS.family()
         for child in self._supervisor.children:
             up.add_metric([child.name], float(child.process is not None))
             restarts.add_metric([child.name], child.restarts)

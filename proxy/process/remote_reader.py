@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from proxy.config import TidegateConfig
@@ -30,6 +30,7 @@ from tiers.config.upstream_config import broker_client
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic.topic_based import wall_clock_ms
+from tiers.metric_spec import GaugeSpec
 from tiers.quota import RemoteFetchQuotas
 from tiers.reader.chunk_cache import Extent
 from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
@@ -40,6 +41,11 @@ from tiers.reader.shared.buffers import SharedBuffers
 from tiers.reader.shared.server import RemoteReadServer
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
 
+SHARED_BYTES = GaugeSpec(
+    "tidegate_remote_reader_shared_bytes",
+    "The memory that the remote reader shares with the workers.",
+    since="in the remote reader of a proxy with workers",
+)
 REMOTE_READER: Final = "remote-reader"
 _NICE: Final = 5
 
@@ -136,11 +142,7 @@ class _SharedMemory(Collector):
         self._buffers = buffers
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "tidegate_remote_reader_shared_bytes",
-            "The memory that the remote reader shares with the workers.",
-            value=self._buffers.size_bytes,
-        )
+        yield SHARED_BYTES.family(self._buffers.size_bytes)
 
 
 def _fetch_quotas(config: TidegateConfig) -> RemoteFetchQuotas:

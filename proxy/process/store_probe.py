@@ -1,9 +1,5 @@
 """`StoreProbe` finds out in the background what the store guarantees to concurrent writers, and goes on doing so.
 
-    tidegate_remote_storage_atomic_creation      location: 1 if the last probe proved it, 0 if it disproved it
-    tidegate_remote_storage_conditional_writes   location: the same
-    tidegate_remote_storage_probed_timestamp     the time of the last probe that had a result, in seconds
-
 A probe is evidence, not a condition: a store that is down, or that guarantees nothing, ends no process. Servers change
 behind one address, so the probe is repeated. A probe costs some 250 requests per store, so one without a result is
 repeated ever more rarely.
@@ -15,12 +11,31 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from tiers.lasting_trouble import LastingTrouble
+from tiers.metric_spec import GaugeSpec
 from tiers.storage.remote_storage_manager import RemoteStorageManager, StoreFeatures
 
 logger = logging.getLogger(__name__)
+
+_SINCE = "with the first probe that has a result"
+ATOMIC_CREATION = GaugeSpec(
+    "tidegate_remote_storage_atomic_creation",
+    "1: by the last probe, one of several writers creates an object. 0: all of them do.",
+    ("location",),
+    since=_SINCE,
+)
+CONDITIONAL_WRITES = GaugeSpec(
+    "tidegate_remote_storage_conditional_writes",
+    "1: by the last probe, one of several writers replaces a version of an object. 0: all of them do.",
+    ("location",),
+    since=_SINCE,
+)
+PROBED = GaugeSpec(
+    "tidegate_remote_storage_probed_timestamp_seconds",
+    "The time of the last probe of the store that had a result. 0: none had one.",
+)
 
 INTERVAL_S = 3600.0
 RETRY_S = 60.0
@@ -34,14 +49,9 @@ class StoreProbe:
         clock_ms: Callable[[], int],
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        prefix, labels = "tidegate_remote_storage", ("location",)
-        self._atomic = Gauge(
-            f"{prefix}_atomic_creation", "1 if one of several writers creates an object", labels, registry=registry
-        )
-        self._conditional = Gauge(
-            f"{prefix}_conditional_writes", "1 if one of several writers replaces a version", labels, registry=registry
-        )
-        self._probed = Gauge(f"{prefix}_probed_timestamp", "Time of the last probe in seconds", registry=registry)
+        self._atomic = ATOMIC_CREATION.metric(registry)
+        self._conditional = CONDITIONAL_WRITES.metric(registry)
+        self._probed = PROBED.metric(registry)
         self._storage = storage
         self._wall_clock_ms = wall_clock_ms
         self._known: dict[str, StoreFeatures] = {}

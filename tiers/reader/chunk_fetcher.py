@@ -60,6 +60,7 @@ class ChunkFetcher:
         self._first_get_bytes = first_get_bytes
         self._share = share
         self._min_get_bytes = min_get_bytes
+        self.downloaded_index_bytes = 0
         self._max_get_bytes = max_get_bytes
 
     async def index(self, segment: RemoteLogSegmentMetadata, connection_id: int) -> SegmentIndex:
@@ -93,6 +94,7 @@ class ChunkFetcher:
                 return found[0]
             with self._breakers.of(decode_location(segment.custom_metadata)[0]):
                 raw = await self._store.fetch_indexes(segment)
+            self.downloaded_index_bytes += len(raw)
             index = self._decode_indexes(raw, segment)
             self._index_cache.put(uuid, index, len(raw))
             if local is not None:

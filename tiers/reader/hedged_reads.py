@@ -70,6 +70,8 @@ class HedgedReads:
         """Each GET adds `max_percent` to the credit; a hedge takes 100 from it."""
         self.hedged_requests = 0
         self.hedge_wins = 0
+        self.downloaded_bytes = 0
+        """The bytes of all GETs that succeeded, also of those whose result is not needed."""
 
     @property
     def delay_ms(self) -> int:
@@ -84,12 +86,12 @@ class HedgedReads:
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         if not self._settings.max_percent:
-            return await self._inner.fetch_log_segment(metadata, start_position, end_position)
+            return await self._get(metadata, start_position, end_position)
 
         async def attempt() -> memoryview | Exception:
             # The attempt returns its error. If it raised, the task group would cancel the other attempt.
             try:
-                return await self._inner.fetch_log_segment(metadata, start_position, end_position)
+                return await self._get(metadata, start_position, end_position)
             except Exception as error:
                 return error
 
@@ -116,6 +118,13 @@ class HedgedReads:
         self.hedge_wins += winner is not first
         self._latencies_ms.append(self._clock_ms() - began_ms)
         return outcome
+
+    async def _get(
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None
+    ) -> memoryview:
+        found = await self._inner.fetch_log_segment(metadata, start_position, end_position)
+        self.downloaded_bytes += len(found)
+        return found
 
     async def _delay(self) -> None:
         await self._pause_ms(self.delay_ms)

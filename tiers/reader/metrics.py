@@ -1,29 +1,53 @@
-"""The Prometheus metrics of the remote read path. A scrape reads the attributes of the reader.
-
-tidegate_remote_reader_running, _pending, _bytes_in_flight     pool = chunk | index
-tidegate_remote_reader_cache_bytes                             cache = chunk | index
-tidegate_remote_reader_chunk_hits_total, _chunk_misses_total
-tidegate_remote_reader_local_index_hits_total, _local_index_misses_total
-tidegate_remote_reader_local_index_bytes                       files in the folder that the process writes
-tidegate_remote_reader_disk_chunk_hits_total, _disk_chunk_misses_total, _disk_chunk_evictions_total
-tidegate_remote_reader_disk_chunk_bytes                        files on the disk
-tidegate_remote_reader_hedged_requests_total, _hedge_wins_total
-tidegate_remote_reader_read_ahead_bytes                        reserved windows
-tidegate_remote_fetch_throttle_time_seconds                    sum and count: remote-fetch-throttle-time of KIP-956
-tidegate_remote_reader_circuit_open                            1 while the circuit breaker of a location rejects calls
-"""
+"""The Prometheus metrics of the remote read path. A scrape reads the attributes of the reader."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from tiers.metric_spec import CounterSpec, GaugeSpec, SummarySpec
 from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.remote_log_reader import RemoteLogReader
 
 _PREFIX = "tidegate_remote_reader"
+_WITH_FOLDER = "where the process has the cache"
+
+RUNNING = GaugeSpec(f"{_PREFIX}_running", "Downloads in progress.", ("pool",))
+PENDING = GaugeSpec(
+    f"{_PREFIX}_pending", "Downloads that wait for a slot.", ("pool",), kafka="RemoteLogReaderTaskQueueSize"
+)
+IN_FLIGHT = GaugeSpec(f"{_PREFIX}_bytes_in_flight", "Bytes of the downloads in progress.", ("pool",))
+DOWNLOADED = CounterSpec(
+    f"{_PREFIX}_downloaded_bytes",
+    "Bytes that came from the store for reads. Divided by `tidegate_remote_fetch_bytes_total`, they are the bytes that "
+    "were downloaded per byte that was served.",
+    ("pool",),
+)
+HEDGED_REQUESTS = CounterSpec(f"{_PREFIX}_hedged_requests", "Slow GETs that were sent a second time.")
+HEDGE_WINS = CounterSpec(f"{_PREFIX}_hedge_wins", "Second GETs that were faster than the first.")
+READ_AHEAD_BYTES = GaugeSpec(f"{_PREFIX}_read_ahead_bytes", "Bytes reserved for read-ahead.")
+CACHE_BYTES = GaugeSpec(f"{_PREFIX}_cache_bytes", "Bytes in memory caches.", ("cache",))
+CHUNK_HITS = CounterSpec(f"{_PREFIX}_chunk_hits", "Chunks found in memory.")
+CHUNK_MISSES = CounterSpec(f"{_PREFIX}_chunk_misses", "Chunks not in memory.")
+LOCAL_INDEX_HITS = CounterSpec(f"{_PREFIX}_local_index_hits", "Indexes read from files.", since=_WITH_FOLDER)
+LOCAL_INDEX_MISSES = CounterSpec(f"{_PREFIX}_local_index_misses", "Indexes not in files.", since=_WITH_FOLDER)
+LOCAL_INDEX_BYTES = GaugeSpec(
+    f"{_PREFIX}_local_index_bytes", "Bytes of index files in the folder that the process writes.", since=_WITH_FOLDER
+)
+DISK_CHUNK_HITS = CounterSpec(f"{_PREFIX}_disk_chunk_hits", "Chunks read from files.", since=_WITH_FOLDER)
+DISK_CHUNK_MISSES = CounterSpec(f"{_PREFIX}_disk_chunk_misses", "Chunks not in files.", since=_WITH_FOLDER)
+DISK_CHUNK_EVICTIONS = CounterSpec(f"{_PREFIX}_disk_chunk_evictions", "Chunks evicted from files.", since=_WITH_FOLDER)
+DISK_CHUNK_BYTES = GaugeSpec(f"{_PREFIX}_disk_chunk_bytes", "Bytes of chunk files.", since=_WITH_FOLDER)
+THROTTLE_TIME = SummarySpec(
+    "tidegate_remote_fetch_throttle_time_seconds",
+    "The time until a quota allows a read again, per throttled read.",
+    kafka="remote-fetch-throttle-time",
+)
+CIRCUIT_OPEN = GaugeSpec(
+    f"{_PREFIX}_circuit_open", "1: the circuit breaker of a location rejects reads, after failures in a row."
+)
 
 
 class LocalIndexMetrics(Collector):
@@ -33,8 +57,7 @@ class LocalIndexMetrics(Collector):
         self._indexes = indexes
 
     def collect(self) -> Iterator[Metric]:
-        size_bytes = self._indexes.cache.size_bytes
-        yield GaugeMetricFamily(f"{_PREFIX}_local_index_bytes", "Index files' bytes.", value=size_bytes)
+        yield LOCAL_INDEX_BYTES.family(self._indexes.cache.size_bytes)
 
 
 class RemoteLogReaderMetrics(Collector):
@@ -43,41 +66,33 @@ class RemoteLogReaderMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         reader = self._reader
-        pools = (("chunk", reader.chunk_pool), ("index", reader.index_pool))
-        running = GaugeMetricFamily(f"{_PREFIX}_running", "Downloads in progress.", labels=["pool"])
-        pending = GaugeMetricFamily(f"{_PREFIX}_pending", "Downloads that wait for a slot.", labels=["pool"])
-        in_flight = GaugeMetricFamily(f"{_PREFIX}_bytes_in_flight", "Bytes of running downloads.", labels=["pool"])
-        for name, pool in pools:
+        running, pending, in_flight = RUNNING.family(), PENDING.family(), IN_FLIGHT.family()
+        for name, pool in (("chunk", reader.chunk_pool), ("index", reader.index_pool)):
             running.add_metric([name], pool.running_count)
             pending.add_metric([name], pool.pending_count)
             in_flight.add_metric([name], pool.bytes_in_flight)
-        cache = GaugeMetricFamily(f"{_PREFIX}_cache_bytes", "Bytes in memory caches.", labels=["cache"])
+        downloaded = DOWNLOADED.family()
+        for name, count in reader.downloaded_bytes.items():
+            downloaded.add_metric([name], count)
+        cache = CACHE_BYTES.family()
         cache.add_metric(["chunk"], reader.chunk_cache.size_bytes)
         cache.add_metric(["index"], reader.index_cache.size_bytes)
-        yield from (running, pending, in_flight, cache)
-        yield CounterMetricFamily(f"{_PREFIX}_chunk_hits", "Chunks found in memory.", value=reader.chunk_cache.hits)
-        yield CounterMetricFamily(f"{_PREFIX}_chunk_misses", "Chunks not in memory.", value=reader.chunk_cache.misses)
+        yield from (running, pending, in_flight, downloaded, cache)
+        yield CHUNK_HITS.family(reader.chunk_cache.hits)
+        yield CHUNK_MISSES.family(reader.chunk_cache.misses)
         if (local := reader.local_indexes) is not None:
-            yield CounterMetricFamily(f"{_PREFIX}_local_index_hits", "Indexes read from files.", value=local.hits)
-            yield CounterMetricFamily(f"{_PREFIX}_local_index_misses", "Indexes not in files.", value=local.misses)
+            yield LOCAL_INDEX_HITS.family(local.hits)
+            yield LOCAL_INDEX_MISSES.family(local.misses)
             yield from LocalIndexMetrics(local).collect()
         if (disk := reader.disk_chunks) is not None:
-            yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_hits", "Chunks read from files.", value=disk.hits)
-            yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_misses", "Chunks not in files.", value=disk.misses)
-            yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_evictions", "Chunks evicted.", value=disk.evictions)
-            yield GaugeMetricFamily(f"{_PREFIX}_disk_chunk_bytes", "Bytes of chunk files.", value=disk.size_bytes)
-        hedged = reader.hedged_reads
-        yield CounterMetricFamily(f"{_PREFIX}_hedged_requests", "Slow GETs sent again.", value=hedged.hedged_requests)
-        yield CounterMetricFamily(f"{_PREFIX}_hedge_wins", "Second GETs that won.", value=hedged.hedge_wins)
-        yield GaugeMetricFamily(
-            f"{_PREFIX}_read_ahead_bytes", "Bytes reserved for read-ahead.", value=reader.read_ahead.reserved_bytes
-        )
-        yield SummaryMetricFamily(
-            "tidegate_remote_fetch_throttle_time_seconds",
-            "remote-fetch-throttle-time of KIP-956: the time until a quota allows a read again, per throttled read.",
-            count_value=reader.quotas.throttled_count,
-            sum_value=reader.quotas.throttled_ms / 1000,
-        )
-        yield GaugeMetricFamily(
-            f"{_PREFIX}_circuit_open", "1 while a circuit is open.", value=int(bool(reader.breakers.open_locations))
-        )
+            yield DISK_CHUNK_HITS.family(disk.hits)
+            yield DISK_CHUNK_MISSES.family(disk.misses)
+            yield DISK_CHUNK_EVICTIONS.family(disk.evictions)
+            yield DISK_CHUNK_BYTES.family(disk.size_bytes)
+        yield HEDGED_REQUESTS.family(reader.hedged_reads.hedged_requests)
+        yield HEDGE_WINS.family(reader.hedged_reads.hedge_wins)
+        yield READ_AHEAD_BYTES.family(reader.read_ahead.reserved_bytes)
+        throttled = THROTTLE_TIME.family()
+        throttled.add_metric([], reader.quotas.throttled_count, reader.quotas.throttled_ms / 1000)
+        yield throttled
+        yield CIRCUIT_OPEN.family(int(bool(reader.breakers.open_locations)))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -216,6 +216,11 @@ class RemoteLogReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
+
+    @property
+    def downloaded_bytes(self) -> Mapping[str, int]:
+        """The bytes that came from the store, by pool."""
+        return {"chunk": self.hedged_reads.downloaded_bytes, "index": self._fetcher.downloaded_index_bytes}
 
     async def read(self, request: RemoteReadRequest) -> RemoteRead:
         """Reads what `request` asks for.

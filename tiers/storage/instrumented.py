@@ -1,12 +1,5 @@
 """`InstrumentedRemoteStorageManager` measures any storage manager, including those of third parties.
 
-    tidegate_remote_storage_requests_total    store, operation
-    tidegate_remote_storage_errors_total      store, operation, kind = retriable | not_found | refused
-    tidegate_remote_storage_bytes_total       store, operation: bytes stored or read
-    tidegate_remote_storage_seconds           store, operation: histogram, including failed calls
-    tidegate_remote_storage_in_flight         store: calls in progress
-    tidegate_remote_storage_write_circuit_open  location: 1 while writes to it fail at once, after failures in a row
-
 A cancelled call counts in requests and seconds, but not in errors: its caller gave up, the store did not fail.
 """
 
@@ -16,11 +9,12 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.metric_spec import CounterSpec, GaugeSpec, HistogramSpec
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.circuit_breaker import CircuitBreakers
 from tiers.storage.remote_storage_manager import (
@@ -37,19 +31,48 @@ from tiers.storage.remote_storage_manager import (
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
+OPERATIONS = (
+    "open", "check", "copy_log_segment_data", "fetch_log_segment", "fetch_indexes", "delete_log_segment_data", "probe",
+    "put_object", "get_object", "delete_object", "list_objects",
+)  # fmt: skip
+"""The values of the label `operation`: the methods of a storage manager."""
+_LABELS = ("store", "operation")
+
+REQUESTS = CounterSpec("tidegate_remote_storage_requests", "Calls of the store.", _LABELS)
+ERRORS = CounterSpec(
+    "tidegate_remote_storage_errors",
+    "Calls of the store that failed. The kind is retriable, not_found or refused.",
+    (*_LABELS, "kind"),
+)
+BYTES = CounterSpec("tidegate_remote_storage_bytes", "Bytes stored or read.", _LABELS)
+SECONDS = HistogramSpec("tidegate_remote_storage_seconds", "The duration of a call, also of a failed one.", _LABELS)
+IN_FLIGHT = GaugeSpec("tidegate_remote_storage_in_flight", "Calls in progress.", ("store",))
+WRITE_CIRCUIT_OPEN = GaugeSpec(
+    "tidegate_remote_storage_write_circuit_open",
+    "1: writes to the location fail at once, after failures in a row.",
+    ("location",),
+    since="with the first write to the location",
+)
+
+
 class RemoteStorageMetrics:
     """The metrics of all stores of a process; made once per registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        labels = ("store", "operation")
-        prefix = "tidegate_remote_storage"
-        self.requests = Counter(f"{prefix}_requests", "Calls to the remote store", labels, registry=registry)
-        self.errors = Counter(f"{prefix}_errors", "Calls that failed", (*labels, "kind"), registry=registry)
-        self.bytes = Counter(f"{prefix}_bytes", "Bytes stored or read", labels, registry=registry)
-        self.seconds = Histogram(
-            f"{prefix}_seconds", "Duration of a call", labels, registry=registry, buckets=_BUCKETS_S
-        )
-        self.in_flight = Gauge(f"{prefix}_in_flight", "Calls in progress", ("store",), registry=registry)
+        self.requests = REQUESTS.metric(registry)
+        self.errors = ERRORS.metric(registry)
+        self.bytes = BYTES.metric(registry)
+        self.seconds = SECONDS.metric(registry, _BUCKETS_S)
+        self.in_flight = IN_FLIGHT.metric(registry)
+
+    def add(self, store: str) -> None:
+        """Makes the series of a store, with zero."""
+        self.in_flight.labels(store)
+        for operation in OPERATIONS:
+            for metric in (self.requests, self.bytes, self.seconds):
+                metric.labels(store, operation)
+            for kind in ("retriable", "not_found", "refused"):
+                self.errors.labels(store, operation, kind)
 
 
 class WriteCircuitMetrics(Collector):
@@ -59,9 +82,7 @@ class WriteCircuitMetrics(Collector):
         self._breakers = breakers
 
     def collect(self) -> Iterator[Metric]:
-        is_open = GaugeMetricFamily(
-            "tidegate_remote_storage_write_circuit_open", "1 while writes fail at once.", labels=("location",)
-        )
+        is_open = WRITE_CIRCUIT_OPEN.family()
         for location, breaker in self._breakers.all().items():
             is_open.add_metric((location or "home",), int(breaker.is_open))
         yield is_open
@@ -74,6 +95,7 @@ class InstrumentedRemoteStorageManager:
         self._inner = inner
         self._store = store
         self._metrics = metrics
+        metrics.add(store)
 
     async def open(self) -> None:
         with self._measured("open"):

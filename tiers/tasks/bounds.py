@@ -5,7 +5,11 @@ See docs/founding.md, "Bounds"; docs/design.md, "Words".
 
 from __future__ import annotations
 
+from typing import Final
+
 from tiers.model.log_source import LocalLogBounds
+
+BOUNDS: Final = ("Lz>=Ly", "Ly>=Lx", "Ly>Ry", "Ry>=Rx")
 
 
 def violated_bounds(local: LocalLogBounds, remote_start: int | None, remote_end: int | None) -> list[str]:

@@ -1,70 +1,222 @@
-"""The metrics of the RLM tasks. The names follow Kafka's (KIP-405, KIP-963), in Prometheus spelling."""
+"""The metrics of the RLM tasks. The names are Kafka's (KIP-405, KIP-956, KIP-963), in Prometheus's spelling."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
+from collections.abc import Set
+from typing import Final
 
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from tiers.metric_spec import CounterSpec, GaugeSpec, SummarySpec
+from tiers.model.ids import TopicIdPartition
+from tiers.tasks.alarms import STATES, AlarmReason, RemoteLogAlarms
+from tiers.tasks.bounds import BOUNDS
+
+STAGES: Final = ("survey", "gap", "copy", "expiry", "manifest", "trim", "deletion")
+"""The stages of a partition's tasks."""
+TOPIC_KEPT_MS: Final = 3_600_000
+"""How long the series of a topic stay after this process copied its last partition, so that a scrape reads them."""
+
+_TOPIC = ("topic",)
 _PARTITION = ("topic", "partition")
+
+ALARM = GaugeSpec(
+    "tidegate_remote_log_alarm",
+    "Partitions, their stages, or topics that have the alarm now, by reason.",
+    ("topic", "reason"),
+)
+ALARMS = CounterSpec("tidegate_remote_log_alarms", "Times that an alarm began, by reason.", ("topic", "reason"))
+COPY_BYTES = CounterSpec(
+    "tidegate_remote_copy_bytes",
+    "Bytes of segments copied, verified and finished.",
+    _TOPIC,
+    kafka="RemoteCopyBytesPerSec",
+)
+COPY_REQUESTS = CounterSpec(
+    "tidegate_remote_copy_requests", "Segments whose copy began.", _TOPIC, kafka="RemoteCopyRequestsPerSec"
+)
+COPY_ERRORS = CounterSpec("tidegate_remote_copy_errors", "Copies that failed.", _TOPIC, kafka="RemoteCopyErrorsPerSec")
+COPY_LAG_BYTES = GaugeSpec(
+    "tidegate_remote_copy_lag_bytes",
+    "Estimated bytes below the last stable offset that are not remote yet.",
+    _PARTITION,
+    kafka="RemoteCopyLagBytes",
+)
+COPY_LAG_SEGMENTS = GaugeSpec(
+    "tidegate_remote_copy_lag_segments",
+    "Estimated segments below the last stable offset that are not remote yet.",
+    _PARTITION,
+    kafka="RemoteCopyLagSegments",
+)
+COPY_LAG_SECONDS = GaugeSpec(
+    "tidegate_remote_copy_lag_seconds",
+    "How long this process has known a record below the last stable offset that is not remote.",
+    _PARTITION,
+)
+OLDEST_UNCOPIED = GaugeSpec(
+    "tidegate_remote_oldest_uncopied_seconds",
+    "The age of the oldest record below the last stable offset that is not remote: by its timestamp once it was read, "
+    "else the time for which this process has known it. 0: all are remote.",
+    _PARTITION,
+)
+COPY_STALLED_SECONDS = GaugeSpec(
+    "tidegate_remote_copy_stalled_seconds",
+    "How long a copy with work has made no progress; the log says why. 0: it is not stalled.",
+    _PARTITION,
+)
+COPY_STOPPED = GaugeSpec(
+    "tidegate_remote_copy_stopped", "1: copying has stopped until a restart; the log says why.", _PARTITION
+)
+COPY_THROTTLE_TIME = SummarySpec(
+    "tidegate_remote_copy_throttle_time_seconds",
+    "How long copying waited for its quota, each time it did.",
+    kafka="remote-copy-throttle-time",
+)
+SPOOL_BYTES = GaugeSpec("tidegate_spool_bytes", "Bytes of the segments being built.")
+OWNED_PARTITIONS = GaugeSpec("tidegate_owned_partitions", "Partitions that this process copies.")
+REFUSED_TOPICS = GaugeSpec("tidegate_refused_topics", "Topics that the settings name and that cannot be tiered.")
+TRIMMED_OFFSETS = CounterSpec(
+    "tidegate_local_trimmed_offsets", "Offsets removed from brokers by DeleteRecords.", _TOPIC
+)
+TRIMS_HELD = CounterSpec(
+    "tidegate_local_trims_held_by_share_groups", "Trims that stopped at the start offset of a share group.", _TOPIC
+)
+DELETE_REQUESTS = CounterSpec(
+    "tidegate_remote_delete_requests", "Segments whose deletion began.", _TOPIC, kafka="RemoteDeleteRequestsPerSec"
+)
+DELETE_ERRORS = CounterSpec(
+    "tidegate_remote_delete_errors", "Deletions that failed.", _TOPIC, kafka="RemoteDeleteErrorsPerSec"
+)
+DELETE_LAG_BYTES = GaugeSpec(
+    "tidegate_remote_delete_lag_bytes", "Bytes of segments being deleted.", _PARTITION, kafka="RemoteDeleteLagBytes"
+)
+DELETE_LAG_SEGMENTS = GaugeSpec(
+    "tidegate_remote_delete_lag_segments", "Segments being deleted.", _PARTITION, kafka="RemoteDeleteLagSegments"
+)
+FAILED_DELETIONS = GaugeSpec("tidegate_remote_failed_deletions", "Segments whose deletion failed and is retried.")
+LOG_SIZE_BYTES = GaugeSpec(
+    "tidegate_remote_log_size_bytes", "Bytes of readable remote segments.", _PARTITION, kafka="RemoteLogSizeBytes"
+)
+METADATA_COUNT = GaugeSpec(
+    "tidegate_remote_log_metadata_count", "Remote segments with metadata.", _PARTITION, kafka="RemoteLogMetadataCount"
+)
+LOG_GAPS = GaugeSpec(
+    "tidegate_remote_log_gaps", "Gaps: runs of offsets that brokers removed before they were copied.", _PARTITION
+)
+LOG_GAP_OFFSETS = GaugeSpec("tidegate_remote_log_gap_offsets", "Offsets in gaps.", _PARTITION)
+CLAMPS = CounterSpec(
+    "tidegate_remote_log_clamps", "Ends of remote logs that another leader's records replaced.", _TOPIC
+)
+QUARANTINED_BYTES = GaugeSpec(
+    "tidegate_remote_quarantined_bytes", "Bytes of the segments that were cut off as a whole.", _PARTITION
+)
+QUARANTINED_SEGMENTS = GaugeSpec(
+    "tidegate_remote_quarantined_segments", "Segments that were cut off as a whole.", _PARTITION
+)
+BOUNDS_VIOLATIONS = CounterSpec(
+    "tidegate_bounds_violations", "Bounds between the tiers that did not hold, by bound.", ("topic", "bound")
+)
+STAGE_FAILURES = CounterSpec(
+    "tidegate_remote_log_stage_failures", "Failures of a stage of a partition's tasks.", ("topic", "stage")
+)
 
 
 class RemoteLogManagerMetrics:
-    """One set of metrics per registry. A partition's gauges are removed when another process takes it over."""
+    """One set of metrics per registry.
+
+    The series of a topic and of a partition exist, with zero, since this process took the partition over. The gauges of
+    a partition go with the ownership. The series of a topic stay for `TOPIC_KEPT_MS` after its last partition here."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, labels: tuple[str, ...] = ("topic",)) -> Counter:
-            return Counter(f"tidegate_{name}", text, labels, registry=registry)
+        self.alarms = RemoteLogAlarms(ALARMS.metric(registry), ALARM.metric(registry))
+        self.copy_bytes = COPY_BYTES.metric(registry)
+        self.copy_requests = COPY_REQUESTS.metric(registry)
+        self.copy_errors = COPY_ERRORS.metric(registry)
+        self.copy_lag_bytes = COPY_LAG_BYTES.metric(registry)
+        self.copy_lag_segments = COPY_LAG_SEGMENTS.metric(registry)
+        self.copy_lag_seconds = COPY_LAG_SECONDS.metric(registry)
+        self.oldest_uncopied_seconds = OLDEST_UNCOPIED.metric(registry)
+        self.copy_stalled_seconds = COPY_STALLED_SECONDS.metric(registry)
+        self.copy_stopped = COPY_STOPPED.metric(registry)
+        self.copy_throttle_time = COPY_THROTTLE_TIME.metric(registry)
+        self.spool_bytes = SPOOL_BYTES.metric(registry)
+        self.owned_partitions = OWNED_PARTITIONS.metric(registry)
+        self.refused_topics = REFUSED_TOPICS.metric(registry)
+        self.trimmed_offsets = TRIMMED_OFFSETS.metric(registry)
+        self.trims_held = TRIMS_HELD.metric(registry)
+        self.delete_requests = DELETE_REQUESTS.metric(registry)
+        self.delete_errors = DELETE_ERRORS.metric(registry)
+        self.delete_lag_bytes = DELETE_LAG_BYTES.metric(registry)
+        self.delete_lag_segments = DELETE_LAG_SEGMENTS.metric(registry)
+        self.failed_deletions = FAILED_DELETIONS.metric(registry)
+        self.log_size_bytes = LOG_SIZE_BYTES.metric(registry)
+        self.metadata_count = METADATA_COUNT.metric(registry)
+        self.log_gaps = LOG_GAPS.metric(registry)
+        self.log_gap_offsets = LOG_GAP_OFFSETS.metric(registry)
+        self.clamps = CLAMPS.metric(registry)
+        self.quarantined_bytes = QUARANTINED_BYTES.metric(registry)
+        self.quarantined_segments = QUARANTINED_SEGMENTS.metric(registry)
+        self.bounds_violations = BOUNDS_VIOLATIONS.metric(registry)
+        self.stage_failures = STAGE_FAILURES.metric(registry)
+        self._of_partition = self._with(_PARTITION)
+        self._of_topic_alone = self._with(_TOPIC)
+        self._of_topic = [
+            each for each in self._all() if "topic" in each._labelnames and each not in self._of_partition
+        ]
+        self._whole: set[str] = set()
+        """The topics that have all series."""
+        self._unowned_since_ms: dict[str, int | None] = {}
+        """The topics with series, and since when this process has had no partition of them. None: it has one."""
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"tidegate_{name}", text, _PARTITION, registry=registry)
+    def _with(self, labels: tuple[str, ...]) -> list[Counter | Gauge]:
+        return [each for each in self._all() if each._labelnames == labels]
 
-        self.copy_bytes = counter("remote_copy_bytes", "Bytes of segments copied, verified and finished")
-        self.copy_requests = counter("remote_copy_requests", "Segments whose copy began")
-        self.copy_errors = counter("remote_copy_errors", "Copies that failed")
-        self.delete_requests = counter("remote_delete_requests", "Segments whose deletion began")
-        self.delete_errors = counter("remote_delete_errors", "Deletions that failed")
-        self.failed_deletions = Gauge(
-            "tidegate_remote_failed_deletions",
-            "Segments whose deletion failed and is retried",
-            registry=registry,
-        )
-        self.copy_throttle_time = Summary(
-            "tidegate_remote_copy_throttle_time_seconds",
-            "remote-copy-throttle-time of KIP-956: how long copying waited for its quota, each time it did",
-            registry=registry,
-        )
-        self.trimmed_offsets = counter("local_trimmed_offsets", "Offsets removed from brokers by DeleteRecords")
-        self.trims_held = counter(
-            "local_trims_held_by_share_groups", "Trims that stopped at the start offset of a share group"
-        )
-        self.alarms = counter("remote_log_alarms", "Alarms about partitions and topics, by reason", ("topic", "reason"))
-        self.stage_failures = counter(
-            "remote_log_stage_failures", "Failures of a stage of a partition's tasks, by stage", ("topic", "stage")
-        )
-        self.clamps = counter("remote_log_clamps", "Ends of remote logs that another leader's records replaced")
-        self.quarantined_bytes = gauge("remote_quarantined_bytes", "Bytes of the segments that were cut off as a whole")
-        self.quarantined_segments = gauge("remote_quarantined_segments", "Segments that were cut off as a whole")
-        self.bounds_violations = counter("bounds_violations", "Broken bounds, by bound", ("topic", "bound"))
-        self.copy_lag_bytes = gauge("remote_copy_lag_bytes", "Estimated bytes below the LSO that are not remote yet")
-        self.copy_lag_segments = gauge(
-            "remote_copy_lag_segments", "Estimated segments below the LSO that are not remote yet"
-        )
-        self.copy_lag_seconds = gauge("remote_copy_lag_seconds", "How long a record below the LSO has not been remote")
-        self.copy_stalled_seconds = gauge(
-            "remote_copy_stalled_seconds", "How long a copy with work has made no progress; the log says why"
-        )
-        self.copy_stopped = gauge("remote_copy_stopped", "1: copying has stopped until a restart; the log says why")
-        self.delete_lag_bytes = gauge("remote_delete_lag_bytes", "Bytes of segments being deleted")
-        self.delete_lag_segments = gauge("remote_delete_lag_segments", "Segments being deleted")
-        self.log_gaps = gauge("remote_log_gaps", "Gaps: runs of offsets that brokers removed before they were copied")
-        self.log_gap_offsets = gauge("remote_log_gap_offsets", "Offsets in gaps")
-        self.log_size_bytes = gauge("remote_log_size_bytes", "Bytes of readable remote segments")
-        self.metadata_count = gauge("remote_log_metadata_count", "Remote segments with metadata")
-        self.owned_partitions = Gauge("tidegate_owned_partitions", "Partitions this process copies", registry=registry)
-        self.refused_topics = Gauge("tidegate_refused_topics", "Topics that rules name but no tier", registry=registry)
-        self.spool_bytes = Gauge("tidegate_spool_bytes", "Bytes of the segments being built", registry=registry)
-        self._of_partition = [each for each in vars(self).values() if getattr(each, "_labelnames", ()) == _PARTITION]
+    def _all(self) -> list[Counter | Gauge]:
+        own = [each for each in vars(self).values() if isinstance(each, Counter | Gauge)]
+        return [*own, self.alarms.counter, self.alarms.gauge]
 
-    def forget(self, topic: str, partition: int) -> None:
-        """Removes the gauges of a partition that this process does not own any more."""
+    def add(self, partition: TopicIdPartition) -> None:
+        """Makes the series of a partition that this process takes over, with zero."""
+        topic = partition.topic
         for metric in self._of_partition:
-            metric.remove_by_labels({"topic": topic, "partition": str(partition)})
+            metric.labels(topic, str(partition.partition))
+        if topic in self._whole:
+            return
+        self._whole.add(topic)
+        self.note(topic)
+        for metric in self._of_topic_alone:
+            metric.labels(topic)
+        for reason in AlarmReason:
+            self.alarms.counter.labels(topic, reason)
+        for reason in STATES:
+            self.alarms.gauge.labels(topic, reason)
+        for bound in BOUNDS:
+            self.bounds_violations.labels(topic, bound)
+        for stage in STAGES:
+            self.stage_failures.labels(topic, stage)
+
+    def note(self, topic: str) -> None:
+        """Notes that there will be series of the topic, also if this process owns no partition of it."""
+        self._unowned_since_ms.setdefault(topic, None)
+
+    def keep_topics(self, owned: Set[str], now_ms: int) -> None:
+        """Removes the series of the topics of which this process has had no partition and no alarm for long."""
+        for topic in self.alarms.topics - self._unowned_since_ms.keys():
+            self.note(topic)
+        for topic, since_ms in list(self._unowned_since_ms.items()):
+            if topic in owned or self.alarms.has_any(topic):
+                self._unowned_since_ms[topic] = None
+            elif since_ms is None:
+                self._unowned_since_ms[topic] = now_ms
+            elif now_ms - since_ms >= TOPIC_KEPT_MS:
+                del self._unowned_since_ms[topic]
+                self._whole.discard(topic)
+                self.alarms.remove_topic(topic)
+                for metric in self._of_topic:
+                    metric.remove_by_labels({"topic": topic})
+
+    def forget(self, partition: TopicIdPartition) -> None:
+        """Removes the gauges of a partition that this process does not own any more, and ends its alarms."""
+        self.alarms.forget(partition.topic, str(partition))
+        for metric in self._of_partition:
+            metric.remove(partition.topic, str(partition.partition))

@@ -28,12 +28,14 @@ from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.deletion.segment_deletion import Leftovers, collect_leftovers
 from tiers.tasks.history.clamp_task import RLMClampTask
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.lost_copies import copies_to_spare
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
+from tiers.tasks.metrics import STAGES
 from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.retention.trim_task import TrimTask
@@ -41,8 +43,8 @@ from tiers.tasks.stage import Stage
 from tiers.tasks.task_services import TaskServices
 
 _STOPS = {
-    "metadata-lost": "the metadata of a partition was lost: the partition is not copied, trimmed or expired",
-    "diverged": "the log diverged from the copied records: the partition is not copied, trimmed or expired",
+    AlarmReason.METADATA_LOST: "the metadata of a partition was lost: the partition is not copied, trimmed or expired",
+    AlarmReason.DIVERGED: "the log diverged from the copied records: the partition is not copied, trimmed or expired",
 }
 logger = logging.getLogger(__name__)
 
@@ -70,17 +72,14 @@ class PartitionTasks:
         self.is_copy_stopped = False
         self.running: dict[str, asyncio.Task[None]] = {}
         """What runs now, by the name of the stage. The round itself has the name of the survey."""
-        self.stages = {
-            name: Stage(services, topic_id_partition, name)
-            for name in ("survey", "gap", "copy", "expiry", "manifest", "trim", "deletion")
-        }
+        self.stages = {name: Stage(services, topic_id_partition, name) for name in STAGES}
         self._services = services
         self._log_starts = LogStartConfirmation(services.source, services.metadata)
         self._clamp = RLMClampTask(services, topic_id_partition, self.manifest)
         self._gaps = LogGapTask(services, topic_id_partition, self.manifest)
         self._trim = TrimTask(services, topic_id_partition, self.manifest)
         self._expiration = RLMExpirationTask(services, topic_id_partition)
-        self._stops: set[str] = set()
+        self._stops: set[AlarmReason] = set()
         """The reasons for which the partition stopped since its last round that went through."""
 
     @property
@@ -210,7 +209,7 @@ class PartitionTasks:
             topic = self.partition.topic
             self.is_copy_stopped = True
             self._services.metrics.copy_stopped.labels(topic, str(self.partition.partition)).set(1)
-            self._services.metrics.alarms.labels(topic, "custom-metadata").inc()
+            self._services.metrics.alarms.begin(topic, AlarmReason.CUSTOM_METADATA, str(self.partition))
             logger.error(
                 "copying stops: the store's custom metadata is too large",
                 extra={"partition": str(self.partition), "error": str(error)},
@@ -259,10 +258,10 @@ class PartitionTasks:
         next survey compares the histories itself, and clamps the tier if an unclean election explains the divergence.
         """
         topic, fields = self.partition.topic, {"partition": str(self.partition), "error": str(error)}
-        reason = "metadata-lost" if isinstance(error, MetadataLostError) else "diverged"
-        if name == "survey" or reason == "metadata-lost":
+        reason = AlarmReason.METADATA_LOST if isinstance(error, MetadataLostError) else AlarmReason.DIVERGED
+        if name == "survey" or reason is AlarmReason.METADATA_LOST:
             if reason not in self._stops:
-                self._services.metrics.alarms.labels(topic, reason).inc()
+                self._services.metrics.alarms.begin(topic, reason, str(self.partition))
             logger.log(logging.DEBUG if reason in self._stops else logging.ERROR, _STOPS[reason], extra=fields)
             self._stops.add(reason)
         else:
@@ -272,6 +271,8 @@ class PartitionTasks:
 
     def _go_on(self) -> None:
         if self._stops:
+            for reason in self._stops:
+                self._services.metrics.alarms.end(self.partition.topic, reason, str(self.partition))
             self._stops.clear()
             logger.info("a partition that stopped goes on", extra={"partition": str(self.partition)})
 

@@ -11,15 +11,18 @@ from datetime import UTC, datetime
 from tiers.config.topic_policy import TopicPolicy
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.bounds import violated_bounds
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.retention.uncopied_watch import UncopiedWatch
 from tiers.tasks.task_services import TaskServices
 
 _ALARMS = {
-    "copy-lag": "copying is behind by more than half of the retention: records may expire before they are copied",
-    "stuck-lso": "the last stable offset stands still: a transaction hangs, and no record after it is copied",
-    "uncopied-beginning": "the local log has uncopied records before copied ones: trimming stops at them",
+    AlarmReason.COPY_LAG: (
+        "copying is behind by more than half of the retention: records may expire before they are copied"
+    ),
+    AlarmReason.STUCK_LSO: "the last stable offset stands still: a transaction hangs, and no record after it is copied",
+    AlarmReason.UNCOPIED_BEGINNING: "the local log has uncopied records before copied ones: trimming stops at them",
 }
 logger = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ class PartitionWatch:
         self._uncopied = UncopiedWatch(services, topic_id_partition)
         self._lso = -1
         self._lso_since_ms = 0
-        self._alarms: set[str] = set()
+        self._alarms: set[AlarmReason] = set()
         self._is_stalled = False
 
     async def look(self, policy: TopicPolicy, bounds: LocalLogBounds, copy: RLMCopyTask) -> None:
@@ -52,13 +55,14 @@ class PartitionWatch:
         labels = partition.topic, str(partition.partition)
         services.metrics.copy_stalled_seconds.labels(*labels).set(stalled_ms / 1000 if is_stalled else 0)
         if copy.behind_ms:
-            services.metrics.copy_lag_seconds.labels(*labels).set(copy.behind_ms / 1000)
+            copy.show_age()
         if is_stalled and not self._is_stalled:
-            services.metrics.alarms.labels(partition.topic, "copy-stalled").inc()
+            services.metrics.alarms.begin(partition.topic, AlarmReason.COPY_STALLED, str(partition))
             since = datetime.fromtimestamp((services.wall_clock_ms() - stalled_ms) / 1000, UTC)
             fields = {"partition": str(partition), "error": error or "none"}
             logger.error("copying makes no progress", extra={**fields, "since": since.isoformat(timespec="seconds")})
         elif self._is_stalled and not is_stalled:
+            services.metrics.alarms.end(partition.topic, AlarmReason.COPY_STALLED, str(partition))
             logger.info("copying goes on", extra={"partition": str(partition)})
         self._is_stalled = is_stalled
 
@@ -81,7 +85,7 @@ class PartitionWatch:
         is_uncopied = metadata.remote_log_segment_metadata(partition, local_start) is None or any(
             local_start < gap.next_offset <= (remote_end or 0) for gap in metadata.gaps(partition)
         )
-        self._raise(policy, "uncopied-beginning", is_raised=is_among_copied and is_uncopied)
+        self._raise(policy, AlarmReason.UNCOPIED_BEGINNING, is_raised=is_among_copied and is_uncopied)
         for bound in violated_bounds(bounds, remote_start, remote_end):
             self._services.metrics.bounds_violations.labels(partition.topic, bound).inc()
             logger.error("a bound between the tiers does not hold", extra={"partition": str(partition), "bound": bound})
@@ -95,20 +99,22 @@ class PartitionWatch:
         broker = policy.broker_retention
         retention_ms = policy.retention_ms if broker is None or policy.recorded_total.is_set else broker.ms
         raised = {
-            "copy-lag": 0 <= retention_ms < 2 * behind_ms,
-            "stuck-lso": now_ms - self._lso_since_ms >= services.settings.stuck_lso_alarm_ms,
+            AlarmReason.COPY_LAG: 0 <= retention_ms < 2 * behind_ms,
+            AlarmReason.STUCK_LSO: now_ms - self._lso_since_ms >= services.settings.stuck_lso_alarm_ms,
         }
         for reason, is_raised in raised.items():
             self._raise(policy, reason, is_raised=is_raised)
 
-    def _raise(self, policy: TopicPolicy, reason: str, *, is_raised: bool) -> None:
+    def _raise(self, policy: TopicPolicy, reason: AlarmReason, *, is_raised: bool) -> None:
         """Raises or ends an alarm. It is raised once per episode."""
+        alarms, partition = self._services.metrics.alarms, str(self._partition)
         if not is_raised:
             self._alarms.discard(reason)
+            alarms.end(policy.topic, reason, partition)
         elif reason not in self._alarms:
             self._alarms.add(reason)
-            self._services.metrics.alarms.labels(policy.topic, reason).inc()
-            logger.error(_ALARMS[reason], extra={"partition": str(self._partition)})
+            alarms.begin(policy.topic, reason, partition)
+            logger.error(_ALARMS[reason], extra={"partition": partition})
 
     def measure(self) -> None:
         metadata, metrics, partition = self._services.metadata, self._services.metrics, self._partition

@@ -231,7 +231,9 @@ class RemoteLogManager:
                 # Ownership was lost and won again. A copy that is still being cancelled must not look like a leftover.
                 continue
             self._managed[partition] = PartitionTasks(self._services, partition, policy, tenure)
+            self._services.metrics.add(partition)
         self._services.metrics.owned_partitions.set(len(self._managed))
+        self._services.metrics.keep_topics({each.topic for each in self._managed}, self._services.clock_ms())
 
     def _give_up(self, partition: TopicIdPartition) -> None:
         """Gives up a partition, and cancels the work on it. Later writes of that work are fenced.
@@ -247,7 +249,7 @@ class RemoteLogManager:
                     task.cancel()
         else:
             managed.copy.discard()
-        self._services.metrics.forget(partition.topic, partition.partition)
+        self._services.metrics.forget(partition)
         self._services.metrics.owned_partitions.set(len(self._managed))
 
     def _start_rounds(self, tasks: asyncio.TaskGroup) -> None:
@@ -302,6 +304,7 @@ class RemoteLogManager:
         if not managed.running and self._ending.get(managed.partition) is managed:
             del self._ending[managed.partition]
             managed.copy.discard()
+            self._services.metrics.forget(managed.partition)
         self._wake.set()
 
     async def _guard(self, managed: PartitionTasks, name: str, work: Coroutine[Any, Any, None]) -> None:

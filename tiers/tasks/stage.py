@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.task_services import TaskServices
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class Stage:
         self.failures, self.last_error = 0, ""
         if self._is_alarmed:
             self._is_alarmed = False
+            services.metrics.alarms.end(*self._alarm)
             logger.info("a stage of a partition works again", extra=self._fields)
 
     def failed(self, error: Exception) -> None:
@@ -97,12 +99,16 @@ class Stage:
         if self.failures == 0 or self._is_alarmed or failing_ms < self._services.settings.stage_alarm_ms:
             return
         self._is_alarmed = True
-        self._services.metrics.alarms.labels(self._partition.topic, "stage-failing").inc()
+        self._services.metrics.alarms.begin(*self._alarm)
         since = datetime.fromtimestamp((self._services.wall_clock_ms() - failing_ms) / 1000, UTC)
         logger.error(
             "a stage of a partition keeps failing",
             extra={**self._fields, "error": self.last_error, "since": since.isoformat(timespec="seconds")},
         )
+
+    @property
+    def _alarm(self) -> tuple[str, AlarmReason, str]:
+        return self._partition.topic, AlarmReason.STAGE_FAILING, f"{self._partition} {self.name}"
 
     @property
     def _fields(self) -> dict[str, object]:

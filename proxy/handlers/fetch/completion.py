@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -63,6 +63,21 @@ class _JudgedFetch:
         )
 
 
+@dataclass(slots=True)
+class RemoteReadCounts:
+    """What the answers to clients got from the remote tier: reads of a partition, those that failed, and records."""
+
+    requests: int = 0
+    errors: int = 0
+    size_bytes: int = 0
+
+    def count(self, reads: Iterable[RemotePartitionRead], outcomes: Iterable[RemoteOutcome]) -> None:
+        for read in reads:
+            self.requests += 1
+            self.errors += read.error is not None
+        self.size_bytes += sum(0 if outcome.read is None else outcome.read.size_bytes for outcome in outcomes)
+
+
 class FetchCompleter:
     def __init__(
         self,
@@ -78,6 +93,7 @@ class FetchCompleter:
         self._local = local
         self._connections = connections
         self._purgatory = purgatory
+        self.counts = RemoteReadCounts()
 
     async def complete(self, held: HeldFetch, response: FetchResponse) -> Sequence[Buffer]:
         payload = await self._complete(held, response)
@@ -108,6 +124,7 @@ class FetchCompleter:
             )
             if outcome is not None:
                 outcomes[index] = outcome
+        self.counts.count(fetch.reads.values(), outcomes.values())
         if any(read.result is not None for read in fetch.reads.values()):
             held.exchange.tier = "remote"
         if tiered:

@@ -31,7 +31,7 @@ from protocol.header import request_body_position, response_body_position
 from protocol.primitives import read_int32
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, client_id_of
-from proxy.handlers.fetch.completion import FetchCompleter
+from proxy.handlers.fetch.completion import FetchCompleter, RemoteReadCounts
 from proxy.handlers.fetch.delayed import DelayedRemoteFetchPurgatory, RemotePartitionRead
 from proxy.handlers.fetch.held import FetchConnectionState, FetchConnectionStates, HeldFetch, PartitionKey
 from proxy.handlers.fetch.local import LocalAnswers, StreamedPartitions
@@ -120,6 +120,10 @@ class FetchHandler:
 
         hold_bytes = self._tools.settings.hold_bytes
         return Forward(exchange.request.frame, hold_bytes, patcher, passes), state
+
+    @property
+    def remote_reads(self) -> RemoteReadCounts:
+        return self._completer.counts
 
     @property
     def in_neither_tier_count(self) -> int:

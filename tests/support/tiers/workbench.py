@@ -188,6 +188,10 @@ class Workbench:
     def metric(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(f"tidegate_{name}", labels) or 0.0
 
+    def active(self, reason: str, topic: str = "orders") -> float:
+        """Returns how many partitions, stages or topics have the alarm now."""
+        return self.metric("remote_log_alarm", topic=topic, reason=reason)
+
 
 class FakeShareGroups:
     def __init__(self) -> None:

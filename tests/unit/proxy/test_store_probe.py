@@ -45,7 +45,7 @@ class Evidence:
 
     @property
     def probed_s(self) -> float | None:
-        return self.registry.get_sample_value("tidegate_remote_storage_probed_timestamp")
+        return self.registry.get_sample_value("tidegate_remote_storage_probed_timestamp_seconds")
 
 
 @pytest.mark.parametrize("error", [RetriableRemoteStorageError("503"), TypeError("of a third party")])

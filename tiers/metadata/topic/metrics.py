@@ -1,26 +1,39 @@
-"""Exports the metadata manager's status to Prometheus.
-
-tidegate_remote_log_metadata_alarm                   ALARM on 1: at least one metadata partition stands still
-tidegate_remote_log_metadata_freshness_age_seconds   time since the metadata partition that is furthest behind was read
-                                                     to its end; absent until every partition was read to its end once
-tidegate_remote_log_metadata_owned_partitions        metadata partitions that this process may write
-tidegate_remote_log_metadata_owned                   1 for each of them; a partition without an owner in any process
-                                                     for long is an error
-tidegate_remote_log_metadata_events_read_total       committed records read since the start
-tidegate_remote_log_metadata_foreign_records_total   records skipped because Tidegate did not write them: check who may
-                                                     write to the topic
-tidegate_remote_log_metadata_clock_skew_seconds      how far the brokers' clock is ahead of this machine's; absent until
-                                                     a record was written
-"""
+"""The Prometheus metrics of the metadata manager. A scrape reads its status."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metric_spec import CounterSpec, GaugeSpec
+
+_PREFIX = "tidegate_remote_log_metadata"
+
+ALARM = GaugeSpec(f"{_PREFIX}_alarm", "1: at least one metadata partition stands still, and an operator must act.")
+FRESHNESS_AGE = GaugeSpec(
+    f"{_PREFIX}_freshness_age_seconds",
+    "Time since the metadata partition that is furthest behind was read to its end.",
+    since="when every metadata partition was read to its end once",
+)
+OWNED_PARTITIONS = GaugeSpec(f"{_PREFIX}_owned_partitions", "Metadata partitions that this process may write.")
+OWNED = GaugeSpec(
+    f"{_PREFIX}_owned",
+    "1: this process may write the metadata partition. A metadata partition without a series has no owner.",
+    ("metadata_partition",),
+    since="while the process owns the metadata partition",
+)
+EVENTS_READ = CounterSpec(f"{_PREFIX}_events_read", "Committed records that were read.")
+FOREIGN_RECORDS = CounterSpec(
+    f"{_PREFIX}_foreign_records", "Records that were skipped because Tidegate did not write them."
+)
+CLOCK_SKEW = GaugeSpec(
+    f"{_PREFIX}_clock_skew_seconds",
+    "How far the brokers' clock is ahead of this machine's.",
+    since="when this process has written a record",
+)
 
 
 class RemoteLogMetadataMetrics(Collector):
@@ -28,33 +41,16 @@ class RemoteLogMetadataMetrics(Collector):
         self._manager = manager
 
     def collect(self) -> Iterator[Metric]:
-        status, name = self._manager.status(), "tidegate_remote_log_metadata"
-        yield GaugeMetricFamily(f"{name}_alarm", "1: an operator must act.", value=float(status.alarm is not None))
+        status = self._manager.status()
+        yield ALARM.family(float(status.alarm is not None))
         if status.freshness_age_ms is not None:
-            yield GaugeMetricFamily(
-                f"{name}_freshness_age_seconds",
-                "Age of the last read to the end of the metadata partition that is furthest behind.",
-                value=status.freshness_age_ms / 1000,
-            )
-        yield GaugeMetricFamily(
-            f"{name}_owned_partitions",
-            "Metadata partitions that this process may write.",
-            value=len(status.owned_partitions),
-        )
-        owned = GaugeMetricFamily(
-            f"{name}_owned", "1: this process may write the metadata partition.", labels=["metadata_partition"]
-        )
+            yield FRESHNESS_AGE.family(status.freshness_age_ms / 1000)
+        yield OWNED_PARTITIONS.family(len(status.owned_partitions))
+        owned = OWNED.family()
         for number in sorted(status.owned_partitions):
             owned.add_metric([str(number)], 1.0)
         yield owned
-        yield CounterMetricFamily(f"{name}_events_read", "Committed records that were read.", value=status.events_read)
-        foreign = status.foreign_records_read
-        yield CounterMetricFamily(
-            f"{name}_foreign_records", "Records skipped because Tidegate did not write them.", value=foreign
-        )
+        yield EVENTS_READ.family(status.events_read)
+        yield FOREIGN_RECORDS.family(status.foreign_records_read)
         if status.clock_skew_ms is not None:
-            yield GaugeMetricFamily(
-                f"{name}_clock_skew_seconds",
-                "How far the brokers' clock is ahead of this machine's.",
-                value=status.clock_skew_ms / 1000,
-            )
+            yield CLOCK_SKEW.family(status.clock_skew_ms / 1000)

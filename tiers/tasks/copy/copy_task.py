@@ -19,7 +19,7 @@ from functools import partial
 from itertools import count
 from uuid import uuid4
 
-from protocol.records.record_batch import cut_at_batches
+from protocol.records.record_batch import cut_at_batches, iterate_batches
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import (
     BrokerError,
@@ -38,6 +38,7 @@ from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuat
 from tiers.tasks.copy.segment_copy import copy_segment
 from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.history.lineage import check_lineage, check_remote_lineage
+from tiers.tasks.retention.uncopied_watch import HeadBatch, head_of
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class RLMCopyTask:
         self._read_bytes = 0
         self._read_offsets = 0
         self._behind_since_ms: int | None = None
+        self._head: HeadBatch | None = None
+        """The first batch of the open segment."""
         self._log_start: int | None = None
         self.throttled_ms = 0
         """Milliseconds for which the quota stops the copying, as of the last run; 0: it did not stop that run."""
@@ -140,6 +143,9 @@ class RLMCopyTask:
                 raise
             await self._follow_leader(read.leader_epoch)
             held_bytes = self._open_bytes
+            if not held_bytes:
+                first = next(iterate_batches(read.records), None)
+                self._head = None if first is None else head_of(first)
             fits = cut_at_batches(read.records, policy.segment_bytes - held_bytes, min_one=held_bytes == 0)
             if fits and not await self._append(await self._builder_from(start), read, fits):
                 return True
@@ -372,7 +378,14 @@ class RLMCopyTask:
         metrics = self._services.metrics
         metrics.copy_lag_bytes.labels(*labels).set(self.lag_bytes)
         metrics.copy_lag_segments.labels(*labels).set(self.lag_bytes // policy.segment_bytes)
+        self.show_age()
+
+    def show_age(self) -> None:
+        """Shows how long records have not been remote. The caller calls it also while nothing is read."""
+        labels = self._partition.topic, str(self._partition.partition)
+        metrics = self._services.metrics
         metrics.copy_lag_seconds.labels(*labels).set(self.behind_ms / 1000)
+        metrics.oldest_uncopied_seconds.labels(*labels).set(self._oldest_uncopied_ms / 1000)
 
     def _bytes_per_offset(self, start: int) -> float:
         """Estimates the bytes per offset of unread records, from the records read so far or from the newest segment."""
@@ -380,6 +393,14 @@ class RLMCopyTask:
             return self._read_bytes / self._read_offsets
         newest = self._services.metadata.remote_log_segment_metadata(self._partition, start - 1)
         return 0.0 if newest is None else newest.segment_size_bytes / (newest.end_offset - newest.start_offset + 1)
+
+    @property
+    def _oldest_uncopied_ms(self) -> int:
+        """The age of the oldest record that is not remote; 0 if all are. Only the open segment's first one was read."""
+        head = None if self._builder is None else self._head
+        if not self.behind_ms or head is None or head.timestamp_ms is None:
+            return self.behind_ms
+        return max(self.behind_ms, self._services.wall_clock_ms() - head.timestamp_ms)
 
     @property
     def behind_ms(self) -> int:

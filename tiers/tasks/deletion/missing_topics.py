@@ -20,6 +20,7 @@ from itertools import pairwise
 from uuid import UUID
 
 from tiers.model.ids import TopicIdPartition
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.task_services import TaskServices
 
 SAME_TIME_MS = 3_600_000
@@ -45,7 +46,8 @@ class MissingTopics:
         self._services = services
         self._missing_since_ms: dict[UUID, int] = {}
         self._idle_since_ms: dict[UUID, int] = {}
-        self._alarmed: set[UUID] = set()
+        self._alarmed: dict[UUID, str] = {}
+        """The names of the topics with the alarm, by id."""
 
     def see(self, missing: Collection[UUID]) -> None:
         """Takes the ids that no broker knows now, out of all ids that the caller asked about."""
@@ -151,7 +153,7 @@ class MissingTopics:
         skew_ms = await services.metadata.clock_skew_ms(topic, anew=True)
         if abs(skew_ms) <= limit_ms:
             return services.wall_clock_ms() + skew_ms
-        services.metrics.alarms.labels(topic.topic, "clock-skew").inc()
+        services.metrics.alarms.happened(topic.topic, AlarmReason.CLOCK_SKEW)
         logger.error(
             "the time since which a topic is missing is unknown while this machine's clock and the brokers' clock"
             " differ: synchronize the clocks",
@@ -166,12 +168,15 @@ class MissingTopics:
         metadata = self._services.metadata
         missing = dict(metadata.missing_topics())
         together = {each for each in vanished_together(missing) if not metadata.is_topic_deleted(each)}
-        fresh = [each for each in topics if each.topic_id in together - self._alarmed]
-        self._alarmed = together & (self._alarmed | {each.topic_id for each in topics})
+        fresh = [each for each in topics if each.topic_id in together - self._alarmed.keys()]
+        alarms = self._services.metrics.alarms
+        for topic_id in self._alarmed.keys() - together:
+            alarms.end(self._alarmed.pop(topic_id), AlarmReason.TOPICS_MISSING, str(topic_id))
+        self._alarmed |= {each.topic_id: each.topic for each in fresh}
         if not fresh:
             return
         for topic in fresh:
-            self._services.metrics.alarms.labels(topic.topic, "topics-missing").inc()
+            alarms.begin(topic.topic, AlarmReason.TOPICS_MISSING, str(topic.topic_id))
         said = [
             f"{names.get(each, '')} ({each}) since {datetime.fromtimestamp(missing[each] / 1000, UTC):%FT%TZ}"
             for each in sorted(together, key=lambda each: (missing[each], names.get(each, "")))

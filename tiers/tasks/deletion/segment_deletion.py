@@ -50,6 +50,7 @@ async def delete_segment(
     `unrecorded` is custom metadata that no record has; the store gets it. Raises the errors of the store and of the
     metadata manager."""
     topic = segment.topic_id_partition.topic
+    services.metrics.note(topic)
     services.metrics.delete_requests.labels(topic).inc()
     try:
         if segment.state is not RemoteLogSegmentState.DELETE_SEGMENT_STARTED:

@@ -17,6 +17,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogClampUpdate
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.history.lineage import check_history, clamp_end, surviving_end
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.history.stop_check import AcceptedLog
@@ -94,7 +95,7 @@ class RLMClampTask:
         await services.metadata.put_remote_log_clamp(clamp)
         services.checkpoint("clamp-written")
         services.metrics.clamps.labels(partition.topic).inc()
-        services.metrics.alarms.labels(partition.topic, "clamped").inc()
+        services.metrics.alarms.happened(partition.topic, AlarmReason.CLAMPED)
         logger.error(
             "another leader's records replaced copied records; the replaced records are in quarantine",
             extra={"partition": str(partition), "valid_end_offset": common.offset, "remote_end": remote_end},

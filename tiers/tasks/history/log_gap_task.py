@@ -20,6 +20,7 @@ from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.task_services import TaskServices
 
@@ -106,7 +107,7 @@ class LogGapTask:
         services.checkpoint("gap-written")
         self._seen = None
         if is_new:
-            services.metrics.alarms.labels(partition.topic, "gap").inc()
+            services.metrics.alarms.happened(partition.topic, AlarmReason.GAP)
             logger.error(
                 "the broker removed records before they were copied: the log has a gap, and copying continues after it",
                 extra={

@@ -48,6 +48,7 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.history.lost_copies import check_store, is_whole, last_copies
 from tiers.tasks.history.stop_check import AcceptedLog, AcceptedState, state_to_accept
 from tiers.tasks.history.store_place import has_segment_of
@@ -230,6 +231,7 @@ class PartitionManifestTask:
                 self._read_error = error
                 return False
             self._read_error = None
+            self._end_alarm()
         return True
 
     async def end_acceptance(self) -> None:
@@ -273,16 +275,21 @@ class PartitionManifestTask:
             self.error = error
         else:
             self.error, self._is_written = None, True
+            self._end_alarm()
 
     def _alarm(self, error: RemoteStorageError) -> None:
         """Raises an alarm, once until the store accepts or returns the manifest again."""
         if self.error is None and self._read_error is None:
-            self._services.metrics.alarms.labels(self._partition.topic, "manifest").inc()
+            self._services.metrics.alarms.begin(self._partition.topic, AlarmReason.MANIFEST, str(self._partition))
             logger.error(
                 "a partition manifest cannot be written or read: no newer segment is trimmed, and `rebuild` would miss"
                 " changes",
                 extra={"partition": str(self._partition), "error": str(error)},
             )
+
+    def _end_alarm(self) -> None:
+        if self.error is None and self._read_error is None:
+            self._services.metrics.alarms.end(self._partition.topic, AlarmReason.MANIFEST, str(self._partition))
 
     def _do_tiers_meet(self) -> bool:
         """Whether the tiers met when this ownership began, or a recorded gap has the offsets between them."""

@@ -31,6 +31,7 @@ from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.deletion.segment_deletion import try_to_delete
 from tiers.tasks.retention.trim_task import segment_timestamp_ms
 from tiers.tasks.task_services import TaskServices
@@ -161,9 +162,11 @@ class RLMExpirationTask:
         if abs(measured_ms) > limit_ms:
             measured_ms = await services.metadata.clock_skew_ms(self._partition, anew=True)
         skew_ms = max(0, newest_ms - services.wall_clock_ms(), abs(measured_ms))
+        alarmed = self._partition.topic, AlarmReason.CLOCK_SKEW, str(self._partition)
         if skew_ms <= limit_ms:
+            services.metrics.alarms.end(*alarmed)
             return True
-        services.metrics.alarms.labels(self._partition.topic, "clock-skew").inc()
+        services.metrics.alarms.begin(*alarmed)
         logger.error(
             "nothing expires while this machine's clock and the brokers' clock differ: synchronize the clocks",
             extra={"partition": str(self._partition), "skew_ms": skew_ms},

@@ -19,6 +19,7 @@ from tiers.config.total_retention import TotalRetention, recorded_total
 from tiers.errors import RemoteLogError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.model.ids import TopicIdPartition
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ class TotalRetentionTask:
     def __init__(self, services: TaskServices) -> None:
         self._services = services
         self._conflicts: dict[UUID, str] = {}
+        self._alarmed: set[str] = set()
+        """The topics with the alarm."""
         self._waiting: set[UUID] = set()
         """The topics whose total another member should have recorded by now."""
         self._failing = LastingTrouble(
@@ -66,9 +69,13 @@ class TotalRetentionTask:
 
     def _alarm(self, policies: list[TopicPolicy]) -> None:
         found = {policy.topic_id: policy.total_conflict for policy in policies}
+        alarms, names = self._services.metrics.alarms, {policy.topic for policy in policies}
+        for topic in self._alarmed - names:
+            alarms.end(topic, AlarmReason.RETENTION_DIFFERS)
+        self._alarmed = names
         for policy in policies:
             if self._conflicts.get(policy.topic_id) != policy.total_conflict:
-                self._services.metrics.alarms.labels(policy.topic, "retention-differs").inc()
+                alarms.begin(policy.topic, AlarmReason.RETENTION_DIFFERS)
                 logger.error(
                     "the total retention in the settings file is not the recorded one: nothing of the topic expires;"
                     " `tidegate tier retention` or kafka-configs changes the recorded one",

@@ -20,20 +20,25 @@ from tiers.errors import RemoteLogError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
+from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.task_services import TaskServices
 
 _ALARMS = {
-    "broker-retention-50": (
+    AlarmReason.BROKER_RETENTION_50: (
         "records that are not copied have used half of the broker's retention: after all of it, the broker removes them"
     ),
-    "broker-retention-80": (
+    AlarmReason.BROKER_RETENTION_80: (
         "records that are not copied have used 80 % of the broker's retention: after all of it, the broker removes them"
     ),
-    "broker-retention-passed": (
+    AlarmReason.BROKER_RETENTION_PASSED: (
         "records that are not copied are beyond the broker's retention: the broker may remove them at any time"
     ),
 }
-_LIMITS = {"broker-retention-50": 0.5, "broker-retention-80": 0.8, "broker-retention-passed": 1.0}
+_LIMITS = {
+    AlarmReason.BROKER_RETENTION_50: 0.5,
+    AlarmReason.BROKER_RETENTION_80: 0.8,
+    AlarmReason.BROKER_RETENTION_PASSED: 1.0,
+}
 logger = logging.getLogger(__name__)
 
 
@@ -83,13 +88,13 @@ class UncopiedWatch:
         self._offset = -1
         self._since_ms = 0
         self._head: HeadBatch | None = None
-        self._raised: set[str] = set()
+        self._raised: set[AlarmReason] = set()
 
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, lag_bytes: int) -> None:
         """Raises the alarms, once per episode. `lag_bytes` is the copier's estimate; 0: it has none."""
         broker = policy.broker_retention
         if broker is None or not policy.recorded_total.is_set:
-            self._raised.clear()
+            self._raise(policy, set(), -1)
             return
         share = 0.0
         offset = first_uncopied(self._services.metadata, self._partition, bounds)
@@ -100,13 +105,17 @@ class UncopiedWatch:
                 size_bytes = int(self._head.bytes_per_offset * (bounds.high_watermark - offset))
             share = used_share(broker, self._age_ms(), size_bytes)
         raised = {reason for reason, limit in _LIMITS.items() if share >= limit}
+        self._raise(policy, raised, offset)
+
+    def _raise(self, policy: TopicPolicy, raised: set[AlarmReason], offset: int) -> None:
+        alarms, partition = self._services.metrics.alarms, str(self._partition)
+        for reason in self._raised - raised:
+            alarms.end(policy.topic, reason, partition)
         for reason in _ALARMS:
             if reason in raised - self._raised:
-                self._services.metrics.alarms.labels(policy.topic, reason).inc()
-                logger.error(
-                    _ALARMS[reason],
-                    extra={"partition": str(self._partition), "offset": offset, "broker_retention": str(broker)},
-                )
+                alarms.begin(policy.topic, reason, partition)
+                fields = {"partition": partition, "offset": offset, "broker_retention": str(policy.broker_retention)}
+                logger.error(_ALARMS[reason], extra=fields)
         self._raised = raised
 
     async def _look_at(self, offset: int) -> None:

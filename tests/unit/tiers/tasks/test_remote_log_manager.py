@@ -55,9 +55,11 @@ async def test_a_beginning_that_was_never_copied_holds_trimming(running: Running
         assert running.bench.metric("remote_log_alarms_total", **alarm) == 0
         log.log_start_offset = 0
         await until(lambda: running.bench.metric("remote_log_alarms_total", **alarm) == 1)
+        assert running.bench.active("uncopied-beginning") == 1
         assert log.log_start_offset == 0
         log.log_start_offset = 20
         await until(lambda: log.log_start_offset == 50)
+        await until(lambda: running.bench.active("uncopied-beginning") == 0)
 
 
 async def test_retention_that_was_raised_during_a_copy_counts_after_it(
@@ -137,8 +139,10 @@ async def test_a_partition_that_stops_is_one_alarm_until_it_goes_on(
             log.failure = error
             await until(lambda: survey.last_error == str(error))
             assert stopped() == (episode, episode)
+            assert running.bench.active(reason) == 1
             log.failure = None
             await until(lambda: survey.failures == 0)
+            await until(lambda: running.bench.active(reason) == 0)
 
 
 async def test_a_round_clamps_after_an_unclean_election_and_copies_the_leader(running: Running) -> None:
@@ -309,7 +313,10 @@ async def test_a_transaction_that_hangs_is_an_alarm_once(running: Running) -> No
         await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1)
         reads = len(log.reads)
         await until(lambda: len(log.reads) > reads + 3)
-    assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1
+        assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1
+        assert running.bench.active("stuck-lso") == 1
+        log.last_stable_offset = None
+        await until(lambda: running.bench.active("stuck-lso") == 0)
 
 
 async def test_copying_that_falls_behind_the_retention_is_an_alarm(running: Running) -> None:

@@ -266,10 +266,12 @@ async def test_an_expiry_that_fails_stops_no_copy_and_no_trim(
         await until(
             lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="stage-failing") == 1
         )
+        assert running.bench.active("stage-failing") == 1
         assert remote_start(running) == 0
         monkeypatch.undo()
         await until(lambda: remote_start(running) is None)
         await until(lambda: "a stage of a partition works again" in caplog.messages)
+        assert running.bench.active("stage-failing") == 0
     said = [vars(line) for line in caplog.records if line.getMessage() == "a stage of a partition keeps failing"]
     assert [(line["stage"], line["error"]) for line in said] == [("expiry", "the skew is not known")]
 

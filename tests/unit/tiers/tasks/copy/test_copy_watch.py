@@ -79,6 +79,7 @@ async def test_a_copy_to_a_silent_store_is_reported_with_its_partition_and_age(
         await until(lambda: begun == 2)
         clock.passed_ms = ALARM_MS
         await until(lambda: stalls(running) == 2)
+        assert running.bench.active("copy-stalled") == 2
         assert min(stalled_seconds(running, each) for each in "01") >= ALARM_MS / 1000
         lines = [vars(line) for line in caplog.records if line.getMessage() == "copying makes no progress"]
         assert {line["partition"] for line in lines} == {str(PARTITION), str(OTHER)}
@@ -86,6 +87,7 @@ async def test_a_copy_to_a_silent_store_is_reported_with_its_partition_and_age(
         go_on.set()
         await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
         await until(lambda: max(stalled_seconds(running, each) for each in "01") == 0)
+        assert running.bench.active("copy-stalled") == 0
     assert [line.getMessage() for line in caplog.records].count("copying goes on") == stalls(running) == 2
 
 

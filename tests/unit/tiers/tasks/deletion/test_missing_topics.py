@@ -147,6 +147,7 @@ async def test_topics_that_vanish_together_need_an_operator(
     assert all(said in named for said in ("orders", str(TOPIC_ID), "payments", str(OTHER.topic_id)))
     for topic in ("orders", "payments"):
         assert bench.metric("remote_log_alarms_total", topic=topic, reason="topics-missing") == 1
+        assert bench.active("topics-missing", topic) == 1
     assert len(await bench.objects()) == 8
 
     # One that an operator calls deleted goes, and does not leave the other one alone with its days.
@@ -158,6 +159,7 @@ async def test_topics_that_vanish_together_need_an_operator(
     assert await task.run() == 1
     assert await bench.objects() == []
     await rounds_for(bench, task, 3 * delay_ms, delay_ms)
+    assert [bench.active("topics-missing", topic) for topic in ("orders", "payments")] == [0, 0]
     assert (bench.metadata.missing, bench.metadata.deleted_topics) == ({}, set())
 
 

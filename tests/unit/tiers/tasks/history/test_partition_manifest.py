@@ -131,8 +131,10 @@ async def test_a_store_that_fails_is_one_alarm_and_is_asked_again(manifests: Man
     assert (await manifests.round(), manifests.task.is_written) == (["get", "get", "put"], False)
     assert await manifests.round() == ["get", "put"]
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="manifest") == 1
+    assert bench.active("manifest") == 1
     manifests.storage.fails = False
     assert (await manifests.round(), manifests.task.is_written) == (["get", "put"], True)
+    assert bench.active("manifest") == 0
     assert await manifests.round() == []
 
 
@@ -379,8 +381,10 @@ async def test_nothing_is_trimmed_while_the_manifest_cannot_be_read_back(
     assert bench.log.trims == []
     assert bench.metadata.local_log_start(PARTITION) is None
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="manifest") == 1
+    assert bench.active("manifest") == 1
     monkeypatch.setattr(trimmable.storage, "get_object", get_object)
     assert await trimmed(trimmable, KEEP_NOTHING) == (["get"], 60)
+    assert bench.active("manifest") == 0
 
 
 async def test_a_trim_does_not_hide_a_manifest_that_knows_more(trimmable: Manifests) -> None:

@@ -106,6 +106,11 @@ async def test_nothing_expires_while_the_clocks_differ(copied: Workbench, our_cl
     assert await copied.expire(replace(POLICY, retention_ms=0)) == 0
     assert len(copied.finished) == 3
     assert copied.metric("remote_log_alarms_total", topic="orders", reason="clock-skew") == 1
+    assert copied.active("clock-skew") == 1
+    copied.wall_ms -= our_clock_ms
+    copied.metadata.skew_ms = 0
+    await copied.expire(replace(POLICY, retention_ms=0))
+    assert copied.active("clock-skew") == 0
 
 
 async def test_a_skew_that_a_new_measurement_does_not_find_stops_nothing(copied: Workbench) -> None:

@@ -167,10 +167,13 @@ async def test_a_file_that_differs_raises_one_alarm_and_changes_nothing(
         for _ in range(3):
             await task.run([differing])
     assert alarms(bench) == len(caplog.records) == 1
+    assert bench.active("retention-differs") == 1
     assert of_metadata(bench) == differing.recorded_total
     await task.run([policy()])
+    assert bench.active("retention-differs") == 0
     await task.run([differing])
     assert alarms(bench) == 2
+    assert bench.active("retention-differs") == 1
 
 
 async def test_a_write_that_fails_is_tried_again(bench: Workbench, caplog: pytest.LogCaptureFixture) -> None:

@@ -47,8 +47,12 @@ async def test_a_copy_ends_the_episode(bench: Workbench, watch: UncopiedWatch) -
     await bench.copy_all()
     assert bench.metadata.remote_end_offset(PARTITION) == 149
     assert await looked(bench, watch) == [1, 1, 1]
+    assert [bench.active(reason) for reason in REASONS] == [0, 0, 0]
     bench.wall_ms += DAY_MS
     assert await looked(bench, watch) == [2, 2, 2]
+    assert [bench.active(reason) for reason in REASONS] == [1, 1, 1]
+    assert await looked(bench, watch, POLICY) == [2, 2, 2]
+    assert [bench.active(reason) for reason in REASONS] == [0, 0, 0]
 
 
 async def test_imported_records_with_an_old_create_time_alarm_at_once(bench: Workbench, watch: UncopiedWatch) -> None:

@@ -1,0 +1,139 @@
+"""The series of a topic and of a partition: they exist from the start, and their number has a bound."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from prometheus_client import CollectorRegistry
+
+from proxy.commands.metrics_reference import series_per_partition, series_per_topic
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.model.ids import TopicIdPartition
+from tiers.tasks.alarms import STATES, AlarmReason
+from tiers.tasks.deletion.segment_deletion import delete_segment
+from tiers.tasks.metrics import TOPIC_KEPT_MS, RemoteLogManagerMetrics
+
+HOUR_MS = 3_600_000
+
+
+def partitions(topics: int, per_topic: int) -> list[TopicIdPartition]:
+    return [TopicIdPartition(UUID(int=n), each, f"topic-{n}") for n in range(topics) for each in range(per_topic)]
+
+
+def samples(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
+    """The series with a topic: the values of the labels follow the name, by the labels' names."""
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if "topic" in sample.labels and not sample.name.endswith("_created")
+    }
+
+
+def test_a_topic_and_a_partition_have_all_series_from_the_start() -> None:
+    registry = CollectorRegistry()
+    metrics = RemoteLogManagerMetrics(registry)
+    for partition in partitions(10, 3):
+        metrics.add(partition)
+    found = samples(registry)
+    assert set(found.values()) == {0}
+    assert len(found) == 10 * series_per_topic() + 30 * series_per_partition()
+    assert all(("tidegate_remote_log_alarms_total", reason, "topic-7") in found for reason in AlarmReason)
+    assert all(("tidegate_remote_log_alarm", reason, "topic-7") in found for reason in STATES)
+
+
+def test_what_happens_adds_no_series() -> None:
+    registry = CollectorRegistry()
+    metrics = RemoteLogManagerMetrics(registry)
+    metrics.add(PARTITION)
+    before = samples(registry).keys()
+    for reason in STATES:
+        metrics.alarms.begin("orders", reason, str(PARTITION))
+    metrics.alarms.happened("orders", AlarmReason.GAP)
+    assert samples(registry).keys() == before
+
+
+def test_the_gauges_and_alarms_of_a_partition_go_with_it() -> None:
+    registry = CollectorRegistry()
+    metrics = RemoteLogManagerMetrics(registry)
+    one, other = partitions(1, 2)
+    for partition in (one, other):
+        metrics.add(partition)
+        metrics.alarms.begin(partition.topic, AlarmReason.MANIFEST, str(partition))
+        metrics.alarms.begin(partition.topic, AlarmReason.STAGE_FAILING, f"{partition} copy")
+    metrics.forget(one)
+    found = samples(registry)
+    assert found["tidegate_remote_log_alarm", "manifest", "topic-0"] == 1
+    assert found["tidegate_remote_log_alarm", "stage-failing", "topic-0"] == 1
+    assert len(found) == series_per_topic() + series_per_partition()
+
+
+def test_topics_that_come_and_go_leave_no_series() -> None:
+    registry = CollectorRegistry()
+    metrics = RemoteLogManagerMetrics(registry)
+    for hour, partition in enumerate(partitions(50, 1)):
+        metrics.add(partition)
+        metrics.keep_topics({partition.topic}, hour * TOPIC_KEPT_MS)
+        metrics.forget(partition)
+        metrics.delete_requests.labels(partition.topic).inc()
+        metrics.alarms.happened(partition.topic, AlarmReason.GAP)
+    assert len(samples(registry)) <= 3 * series_per_topic()
+    for hour in range(50, 53):
+        metrics.keep_topics(set(), hour * TOPIC_KEPT_MS)
+    assert samples(registry) == {}
+
+
+def test_a_scrape_still_reads_what_the_last_rounds_of_a_topic_did() -> None:
+    registry = CollectorRegistry()
+    metrics = RemoteLogManagerMetrics(registry)
+    metrics.add(PARTITION)
+    metrics.copy_bytes.labels("orders").inc(7)
+    metrics.forget(PARTITION)
+    metrics.keep_topics(set(), 1)
+    metrics.keep_topics(set(), TOPIC_KEPT_MS)
+    assert samples(registry)["tidegate_remote_copy_bytes_total", "orders"] == 7
+
+
+def test_a_topic_with_an_alarm_keeps_its_series() -> None:
+    registry = CollectorRegistry()
+    metrics = RemoteLogManagerMetrics(registry)
+    metrics.alarms.begin("gone", AlarmReason.TOPICS_MISSING, "id")
+    for hour in range(5):
+        metrics.keep_topics(set(), hour * TOPIC_KEPT_MS)
+    assert samples(registry)["tidegate_remote_log_alarm", "topics-missing", "gone"] == 1
+    metrics.alarms.end("gone", AlarmReason.TOPICS_MISSING, "id")
+    for hour in range(5, 8):
+        metrics.keep_topics(set(), hour * TOPIC_KEPT_MS)
+    assert samples(registry) == {}
+
+
+async def test_the_deletions_of_a_deleted_topic_leave_no_series(bench: Workbench) -> None:
+    """No process copies the topic any more, and its deletions count under its name."""
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    await bench.copy_all()
+    await delete_segment(bench.services, bench.segments[0])
+    assert bench.metric("remote_delete_requests_total", topic="orders") == 1
+    for hour in range(3):
+        bench.services.metrics.keep_topics(set(), hour * TOPIC_KEPT_MS)
+    names = {name for name, *_ in samples(bench.registry)}
+    assert not any(name.startswith("tidegate_remote_delete_requests") for name in names)
+
+
+async def test_the_oldest_uncopied_record_has_the_age_of_its_timestamp(bench: Workbench) -> None:
+    def oldest_s() -> float:
+        return bench.metric("remote_oldest_uncopied_seconds", topic="orders", partition="0")
+
+    bench.log.append(batch_of(0, 10, timestamp=bench.wall_ms - HOUR_MS))
+    await bench.copy_all()
+    assert bench.metadata.remote_end_offset(PARTITION) is None
+    assert oldest_s() == 0
+    bench.now_ms += 1_000
+    bench.wall_ms += 1_000
+    await bench.copy()
+    assert oldest_s() == HOUR_MS / 1000 + 1
+    bench.now_ms += POLICY.segment_ms
+    await bench.copy_all()
+    assert bench.metadata.remote_end_offset(PARTITION) == 9
+    await bench.copy()
+    assert oldest_s() == 0

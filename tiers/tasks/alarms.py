@@ -1,0 +1,87 @@
+"""`RemoteLogAlarms`: the alarms about partitions and topics, as a counter of their beginnings and as their state now.
+
+docs/alarms.md says what each of them means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from enum import StrEnum
+
+from prometheus_client import Counter, Gauge
+
+
+class AlarmReason(StrEnum):
+    """The values of the label `reason`."""
+
+    BROKER_RETENTION_50 = "broker-retention-50"
+    BROKER_RETENTION_80 = "broker-retention-80"
+    BROKER_RETENTION_PASSED = "broker-retention-passed"
+    CLAMPED = "clamped"
+    CLOCK_SKEW = "clock-skew"
+    COPY_LAG = "copy-lag"
+    COPY_STALLED = "copy-stalled"
+    CUSTOM_METADATA = "custom-metadata"
+    DIVERGED = "diverged"
+    GAP = "gap"
+    MANIFEST = "manifest"
+    METADATA_LOST = "metadata-lost"
+    RETENTION_DIFFERS = "retention-differs"
+    STAGE_FAILING = "stage-failing"
+    STUCK_LSO = "stuck-lso"
+    TOPICS_MISSING = "topics-missing"
+    UNCOPIED_BEGINNING = "uncopied-beginning"
+
+
+EVENTS = frozenset({AlarmReason.GAP, AlarmReason.CLAMPED})
+"""The alarms that tell what has happened, and so have no state. Gaps and quarantined segments have gauges."""
+STATES = tuple(reason for reason in AlarmReason if reason not in EVENTS)
+
+
+class RemoteLogAlarms:
+    """`about` is what has the alarm: a partition, or one of its stages. Empty: the topic itself.
+
+    The code that finds a trouble keeps the episodes: it calls `begin` once, or again for each attempt that fails."""
+
+    def __init__(self, counter: Counter, gauge: Gauge) -> None:
+        self.counter = counter
+        self.gauge = gauge
+        self._active: dict[str, dict[AlarmReason, set[str]]] = {}
+        """The alarms that have not ended, by topic."""
+
+    def happened(self, topic: str, reason: AlarmReason) -> None:
+        """Counts an alarm without a state."""
+        self._active.setdefault(topic, {})
+        self.counter.labels(topic, reason).inc()
+
+    def begin(self, topic: str, reason: AlarmReason, about: str = "") -> None:
+        self.counter.labels(topic, reason).inc()
+        self._active.setdefault(topic, {}).setdefault(reason, set()).add(about)
+        self._show(topic, reason)
+
+    def end(self, topic: str, reason: AlarmReason, about: str = "") -> None:
+        """Ends an alarm. Does nothing if there is none."""
+        if about in self._active.get(topic, {}).get(reason, ()):
+            self._active[topic][reason].remove(about)
+            self._show(topic, reason)
+
+    def forget(self, topic: str, about: str) -> None:
+        """Ends all alarms about a partition and its stages, because this process does not own it any more."""
+        for reason, active in self._active.get(topic, {}).items():
+            active -= {each for each in active if each == about or each.startswith(f"{about} ")}
+            self._show(topic, reason)
+
+    def has_any(self, topic: str) -> bool:
+        return any(self._active.get(topic, {}).values())
+
+    @property
+    def topics(self) -> Set[str]:
+        """The topics that have had an alarm."""
+        return self._active.keys()
+
+    def remove_topic(self, topic: str) -> None:
+        """Forgets a topic without an alarm. `RemoteLogManagerMetrics` removes its series."""
+        self._active.pop(topic, None)
+
+    def _show(self, topic: str, reason: AlarmReason) -> None:
+        self.gauge.labels(topic, reason).set(len(self._active[topic][reason]))
