@@ -7,7 +7,8 @@ BIN := .venv/bin
 CACHE := .cache
 # Servers and clients of `make test`, and the ones that only `make test-all` needs.
 TEST_TOOLS := $(CACHE)/bin/versitygw $(CACHE)/bin/franz $(CACHE)/bin/kafkago
-MORE_TEST_TOOLS := $(CACHE)/bin/sarama $(CACHE)/bin/fake-gcs-server $(CACHE)/azurite/installed $(CACHE)/kafkajs/installed
+MORE_TEST_TOOLS := $(CACHE)/bin/sarama $(CACHE)/bin/fake-gcs-server $(CACHE)/azurite/installed $(CACHE)/kafkajs/installed \
+  $(CACHE)/bin/promtool
 FAKE_GCS_VERSION := $(shell sed -n 's/^FAKE_GCS_VERSION = "\(.*\)"/\1/p' tests/support/servers/object_stores.py)
 VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/support/servers/versitygw.py)
 
@@ -153,6 +154,13 @@ $(CACHE)/bin/kafkago: $(wildcard tests/support/clients/kafkago/*)
 $(CACHE)/bin/sarama: $(wildcard tests/support/clients/sarama/*)
 	$(NEEDS_GO)
 	cd tests/support/clients/sarama && go build -trimpath -o $(CURDIR)/$@ .
+	@touch $@
+
+# Released versions of these two refuse `go install`, since their go.mod has replacements. Without the tag, promtool also has
+# the clients of twenty clouds.
+$(CACHE)/bin/promtool: $(wildcard tests/support/tools/promtool/*)
+	$(NEEDS_GO)
+	cd tests/support/tools/promtool && go build -trimpath -tags remove_all_sd -o $(CURDIR)/$@ github.com/prometheus/prometheus/cmd/promtool
 	@touch $@
 
 define NPM_CI

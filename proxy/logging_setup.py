@@ -1,5 +1,7 @@
 """Sets up logging: one line per event, as text or as JSON. The message says what happened; the keys name the objects.
 
+The key `event` has the stable name of the event, and `runbook` the page of an alarm (proxy/log_events.py).
+
 The log never has data that a client sent, names excepted, or that a store holds. It never has a setting that may be a
 secret. A client chooses the names that it sends, in up to 32 KiB each. So every text is cut, and its control characters
 are escaped, so that no text begins a line of its own.
@@ -12,6 +14,8 @@ import logging
 import sys
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
+
+from proxy.log_events import fields_of
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _NOISY: Final = ("kafka", "aiobotocore", "botocore", "aiohttp", "urllib3", "asyncio")
@@ -44,11 +48,12 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:
-    return {
+    own = {
         key: value if isinstance(value, int | float) else loggable(str(value))
         for key, value in vars(record).items()
         if key not in _STANDARD and value is not None
     }
+    return {**fields_of(record), **own}
 
 
 class _Formatter(logging.Formatter):
