@@ -1,0 +1,96 @@
+"""The Grafana dashboard uses metrics and labels that exist, and its panels lie in rows beside each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.commands.metrics_reference import all_metrics
+from tests.support.metric_names import unknown_in
+from tests.support.repository import ROOT
+from tests.support.tools import programs
+
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/tidegate.json").read_text())
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+GRAPHS = [panel for panel in PANELS if panel["type"] != "row"]
+ROWS = [
+    "Alarms", "Traffic", "Remote reads", "Copying", "Trimming and retention", "Store", "Metadata", "Process",
+]  # fmt: skip
+QUERIES = [(panel["title"], target["expr"]) for panel in GRAPHS for target in panel["targets"]]
+SUFFIXES = ("", "_bucket", "_sum", "_count")
+NOT_SHOWN = {
+    "tidegate_remote_copy_lag_seconds",  # beside the age of the oldest record
+    "tidegate_remote_copy_lag_segments",  # beside the bytes
+    "tidegate_remote_copy_stopped",  # an alarm
+    "tidegate_local_trims_held_by_share_groups",
+    "tidegate_remote_delete_lag_bytes",  # beside the segments
+    "tidegate_remote_log_gap_offsets",  # beside the gaps
+    "tidegate_remote_log_clamps",  # an alarm
+    "tidegate_remote_quarantined_bytes",  # beside the segments
+    "tidegate_remote_log_metadata_owned",  # one series per metadata partition
+    "tidegate_remote_reader_bytes_in_flight",  # beside the number of downloads
+    "tidegate_remote_reader_local_index_bytes",
+    "tidegate_remote_reader_disk_chunk_bytes",
+    "tidegate_remote_reader_disk_chunk_evictions",
+    "tidegate_remote_storage_probed_timestamp_seconds",
+}
+"""The metrics that are left out."""
+
+
+@pytest.mark.parametrize(("title", "expression"), QUERIES)
+def test_a_query_names_metrics_and_labels_that_exist(title: str, expression: str) -> None:
+    assert unknown_in(expression) == set()
+    for name in re.findall(r"\btidegate_\w+|process_\w+(?=\{)", expression):
+        assert re.search(rf"{name}\{{instance=~\"\$instance\"", expression), f"{title} does not filter by instance"
+
+
+@pytest.mark.parametrize("panel", GRAPHS, ids=lambda panel: panel["title"])
+def test_a_legend_names_labels_of_its_query(panel: dict[str, Any]) -> None:
+    for target in panel["targets"]:
+        grouped = {
+            label.strip() for group in re.findall(r"by \(([^)]*)\)", target["expr"]) for label in group.split(",")
+        }
+        named = set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", "")))
+        assert named <= grouped | ({"instance"} if "by (" not in target["expr"] else set())
+
+
+def test_the_rows_are_in_order() -> None:
+    assert [panel["title"] for panel in PANELS if panel["type"] == "row"] == ROWS
+
+
+def test_no_panel_covers_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in PANELS:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not taken & cells
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+
+
+def test_every_panel_asks_the_chosen_prometheus() -> None:
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    assert all(panel["datasource"] == source for panel in GRAPHS)
+    assert all(target["datasource"] == source for panel in GRAPHS for target in panel["targets"])
+
+
+def test_every_metric_is_shown_or_left_out_on_purpose() -> None:
+    series = {name for _, query in QUERIES for name in re.findall(r"\w+(?=\{)", query)}
+    shown = {spec.name for spec in all_metrics() if series & {f"{spec.exposed_name}{each}" for each in SUFFIXES}}
+    assert {spec.name for spec in all_metrics()} - shown == NOT_SHOWN
+
+
+@pytest.mark.full
+def test_prometheus_can_read_every_query(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"query:{number}", "expr": expression.replace("$__rate_interval", "5m")}
+        for number, (_, expression) in enumerate(QUERIES)
+    ]
+    path = tmp_path / "queries.json"
+    path.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    assert f"SUCCESS: {len(QUERIES)} rules found" in programs.run("promtool", "check", "rules", str(path))
