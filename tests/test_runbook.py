@@ -16,7 +16,7 @@ from tests.support.repository import ROOT
 from tiers.config.setting_keys import key_of, own_fields
 
 FOLDER = ROOT / "docs" / "runbook"
-PAGES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.md"))}
+PAGES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.md")) if path.stem != "index"}
 GROUPS: list[dict[str, Any]] = yaml.safe_load((ROOT / "deploy/prometheus/tidegate-alerts.yaml").read_text())["groups"]
 RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
 PARTS = ["What happens", "What is at risk", "How to look", "What to do", "When it ends"]
