@@ -44,7 +44,7 @@ LATENCY = HistogramSpec(
 )
 
 CLOSE_CAUSES: Final = (
-    "broker", "client", "drained", "gave_way", "handler_error", "idle", "protocol_error", "proxy_header",
+    "broker", "client", "drained", "gave_way", "half_closed", "handler_error", "idle", "protocol_error", "proxy_header",
     "setup_timeout", "stalled", "stopped", "tls_handshake", "upstream_unreachable",
 )  # fmt: skip
 REJECT_REASONS: Final = (
@@ -103,8 +103,8 @@ class ProxyMetrics(Collector):
         self.bytes_from_clients = 0
         self.bytes_from_brokers = 0
         self.requests: defaultdict[int, int] = defaultdict(int)
-        self.rejected: Counter[str] = Counter(dict.fromkeys(REJECT_REASONS, 0))
-        self.closed: Counter[str] = Counter(dict.fromkeys(CLOSE_CAUSES, 0))
+        self.rejected: Counter[str] = Counter()
+        self.closed: Counter[str] = Counter()
         self.latency: defaultdict[tuple[str, str], LatencyHistogram] = defaultdict(LatencyHistogram)
         for tier in ("local", "remote"):
             self.latency[api_name(ApiKey.FETCH), tier] = LatencyHistogram()
@@ -122,8 +122,8 @@ class ProxyMetrics(Collector):
         yield BYTES_FROM_BROKERS.family(self.bytes_from_brokers)
         for spec, counts in (
             (REQUESTS, _by_name(self.requests)),
-            (REJECTED, self.rejected),
-            (CLOSED, self.closed),
+            (REJECTED, dict.fromkeys(REJECT_REASONS, 0) | self.rejected),
+            (CLOSED, dict.fromkeys(CLOSE_CAUSES, 0) | self.closed),
         ):
             family = spec.family()
             for name, count in counts.items():

@@ -156,7 +156,10 @@ def test_the_causes_and_reasons_are_those_of_the_code() -> None:
             continue
         for node in ast.walk(module):
             match node:
-                case ast.Call(func=ast.Attribute(attr="close" | "abort" | "_failed"), args=[argument, *_]):
+                case (
+                    ast.Call(func=ast.Attribute(attr="close" | "abort" | "_failed"), args=[argument, *_])
+                    | ast.Call(func=ast.Attribute(attr="_start_timer"), args=[_, argument])
+                ):
                     causes |= {
                         each.value
                         for each in ast.walk(argument)
