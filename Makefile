@@ -8,7 +8,7 @@ CACHE := .cache
 # Servers and clients of `make test`, and the ones that only `make test-all` needs.
 TEST_TOOLS := $(CACHE)/bin/versitygw $(CACHE)/bin/franz $(CACHE)/bin/kafkago
 MORE_TEST_TOOLS := $(CACHE)/bin/sarama $(CACHE)/bin/fake-gcs-server $(CACHE)/azurite/installed $(CACHE)/kafkajs/installed \
-  $(CACHE)/bin/promtool
+  $(CACHE)/bin/promtool $(CACHE)/bin/helm
 FAKE_GCS_VERSION := $(shell sed -n 's/^FAKE_GCS_VERSION = "\(.*\)"/\1/p' tests/support/servers/object_stores.py)
 VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/support/servers/versitygw.py)
 
@@ -161,6 +161,11 @@ $(CACHE)/bin/sarama: $(wildcard tests/support/clients/sarama/*)
 $(CACHE)/bin/promtool: $(wildcard tests/support/tools/promtool/*)
 	$(NEEDS_GO)
 	cd tests/support/tools/promtool && go build -trimpath -tags remove_all_sd -o $(CURDIR)/$@ github.com/prometheus/prometheus/cmd/promtool
+	@touch $@
+
+$(CACHE)/bin/helm: $(wildcard tests/support/tools/helm/*)
+	$(NEEDS_GO)
+	cd tests/support/tools/helm && go build -trimpath -o $(CURDIR)/$@ helm.sh/helm/v4/cmd/helm
 	@touch $@
 
 define NPM_CI

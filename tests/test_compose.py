@@ -28,8 +28,12 @@ SETTINGS = ROOT / "docs/compose/tidegate.toml"
 
 SERVICE_KEYS = {
     "image", "build", "command", "entrypoint", "environment", "volumes", "ports", "healthcheck", "depends_on",
-    "stop_grace_period", "configs",
+    "stop_grace_period", "configs", "profiles",
 }  # fmt: skip
+PROFILES = {"monitoring": {"prometheus", "grafana"}, "spark": {"spark"}}
+CORE = {"kafka", "s3", "tidegate"}
+"""What runs without a profile."""
+VARIABLE = "${TIDEGATE_TAG:-"
 HEALTHCHECK_KEYS = {"test", "interval", "timeout", "retries", "start_period"}
 DURATION = re.compile(r"\d+(ms|s|m)")
 
@@ -47,7 +51,7 @@ def published_ports(service: dict[str, Any]) -> set[int]:
 
 def test_services_use_only_keys_that_compose_knows() -> None:
     assert set(COMPOSE) <= {"name", "services", "volumes", "configs"}
-    assert set(SERVICES) == {"kafka", "s3", "tidegate"}
+    assert set(SERVICES) == CORE.union(*PROFILES.values())
     for service in SERVICES.values():
         assert set(service) <= SERVICE_KEYS
 
@@ -58,10 +62,53 @@ def test_the_admin_token_is_where_the_settings_look_for_it() -> None:
     assert COMPOSE["configs"][mounted["source"]]["content"]
 
 
+def test_a_profile_adds_services_to_the_core() -> None:
+    assert {name for name, service in SERVICES.items() if "profiles" not in service} == CORE
+    for profile, names in PROFILES.items():
+        assert {name for name, service in SERVICES.items() if profile in service.get("profiles", ())} == names
+    for service in SERVICES.values():
+        (profile,) = service.get("profiles", [""])
+        assert set(service.get("depends_on", ())) <= CORE | PROFILES.get(profile, set())
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_image_is_pinned(name: str) -> None:
-    tag = SERVICES[name]["image"].rpartition(":")[2]
+    tag = SERVICES[name]["image"].removesuffix("}").rpartition(":")[2].removeprefix("-")
     assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag)
+
+
+def test_one_variable_has_the_tag_of_our_images() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    built = {name: service["image"] for name, service in SERVICES.items() if "build" in service}
+    assert set(built) == {"tidegate", "spark"}
+    assert {image.partition(":")[2] for image in built.values()} == {f"{VARIABLE}{version}}}"}
+
+
+def test_build_arguments_are_those_of_the_image_and_the_extras_exist() -> None:
+    declared = set(re.findall(r"^ARG (\w+)=", DOCKERFILE, re.MULTILINE))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    arguments = SERVICES["spark"]["build"]["args"]
+    assert set(arguments) == declared == {"EXTRAS", "PACKAGES"}
+    assert set(arguments["EXTRAS"].split(",")) <= set(extras)
+
+
+def test_the_monitoring_profile_mounts_what_its_programs_read() -> None:
+    scrape = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yaml").read_text())
+    assert scrape["rule_files"] == ["tidegate-alerts.yaml"]
+    assert (ROOT / "deploy/prometheus/tidegate-alerts.yaml").is_file()
+    (job,) = scrape["scrape_configs"]
+    assert job["job_name"] == "tidegate"
+    assert job["static_configs"][0]["targets"] == [f"tidegate:{load_config(SETTINGS).admin.port}"]
+    assert job["authorization"]["credentials_file"] == str(load_config(SETTINGS).admin.token_file)
+    (source,) = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((ROOT / "deploy/grafana/provisioning/dashboards/tidegate.yaml").read_text())[
+        "providers"
+    ]
+    mounted = [volume.split(":")[1] for volume in SERVICES["grafana"]["volumes"]]
+    assert f"{provider['options']['path']}/tidegate.json" in mounted
 
 
 def test_images_are_the_versions_that_the_tests_run_on() -> None:
@@ -69,7 +116,7 @@ def test_images_are_the_versions_that_the_tests_run_on() -> None:
     assert SERVICES["s3"]["image"] == f"versity/versitygw:{VERSITYGW_VERSION}"
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", SERVICES.keys() - {"spark"})  # a job
 def test_every_service_has_a_health_check(name: str) -> None:
     check = SERVICES[name]["healthcheck"]
     assert set(check) <= HEALTHCHECK_KEYS
@@ -81,11 +128,11 @@ def test_tidegate_waits_until_what_it_needs_is_healthy() -> None:
     assert TIDEGATE["depends_on"] == {name: {"condition": "service_healthy"} for name in ("kafka", "s3")}
 
 
-def test_every_volume_is_a_file_of_ours_or_declared() -> None:
+def test_every_volume_is_a_path_of_ours_or_declared() -> None:
     for service in SERVICES.values():
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
-            assert (ROOT / source).is_file() if source.startswith("./") else source in COMPOSE["volumes"]
+            assert (ROOT / source).exists() if source.startswith("./") else source in COMPOSE["volumes"]
 
 
 def test_the_image_copies_only_what_exists_and_is_not_ignored() -> None:

@@ -9,16 +9,17 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.support.servers.jars import CACHE, ROOT, ServerUnavailable
+import pytest
+
+from tests.support.servers.jars import CACHE, ROOT
 
 TIMEOUT_S = 120.0
 
 
 def program(name: str) -> Path:
-    """Raises `ServerUnavailable`."""
     path = Path(os.environ.get(f"TIDEGATE_{name.upper()}") or CACHE / "bin" / name)
     if not os.access(path, os.X_OK):
-        raise ServerUnavailable(f"{path} is missing: run make .cache/bin/{name} (golang-go installs Go)")
+        pytest.fail(f"{path} is missing: run make .cache/bin/{name} (golang-go installs Go)", pytrace=False)
     return path
 
 
