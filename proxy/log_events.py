@@ -67,6 +67,7 @@ ALARMS: Final = {
     "a process died and is restarted": "process-died",
     "a process did not end in time and is killed": "process-killed",
     "a message between two processes of the proxy was cut": "message-cut",
+    "a process of the proxy cannot connect, trying again": "reader-connections-not-accepted",
     "records of the remote reader cannot be mapped": "records-not-mapped",
     # Defects.
     "a read for another process failed": "read-for-another-process-failed",
@@ -216,7 +217,9 @@ SHARED_PAGES: Final = {
         "metadata-topic-unusable", "metadata-not-followed", "metadata-partition-not-followed", "metadata-task-failed",
         "metadata-read-failed",
     ),
-    "open-files": ("connections-not-accepted", "admin-connections-not-accepted", "message-cut"),
+    "open-files": (
+        "connections-not-accepted", "admin-connections-not-accepted", "reader-connections-not-accepted", "message-cut",
+    ),
     DEFECT: (
         "read-for-another-process-failed", "internal-error", "remote-log-manager-failed", "tiered-topics-unreadable",
         "topic-deletion-failed", "disabled-topic-not-removed", "second-deletion-failed",
