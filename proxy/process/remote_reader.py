@@ -22,6 +22,7 @@ from proxy.config import TidegateConfig
 from proxy.process.budgets import chunk_folder
 from proxy.process.local_indexes import local_indexes_of_reader
 from proxy.process.open_files import raise_open_files
+from proxy.process.process_view import ProcessView
 from proxy.process.remote_log import metadata_folder, open_storage, wait_for_cluster_id
 from proxy.wire.error_log import Incident
 from tiers.access.open_tier import open_key_ring
@@ -95,6 +96,7 @@ class RemoteReaderProcess:
         self._registry = registry
         self._listener = listener
         self._client = broker_client(config.upstream)
+        self.view = ProcessView(registry)
         self._server: RemoteReadServer | None = None
 
     def not_ready(self) -> list[str]:
@@ -117,6 +119,8 @@ class RemoteReaderProcess:
         registry.register(_SharedMemory(buffers))
         indexes = local_indexes_of_reader(config, REMOTE_READER)
         reader = await open_reader(stack, config, storage, metadata, registry, REMOTE_READER, indexes, buffers.share)
+        self.view.opened_store(storage)
+        self.view.opened_reader(reader)
         server = RemoteReadServer(self._listener, reader, buffers, metadata.reopen_if_replaced)
         self._server = await stack.enter_async_context(server)
 

@@ -9,6 +9,7 @@ tidegate_remote_reader_disk_chunk_hits_total, _disk_chunk_misses_total, _disk_ch
 tidegate_remote_reader_disk_chunk_bytes                        files on the disk
 tidegate_remote_reader_hedged_requests_total, _hedge_wins_total
 tidegate_remote_reader_read_ahead_bytes                        reserved windows
+tidegate_remote_fetch_bytes_total, _reads_total, _throttled_total    client_id, topic
 tidegate_remote_fetch_throttle_time_seconds                    sum and count: remote-fetch-throttle-time of KIP-956
 tidegate_remote_reader_circuit_open                            1 while the circuit breaker of a location rejects calls
 """
@@ -21,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tiers.reader.local_index_cache import LocalIndexes
+from tiers.reader.read_accounts import ReadAccountMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader
 
 _PREFIX = "tidegate_remote_reader"
@@ -78,6 +80,7 @@ class RemoteLogReaderMetrics(Collector):
             count_value=reader.quotas.throttled_count,
             sum_value=reader.quotas.throttled_ms / 1000,
         )
+        yield from ReadAccountMetrics(reader.accounts).collect()
         yield GaugeMetricFamily(
             f"{_PREFIX}_circuit_open", "1 while a circuit is open.", value=int(bool(reader.breakers.open_locations))
         )

@@ -31,6 +31,7 @@ from tiers.tasks.copy.spool_opening import open_spool
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.remote_disable import RemoteDisableTask
 from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
+from tiers.tasks.partition_report import PartitionReport, report_of
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 from tiers.tasks.retention.total_retention import TotalRetentionTask
 from tiers.tasks.task_services import TaskServices
@@ -114,6 +115,11 @@ class RemoteLogManager:
     def partitions(self) -> list[TopicIdPartition]:
         """The partitions that this process copies now."""
         return list(self._managed)
+
+    def report(self, partition: TopicIdPartition) -> PartitionReport | None:
+        """Returns what the tasks of a partition know; None if this process does not own it."""
+        tasks = self._managed.get(partition)
+        return None if tasks is None else report_of(tasks)
 
     async def _keep_topics(self) -> None:
         services, settings = self._services, self._services.settings

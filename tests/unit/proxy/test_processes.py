@@ -93,7 +93,7 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
             assert await client.ended() == b""
         entries: list[dict[str, object]] = []
         while not entries:
-            entries = json.loads((await get(admin_port, "/errors"))[1])["errors"]
+            entries = json.loads((await get(admin_port, "/api/v1/errors"))[1])["errors"]
         assert [(entry["kind"], entry["reason"]) for entry in entries] == [
             ("undecodable", "a frame with the negative length -1")
         ]

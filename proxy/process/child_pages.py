@@ -1,0 +1,28 @@
+"""`ChildPages`: how the supervisor reads the admin pages of its children."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import aiohttp
+
+from proxy.process.supervisor import Child
+
+
+class ChildPages:
+    """`ports` are the ports of the children's own admin pages. `session` has the token and the deadline."""
+
+    def __init__(self, ports: Mapping[str, int], session: aiohttp.ClientSession) -> None:
+        self._ports = ports
+        self._session = session
+
+    async def ask(self, child: Child, path: str, parameters: Mapping[str, str] | None = None) -> tuple[int, str]:
+        """Returns the status and the text of a page; 503 and the reason if the child does not answer."""
+        if child.process is None:
+            return 503, "the process is not running"
+        try:
+            address = f"http://127.0.0.1:{self._ports[child.name]}{path}"
+            async with self._session.get(address, params=parameters) as answer:
+                return answer.status, await answer.text()
+        except (aiohttp.ClientError, TimeoutError):
+            return 503, "the process does not answer"
