@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
-from kafka.protocol.admin import DescribeGroupsRequest
-
-from protocol.errors import ErrorCode
 from proxy.admin.facts import BrokerFacts, ClusterFacts, OwnerFacts, RaisedAlarm
 from proxy.admin.tier_look import Look
 from proxy.admin.topic_list import summed
@@ -18,33 +15,23 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.metadata.remote_log_metadata_manager import MetadataStatus
-from tiers.metadata.topic.assignor import decode_assignment
-from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, find_coordinator
+from tiers.metadata.topic.group_members import group_members
 
 _TIMEOUT_MS: Final = 2_000
 _BROKERS_MAX_AGE_MS: Final = 5_000
 _OWNERS_KEPT_MS: Final = 15_000
 _MAX_BROKERS: Final = 1_000
 _ROWS_PER_SLICE: Final = 5_000
-_LANE: Final = "page"
-
-
-@dataclass(frozen=True, slots=True)
-class Owners:
-    """The group of the owners, and the metadata topic that its members divide."""
-
-    group_id: str
-    topic: str
 
 
 class ClusterView:
-    """`owners` is None if the metadata is not in a topic. `alarms` returns those of this process."""
+    """`metadata_topic` is None if the metadata is not in a topic. `alarms` returns those of this process."""
 
     def __init__(
         self,
         client: BrokerClient,
         status: Callable[[], MetadataStatus],
-        owners: Owners | None,
+        metadata_topic: str | None,
         alarms: Callable[[], Sequence[RaisedAlarm]],
         *,
         clock_ms: Callable[[], int],
@@ -52,7 +39,7 @@ class ClusterView:
     ) -> None:
         self._client = client
         self._status = status
-        self._owners = owners
+        self._metadata_topic = metadata_topic
         self._alarms = alarms
         self._clock_ms = clock_ms
         self._wall_clock_ms = wall_clock_ms
@@ -115,9 +102,9 @@ class ClusterView:
     async def _who_owns(self, look: Look | None, own: frozenset[int]) -> list[OwnerFacts]:
         async with self._asking:
             asked_ms, members = self._members
-            if self._owners is not None and self._clock_ms() - asked_ms >= _OWNERS_KEPT_MS:
+            if self._metadata_topic is not None and self._clock_ms() - asked_ms >= _OWNERS_KEPT_MS:
                 try:
-                    members = await self._ask(self._owners)
+                    members = await self._ask(self._metadata_topic)
                 except RemoteLogError:
                     members = []
                 self._members = self._clock_ms(), members
@@ -135,17 +122,10 @@ class ClusterView:
             for each in members
         ]
 
-    async def _ask(self, owners: Owners) -> list[OwnerFacts]:
-        """Raises `RemoteLogError`."""
-        node_id = await find_coordinator(self._client, owners.group_id, GROUP_COORDINATOR, _TIMEOUT_MS)
-        message = DescribeGroupsRequest(groups=[owners.group_id], include_authorized_operations=False)
-        response: Any = await self._client.request(node_id, message, _TIMEOUT_MS, lane=_LANE)
-        group = response.groups[0]
-        if group.error_code != ErrorCode.NONE:
-            raise BrokerError(f"the owners' group is not described: error {group.error_code}", group.error_code)
-        found = []
-        for member in group.members:
-            assigned = decode_assignment(bytes(member.member_assignment or b""), owners.topic).metadata_partitions
-            host = str(member.client_host).removeprefix("/")
-            found.append(OwnerFacts(str(member.member_id), host, tuple(sorted(assigned)), 0, is_this=False))
+    async def _ask(self, metadata_topic: str) -> list[OwnerFacts]:
+        """Raises `BrokerError`."""
+        members = await group_members(self._client, metadata_topic, _TIMEOUT_MS)
+        found = [
+            OwnerFacts(each.member_id, each.host, tuple(sorted(each.metadata_partitions)), 0, False) for each in members
+        ]
         return sorted(found, key=lambda each: each.member)

@@ -196,15 +196,28 @@ class GapFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
-    """One answer to "why": what is so, by which rule, what blocks it, and when it changes."""
+class NamedNumber:
+    """A number that decides, by the name of its setting or with its unit in the name."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class WhyFacts:
+    """Why a segment is still on the broker, not yet remote or not yet expired (`tiers/explain`).
+
+    `about` names the oldest offsets with this reason, and `more` counts the other segments with it. `at_ms` is the time
+    at which the blocker ends by itself; None: that cannot be told."""
 
     question: str
-    answer: str
-    rule: str = ""
-    value: str = ""
-    blocker: str = ""
-    when: str = ""
+    about: str
+    more: int
+    reason: str
+    sentence: str
+    rule: str
+    values: tuple[NamedNumber, ...]
+    at_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +235,9 @@ class PartitionPage:
     gaps: tuple[GapFacts, ...]
     stages: tuple[StageFacts, ...]
     settings: tuple[TopicSetting, ...]
-    whys: tuple[Why, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Sentences about the whole partition: a stop, a pause, a stage that fails."""
+    whys: tuple[WhyFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

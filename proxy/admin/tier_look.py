@@ -7,7 +7,7 @@ cannot have changed since the last look is not read again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 from uuid import UUID
@@ -19,6 +19,7 @@ from tiers.bounded_gather import bounded_gather
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.config.topic_policy import TopicConfig, TopicPolicy
 from tiers.errors import RemoteLogError
+from tiers.explain.answers import PartitionAnswer
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -72,6 +73,8 @@ class TierParts:
     report: Callable[[TopicIdPartition], PartitionReport | None]
     owns: Callable[[TopicIdPartition], bool]
     metadata_partition: Callable[[TopicIdPartition], int | None]
+    explained: Callable[[TopicIdPartition, LocalLogBounds | None, str], Awaitable[PartitionAnswer]]
+    """Explains a partition. It gets the leader's bounds, or why the leader did not answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Final, Literal, Self
 
 from proxy.admin.facts import (
     GapFacts,
+    PartitionLine,
     PartitionPage,
     SegmentSpan,
     StageFacts,
@@ -25,15 +26,18 @@ from proxy.admin.facts import (
     TopicQuery,
     TopicSetting,
     TopicsPage,
+    WhyFacts,
 )
 from proxy.admin.lines import Spans, segment_facts
 from proxy.admin.tier_look import Look, Looker, TierParts
 from proxy.admin.topic_list import TOPICS_PER_PAGE, matching, page_count, page_of, summed
+from proxy.admin.whys import whys_of
 from proxy.cluster.broker_configs import BrokerValue
 from tiers.config.topic_settings import TierValue, tier_values
 from tiers.errors import RemoteLogError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +49,8 @@ _REST: Final = 10
 """A look rests this many times as long as it took, so that it takes no more than a tenth of the loop's time."""
 _CONFIG_TIMEOUT_MS: Final = 1_500
 _CONFIGS_KEPT_MS: Final = 30_000
+_MAX_EXPLAINED: Final = 5_000
+"""The segments of a partition that is explained: an explanation takes microseconds for each of them."""
 _SEGMENTS_PER_SLICE: Final = 1_000
 PARTITIONS_PER_PAGE: Final = 200
 SEGMENTS_PER_PAGE: Final = 100
@@ -150,6 +156,7 @@ class TierView:
         window = list(islice(metadata.stored_segments(partition, from_offset), SEGMENTS_PER_PAGE + 1))
         following = window[SEGMENTS_PER_PAGE].start_offset if len(window) > SEGMENTS_PER_PAGE else None
         report = self._parts.report(partition)
+        notes, whys = await self._explained(partition, line)
         return PartitionPage(
             as_of_ms=look.as_of_ms,
             line=line,
@@ -163,7 +170,22 @@ class TierView:
             if report is None
             else tuple(StageFacts(each.name, each.failures, each.error, each.is_running) for each in report.stages),
             settings=topic.settings,
+            notes=notes,
+            whys=whys,
         )
+
+    async def _explained(
+        self, partition: TopicIdPartition, line: PartitionLine
+    ) -> tuple[tuple[str, ...], tuple[WhyFacts, ...]]:
+        """Returns the notes and the answers to the questions that begin with "why"."""
+        if line.segments > _MAX_EXPLAINED:
+            return ("The log has too many segments to explain here: use `tidegate explain`.",), ()
+        bounds = None
+        if line.local_start is not None and line.last_stable_offset is not None and line.high_watermark is not None:
+            epoch = -1 if line.leader_epoch is None else line.leader_epoch
+            bounds = LocalLogBounds(line.local_start, line.last_stable_offset, line.high_watermark, epoch)
+        answer = await self._parts.explained(partition, bounds, line.trouble or "")
+        return answer.notes, whys_of(answer)
 
     async def _shape(self, partition: TopicIdPartition, total: int) -> tuple[SegmentSpan, ...]:
         spans = Spans(total)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from tiers.tasks.partition_tasks import PartitionTasks
+
+STOPS: Final = frozenset({"metadata-lost", "diverged"})
+"""The alarms of a partition that has stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class PartitionReport:
     behind_ms: int
     alarms: tuple[str, ...]
     stages: tuple[StageReport, ...]
+    stopped: str = ""
+    """Why the partition stopped; empty while it has not."""
 
     @property
     def error(self) -> str:
@@ -38,4 +44,6 @@ def report_of(tasks: PartitionTasks) -> PartitionReport:
         StageReport(name, stage.failures, stage.last_error, name in tasks.running)
         for name, stage in tasks.stages.items()
     )
-    return PartitionReport(tasks.copy.lag_bytes, tasks.copy.behind_ms, tuple(sorted(tasks.alarms)), stages)
+    alarms = tuple(sorted(tasks.alarms))
+    stopped = tasks.stages["survey"].last_error if STOPS & set(alarms) else ""
+    return PartitionReport(tasks.copy.lag_bytes, tasks.copy.behind_ms, alarms, stages, stopped)

@@ -13,6 +13,7 @@ from proxy.admin.facts import (
     ErrorsPage,
     GapFacts,
     HistoryFacts,
+    NamedNumber,
     Overview,
     OwnerFacts,
     PartitionLine,
@@ -34,6 +35,7 @@ from proxy.admin.facts import (
     TopicQuery,
     TopicSetting,
     TopicsPage,
+    WhyFacts,
 )
 from proxy.admin.lines import topic_line
 from proxy.admin.topic_list import TOPICS_PER_PAGE, matching, page_count, page_of, summed
@@ -54,6 +56,26 @@ SETTINGS = (
     TopicSetting("retention.ms", "7776000000", "topic"),
     TopicSetting("retention.bytes", "-1", "broker"),
 )
+
+
+WHYS = (
+    WhyFacts(
+        "still on the broker", "offsets 131072 to 196607", 1, "local-retention",
+        "The local retention covers the segment: its newest record is 2 h 5 min old, of 6 h.",
+        "docs/design.md, 'Log range'", (NamedNumber("local.retention.ms", 21_600_000),), NOW_MS + 14_100_000,
+    ),
+    WhyFacts(
+        "not yet remote", "offsets 196608 to 209050", 0, "segment-open",
+        "The owner copies a segment when it has segment.bytes, or when it is open for segment.ms (1 h). The open "
+        "segment is neither full nor old enough.",
+        "docs/design.md, 'Log range'", (NamedNumber("segment.ms", 3_600_000),), NOW_MS + 2_846_000,
+    ),
+    WhyFacts(
+        "not yet expired", "offsets 0 to 65535", 2, "total-retention",
+        "The total retention covers the segment: its newest record is 18 h old, of 90 d.",
+        "docs/design.md, 'Log range'", (NamedNumber("retention_ms", 7_776_000_000),), NOW_MS + 89 * DAY_MS,
+    ),
+)  # fmt: skip
 
 
 def partition_line(topic: str, number: int, size: int) -> PartitionLine:
@@ -160,6 +182,7 @@ class ScriptedFacts:
                 StageFacts("trim", 0, "", is_running=False),
             ),
             settings=SETTINGS,
+            whys=WHYS,
         )
 
     async def overview(self) -> Overview:

@@ -108,13 +108,13 @@ def test_a_topic_adds_up_its_partitions() -> None:
 
 
 def test_a_drawing_of_a_long_log_has_a_bounded_number_of_spans() -> None:
-    spans = Spans(100_000)
-    for start in range(0, 1_000_000, 10):
+    spans = Spans(20_000)
+    for start in range(0, 200_000, 10):
         spans.add(segment(start, start + 10))
     found = spans.result()
-    assert (found[0].start, found[-1].end) == (0, 1_000_000)
+    assert (found[0].start, found[-1].end) == (0, 200_000)
     assert len(found) <= 250
-    assert sum(each.segments for each in found) == 100_000
+    assert sum(each.segments for each in found) == 20_000
 
 
 def test_a_drawing_joins_no_segments_across_a_hole_or_of_two_states() -> None:

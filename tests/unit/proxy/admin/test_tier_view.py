@@ -20,6 +20,9 @@ from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata, TopicMetadata
 from tiers.config.topic_policy import TopicConfig, TopicPolicy
 from tiers.errors import BrokerError, RemoteLogError
+from tiers.explain.answers import PartitionAnswer
+from tiers.explain.explain import explain
+from tiers.explain.facts import LocalFacts, facts_of
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, OffsetAndEpoch
@@ -89,6 +92,11 @@ class Stage:
         self.asked_configs += 1
         return {each: {"retention.ms": BrokerValue("1000", "604800000")} for each in topics}
 
+    async def explained(self, where: TopicIdPartition, bounds: LocalLogBounds | None, trouble: str) -> PartitionAnswer:
+        local = None if bounds is None else LocalFacts(bounds)
+        known = self.policies.get(where.topic_id)
+        return explain(facts_of(self.metadata, where, known, 1_000, local=local, local_trouble=trouble))
+
     def parts(self) -> TierParts:
         return TierParts(
             cluster=self,
@@ -100,6 +108,7 @@ class Stage:
             report=self.reports.get,
             owns=lambda where: where.partition == 0,
             metadata_partition=lambda where: where.partition,
+            explained=self.explained,
         )
 
 
@@ -166,6 +175,25 @@ async def test_a_partition_has_its_segments_gaps_and_the_owners_stages() -> None
     assert [(gap.first_offset, gap.next_offset) for gap in page.gaps] == [(300, 320)]
     assert [(each.name, each.failures, each.error) for each in page.stages] == [("copy", 2, "refused")]
     assert (page.line.alarms, page.line.backlog_bytes, page.line.is_owned) == (("copy-stalled",), 5, True)
+
+
+async def test_a_partition_says_why_a_segment_is_where_it_is() -> None:
+    async with viewed(Stage()) as view:
+        page = await view.partition("orders", 0, 0)
+    assert page is not None
+    said = {(each.question, each.reason): (each.about, each.more) for each in page.whys}
+    assert said["still on the broker", "no-local-retention"] == ("offsets 100 to 199", 1)
+    assert said["not yet expired", "unlimited-retention"] == ("offsets 0 to 99", 2)
+    assert ("not yet remote", "segment-open") in said
+
+
+async def test_a_silent_leader_is_a_note_of_the_explanation() -> None:
+    stage = Stage()
+    stage.answers[partition(ORDERS)] = BrokerError("connection refused")
+    async with viewed(stage) as view:
+        page = await view.partition("orders", 0, 0)
+    assert page is not None
+    assert page.notes == ("The leader does not answer: connection refused.",)
 
 
 async def test_what_the_tier_does_not_know_is_none() -> None:
