@@ -152,6 +152,8 @@ class Looker:
         parts = self._parts
         policy = parts.topics.policies.get(topic_id)
         if policy is not None:
+            if policy.paused:
+                return "paused", f"an operator paused {' and '.join(sorted(policy.paused))}"
             return ("paused", "remote.log.copy.disable is set") if policy.copy_disable else ("tiered", "")
         if parts.metadata.is_topic_deleted(topic_id):
             return "deleted", "the topic was deleted: its remote log is removed"

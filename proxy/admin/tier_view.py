@@ -216,10 +216,13 @@ class TierView:
         topic_id = look.ids.get(topic.topic)
         rule = next((rule for rule in self._parts.rules if rule.matches(topic.topic)), None)
         own = {} if topic_id is None else self._parts.metadata.topic_tier_config(topic_id)
-        for key, value in tier_values(rule, own).items():
+        values = tier_values(rule, own)
+        for key, value in values.items():
             yield TopicSetting(key, value.value, _source_of(value))
-        for key, said in self._configs.get(topic.topic, (0, {}))[1].items():
-            yield TopicSetting(key, said.value, "broker" if said.value == said.default else "topic")
+        brokers = self._configs.get(topic.topic, (0, {}))[1]
+        for key, said in brokers.items():
+            if key not in values:
+                yield TopicSetting(key, said.value, "broker" if said.value == said.default else "topic")
 
 
 def _source_of(value: TierValue) -> Literal["topic", "file", "default"]:

@@ -18,6 +18,7 @@ from proxy.admin.tier_view import PARTITIONS_PER_PAGE, SEGMENTS_PER_PAGE, TierVi
 from proxy.cluster.broker_configs import BrokerValue
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata, TopicMetadata
+from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicConfig, TopicPolicy
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.explain.answers import PartitionAnswer
@@ -90,7 +91,11 @@ class Stage:
 
     async def of_topics(self, topics: Collection[str], timeout_ms: int) -> Mapping[str, Mapping[str, BrokerValue]]:
         self.asked_configs += 1
-        return {each: {"retention.ms": BrokerValue("1000", "604800000")} for each in topics}
+        said = {
+            "retention.ms": BrokerValue("1000", "604800000"),
+            "remote.storage.enable": BrokerValue("false", "false"),
+        }
+        return dict.fromkeys(topics, said)
 
     async def explained(self, where: TopicIdPartition, bounds: LocalLogBounds | None, trouble: str) -> PartitionAnswer:
         local = None if bounds is None else LocalFacts(bounds)
@@ -130,6 +135,8 @@ async def test_a_topic_has_its_bytes_by_tier_and_the_sources_of_its_settings() -
     assert topic.bytes == page.bytes == TierBytes(1500, 1500, 1000)
     assert TopicSetting("local.retention.ms", "21600000", "file") in topic.settings
     assert TopicSetting("retention.ms", "1000", "topic") in topic.settings
+    keys = [each.key for each in topic.settings]
+    assert len(keys) == len(set(keys))
 
 
 async def test_a_topic_without_a_policy_says_why() -> None:
@@ -149,6 +156,14 @@ async def test_a_topic_without_a_policy_says_why() -> None:
         f"gone@{GONE}": ("missing", "no broker knows the topic"),
     }
     assert {each.topic: each.state for each in deleted.topics}[f"gone@{GONE}"] == "deleted"
+
+
+async def test_a_pause_of_an_operator_is_named() -> None:
+    stage = Stage()
+    stage.policies[ORDERS] = replace(stage.policies[ORDERS], paused=frozenset({TierWork.TRIMMING, TierWork.COPYING}))
+    async with viewed(stage) as view:
+        (topic,) = (await view.topics(TopicQuery())).topics
+    assert (topic.state, topic.reason) == ("paused", "an operator paused copying and trimming")
 
 
 async def test_a_leader_that_does_not_answer_leaves_its_partition_alone() -> None:
