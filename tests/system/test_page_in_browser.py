@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -80,8 +79,8 @@ def facts(topics: int = 1000, *, in_trouble: bool = False) -> ScriptedFacts:
     frame = tuple(f"{16 * each:08x}  " + "ff " * 16 + " |................|" for each in range(3))
     found.incidents = (
         ErrorLine(NOW_MS, "throttled", "the client is above max.connections", "worker-1", "10.2.3.4:51234"),
-        ErrorLine(NOW_MS, "undecodable", "a negative length", "worker-2", "10.2.3.4:5", 2, "x", "client", "FETCH", 13, 4, frame),
-    )  # fmt: skip
+        ErrorLine(NOW_MS, "undecodable", "a negative length", "worker-2", "[::1]:5", 2, "x", "client", dump=frame),
+    )
     if in_trouble:
         line, partitions = found.topic_lines["orders-0000"]
         partitions[0] = replace(
@@ -179,7 +178,7 @@ async def test_the_colours_can_be_switched_and_stay() -> None:
         assert await page.run("getComputedStyle(document.body).backgroundColor") == after
 
 
-async def test_a_dead_store_and_a_dead_broker_can_be_seen(tmp_path: Path) -> None:
+async def test_a_dead_store_and_a_dead_broker_can_be_seen() -> None:
     source = facts(12)
     async with opened(source) as (page, url):
         await page.show(1280, 1400)
@@ -191,5 +190,3 @@ async def test_a_dead_store_and_a_dead_broker_can_be_seen(tmp_path: Path) -> Non
         said = await page.run("document.body.innerText")
         assert "calls fail at once: home (writes)" in said
         assert "GONE" in said
-        await page.screenshot(tmp_path / "trouble.png")
-        assert (tmp_path / "trouble.png").stat().st_size > 10_000

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from tests.support.servers.jars import ServerUnavailable
 
 START_TIMEOUT_S = 60
 _ANSWER_TIMEOUT_S = 30
@@ -65,13 +68,15 @@ class BrowserPage:
         """Returns the value of an expression. Waits for a promise."""
         answer = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
+        # While another page loads, there is no result.
+        return answer.get("result", {}).get("value")
 
     async def until(self, script: str) -> None:
-        """Waits until an expression is true."""
-        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-            while not await self.run(script):
-                await asyncio.sleep(0.02)
+        """Waits until an expression is true, also across the load of another page."""
+        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        while not await self.run(script):
+            assert time.monotonic() < deadline, f"never true: {script}"
+            await asyncio.sleep(0.02)
 
     async def key(self, key: str) -> None:
         text = {"text": "\r"} if key == "Enter" else {"text": key} if len(key) == 1 else {}
@@ -88,9 +93,10 @@ class BrowserPage:
         )
         await self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    async def screenshot(self, file: Path) -> None:
+    async def screenshot(self) -> bytes:
+        """Returns the window as PNG."""
         answer = await self.send("Page.captureScreenshot", format="png")
-        file.write_bytes(base64.b64decode(answer["data"]))
+        return base64.b64decode(answer["data"])
 
 
 @asynccontextmanager
@@ -120,14 +126,23 @@ async def browser_page(program: str = "chromium") -> AsyncIterator[BrowserPage]:
 
 
 async def _address_of_page(session: aiohttp.ClientSession, file: Path) -> str:
-    async with asyncio.timeout(START_TIMEOUT_S):
-        while not (file.exists() and len(file.read_text().split()) == 2):
-            await asyncio.sleep(0.05)
-        port = file.read_text().split()[0]
-        while True:
+    """Returns the address of the page's debugger. The browser writes its port to `file` when it listens."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        port = await asyncio.to_thread(_port_in, file)
+        if port is not None:
             async with session.get(f"http://127.0.0.1:{port}/json") as answer:
                 targets: list[Mapping[str, str]] = await answer.json()
-            pages = [each["webSocketDebuggerUrl"] for each in targets if each["type"] == "page"]
-            if pages:
-                return pages[0]
-            await asyncio.sleep(0.05)
+            for target in targets:
+                if target["type"] == "page":
+                    return target["webSocketDebuggerUrl"]
+        await asyncio.sleep(0.05)
+    raise ServerUnavailable(f"Chromium did not start within {START_TIMEOUT_S} s")
+
+
+def _port_in(file: Path) -> int | None:
+    try:
+        lines = file.read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    return int(lines[0]) if len(lines) == 2 else None

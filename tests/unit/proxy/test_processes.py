@@ -98,6 +98,13 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
             ("undecodable", "a frame with the negative length -1")
         ]
         assert entries[0]["process"] in WORKERS
+        overview = json.loads((await get(admin_port, "/api/v1/overview"))[1])
+        assert {each["name"] for each in overview["processes"]} == WORKERS
+        assert all(each["pid"] for each in overview["processes"])
+        for path in ("/", "/settings", "/errors"):
+            status, page = await get(admin_port, path)
+            assert (status, page.startswith("<!doctype html>")) == (200, True)
+        assert (await get(admin_port, "/api/v1/topics"))[0] == 503
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
 
