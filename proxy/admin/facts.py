@@ -27,11 +27,6 @@ class TierBytes:
     def total(self) -> int:
         return self.remote_only + self.both + self.local_only
 
-    def __add__(self, other: TierBytes) -> TierBytes:
-        return TierBytes(
-            self.remote_only + other.remote_only, self.both + other.both, self.local_only + other.local_only
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class RaisedAlarm:

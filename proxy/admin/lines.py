@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
 from tiers.tasks.partition_report import PartitionReport
 
+_FINISHED = int(RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 _DENSITY_SEGMENTS = 4
 """The newest segments whose bytes per offset stand for the records that are not remote."""
 MAX_SHAPE = 240
@@ -60,31 +62,38 @@ class SegmentSums:
 
 
 def sums_of(segments: Iterable[StoredSegment], tail_from: int) -> SegmentSums:
-    """Walks the segments once. Those that the copy has not finished, or whose deletion has begun, do not count."""
+    """Walks the segments once. Those that the copy has not finished, or whose deletion has begun, do not count.
+
+    A tier may have a million segments, so the walk makes no object of a segment below `tail_from`."""
     size_bytes = count = cut_count = cut_bytes = 0
     oldest_ms = newest_ms = None
     tail: list[Piece] = []
-    newest: list[Piece] = []
+    newest: deque[tuple[int, int]] = deque(maxlen=_DENSITY_SEGMENTS)
     for segment in segments:
-        if not segment.is_finished:
+        if segment.state != _FINISHED:
             continue
-        valid_end = segment.valid_end_offset
-        if valid_end < segment.start_offset:
-            cut_count += 1
-            cut_bytes += segment.segment_size_bytes
-            continue
-        whole = Piece(segment.start_offset, segment.end_offset + 1, segment.segment_size_bytes)
-        piece = Piece(segment.start_offset, valid_end + 1, whole.bytes_below(valid_end + 1))
-        size_bytes += piece.size_bytes
+        start, end, kept_end, piece_bytes = (
+            segment.start_offset, segment.end_offset, segment.kept_end_offset, segment.segment_size_bytes
+        )  # fmt: skip
+        if kept_end < end:
+            if kept_end < start:
+                cut_count += 1
+                cut_bytes += piece_bytes
+                continue
+            piece_bytes = Piece(start, end + 1, piece_bytes).bytes_below(kept_end + 1)
+            end = kept_end
+        size_bytes += piece_bytes
         count += 1
-        if segment.max_timestamp_ms >= 0:
-            oldest_ms = segment.max_timestamp_ms if oldest_ms is None else oldest_ms
-            newest_ms = segment.max_timestamp_ms
-        if piece.end > tail_from:
-            tail.append(piece)
-        newest = [*newest[-_DENSITY_SEGMENTS + 1 :], piece]
-    offsets = sum(each.end - each.start for each in newest)
-    density = sum(each.size_bytes for each in newest) / offsets if offsets else 0.0
+        newest_at_ms = segment.max_timestamp_ms
+        if newest_at_ms >= 0:
+            if oldest_ms is None:
+                oldest_ms = newest_at_ms
+            newest_ms = newest_at_ms
+        if end >= tail_from:
+            tail.append(Piece(start, end + 1, piece_bytes))
+        newest.append((end + 1 - start, piece_bytes))
+    offsets = sum(length for length, _ in newest)
+    density = sum(piece_bytes for _, piece_bytes in newest) / offsets if offsets else 0.0
     return SegmentSums(
         size_bytes, count, cut_count, cut_bytes, oldest_ms, newest_ms, density, tail_from, tuple(tail)
     )  # fmt: skip
@@ -166,9 +175,6 @@ def topic_line(
     topic: str, topic_id: str, state: TopicState, partitions: Sequence[PartitionLine], reason: str = "", count: int = 0
 ) -> TopicLine:
     """Adds up the lines of a topic's partitions. `count` is the number of partitions if they have no lines."""
-    total = TierBytes()
-    for each in partitions:
-        total += each.bytes
     backlog_bytes = [each.backlog_bytes for each in partitions if each.backlog_bytes is not None]
     backlog_ms = [each.backlog_ms for each in partitions if each.backlog_ms is not None]
     oldest_ms = [each.oldest_ms for each in partitions if each.oldest_ms is not None]
@@ -179,7 +185,11 @@ def topic_line(
         state=state,
         reason=reason,
         partitions=count or len(partitions),
-        bytes=total,
+        bytes=TierBytes(
+            sum(each.bytes.remote_only for each in partitions),
+            sum(each.bytes.both for each in partitions),
+            sum(each.bytes.local_only for each in partitions),
+        ),
         segments=sum(each.segments for each in partitions),
         quarantined_segments=sum(each.quarantined_segments for each in partitions),
         gaps=sum(each.gaps for each in partitions),

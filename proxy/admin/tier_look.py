@@ -114,7 +114,9 @@ class Looker:
             ids[key] = partition.topic_id
             lines.setdefault(key, []).append(self._line(partition, cluster, answer))
         self._sums = {each: self._sums[each] for each in partitions}
-        for key, listed in lines.items():
+        for number, (key, listed) in enumerate(lines.items(), 1):
+            if not number % _PARTITIONS_PER_SLICE:
+                await asyncio.sleep(0)
             listed.sort(key=lambda each: each.partition)
             state, reason = self._state_of(ids[key], cluster)
             topics[key] = topic_line(key, str(ids[key]), state, listed, reason)

@@ -47,6 +47,7 @@ WAIT_MS: Final = 3_000
 """How long a caller waits for a new look before it gets the last one."""
 _REST: Final = 10
 """A look rests this many times as long as it took, so that it takes no more than a tenth of the loop's time."""
+_LONGEST_REST_S: Final = 30.0
 _CONFIG_TIMEOUT_MS: Final = 1_500
 _CONFIGS_KEPT_MS: Final = 30_000
 _MAX_EXPLAINED: Final = 5_000
@@ -99,7 +100,7 @@ class TierView:
                 logger.exception("the tier could not be looked at")
             async with self._looked:
                 self._looked.notify_all()
-            await asyncio.sleep(max(1.0, _REST * (self._clock_ms() - began_ms) / 1000))
+            await asyncio.sleep(min(_LONGEST_REST_S, max(1.0, _REST * (self._clock_ms() - began_ms) / 1000)))
 
     async def look(self) -> Look:
         """Returns the last look, or a new one if the last one is not fresh and the new one is ready in time.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from proxy.admin.facts import TierBytes, TopicLine, TopicQuery
@@ -43,8 +43,9 @@ def page_of(items: Sequence[Item], number: int, per_page: int) -> Sequence[Item]
     return items[(number - 1) * per_page : number * per_page]
 
 
-def summed(topics: Iterable[TopicLine]) -> TierBytes:
-    total = TierBytes()
-    for topic in topics:
-        total += topic.bytes
-    return total
+def summed(topics: Collection[TopicLine]) -> TierBytes:
+    return TierBytes(
+        sum(topic.bytes.remote_only for topic in topics),
+        sum(topic.bytes.both for topic in topics),
+        sum(topic.bytes.local_only for topic in topics),
+    )

@@ -40,7 +40,7 @@ class Operator:
 @pytest.mark.parametrize("workers", [0, 2])
 async def test_an_operator_sees_both_tiers(kafka: KafkaCluster, topic_name: str, tmp_path: Path, workers: int) -> None:
     create_topic(kafka.bootstrap_servers, topic_name)
-    settings = {
+    settings: dict[str, str | int] = {
         "workers": workers,
         "remote.log.metadata.topic.name": f"__metadata-{topic_name}"[:200],
         "remote.log.visible.after.ms": 1000,
@@ -89,5 +89,5 @@ async def test_an_operator_sees_both_tiers(kafka: KafkaCluster, topic_name: str,
 
 def _is_seen(operator: Operator, topic: str) -> bool:
     """Whether the page shows the trim: a look is some seconds old."""
-    partition = operator.json(f"/topics/{topic}/0")
-    return partition["line"]["local_start"] >= RECORDS // 2 and partition["line"]["backlog_offsets"] == 0
+    line = operator.json(f"/topics/{topic}/0")["line"]
+    return bool(line["local_start"] >= RECORDS // 2 and line["backlog_offsets"] == 0)

@@ -112,7 +112,8 @@ def test_alarms_of_a_topic_are_one_alarm() -> None:
 
 
 async def test_a_sample_is_taken_at_once_and_then_at_every_interval() -> None:
-    taken, pauses = asyncio.Queue[int](), []
+    taken = asyncio.Queue[int]()
+    pauses: list[float] = []
 
     async def sample() -> None:
         taken.put_nowait(len(pauses))
