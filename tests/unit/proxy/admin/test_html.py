@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import aiohttp
 import pytest
@@ -18,6 +20,7 @@ from proxy.admin.pages import HEADERS, STATIC, static_file
 from proxy.admin.source import FactSource, FactsUnavailableError
 from proxy.process.admin_http import admin_pages
 from tests.support.proxy.page_facts import NOW_MS, ScriptedFacts, many_topics, partition_line
+from tests.support.repository import ROOT
 
 HOSTILE = "<script>alert('x')</script>\"'&"
 RENDERER = Renderer("1.2.3")
@@ -208,3 +211,13 @@ def test_the_retention_names_the_source_and_what_limits_the_broker() -> None:
 def test_numbers_are_written_as_runs() -> None:
     assert runs([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
     assert runs([]) == "\N{EN DASH}"
+
+
+def test_the_package_has_every_file_of_the_page() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["proxy"]
+    folder = ROOT / "proxy" / "admin"
+    files = [each for each in folder.rglob("*") if each.is_file() and each.suffix not in (".py", ".pyc")]
+    assert len(files) > 10
+    for each in files:
+        name = each.relative_to(ROOT / "proxy").as_posix()
+        assert any(fnmatchcase(name, pattern) for pattern in patterns), name
