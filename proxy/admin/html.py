@@ -88,7 +88,7 @@ def retention(settings: Iterable[TopicSetting]) -> list[Kept]:
     found = []
     for key, name in _RETENTION:
         each = said.get(key)
-        if each is None or each.value in ("-1", "-2") or (each.source == "default" and key in (RETENTION_MINUTES,)):
+        if each is None or each.value in ("-1", "-2"):
             continue
         of = "broker" if has_total and key.startswith("retention.") else name
         found.append(Kept(key, each.value, f"{of} {words.value_of(each)}", each.source))

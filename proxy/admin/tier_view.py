@@ -50,7 +50,7 @@ _REST: Final = 10
 _LONGEST_REST_S: Final = 30.0
 _CONFIG_TIMEOUT_MS: Final = 1_500
 _CONFIGS_KEPT_MS: Final = 30_000
-_MAX_EXPLAINED: Final = 5_000
+_MAX_EXPLAINED: Final = 1_000
 """The segments of a partition that is explained: an explanation takes microseconds for each of them."""
 _SEGMENTS_PER_SLICE: Final = 1_000
 PARTITIONS_PER_PAGE: Final = 200

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final, TypeVar
 from urllib.parse import quote
 
@@ -19,7 +21,6 @@ from proxy.admin.facts import (
     Overview,
     PartitionPage,
     ProcessFacts,
-    RaisedAlarm,
     ReadersPage,
     SettingsPage,
     TopicPage,
@@ -27,7 +28,7 @@ from proxy.admin.facts import (
     TopicsPage,
 )
 from proxy.admin.settings_facts import settings_page
-from proxy.admin.source import MAX_ALARMS, FactsUnavailableError, States
+from proxy.admin.source import FactsUnavailableError, States
 from proxy.config import TidegateConfig
 from proxy.process.admin_http import REPORT_PATH
 from proxy.process.child_pages import ChildPages
@@ -75,17 +76,11 @@ class FactsOfAll:
     async def overview(self) -> Overview:
         reports = await self._reports()
         processes = await asyncio.gather(*(self._process(child, reports) for child in self._supervisor.children))
-        cluster = None
+        cluster, alarms = None, []
         if self._config.is_tiered:
-            try:
-                cluster = (await self._of(REMOTE_LOG, Overview, "/overview")).cluster
-            except FactsUnavailableError:
-                cluster = None
-        alarms = [
-            RaisedAlarm(each.name, each.about, each.detail, name)
-            for name, report in reports.items()
-            for each in report.alarms
-        ]
+            with suppress(FactsUnavailableError):
+                known = await self._of(REMOTE_LOG, Overview, "/overview")
+                cluster, alarms = known.cluster, [replace(each, process=REMOTE_LOG) for each in known.alarms]
         return Overview(
             as_of_ms=self._wall_clock_ms(),
             version=installed_version(),
@@ -93,7 +88,7 @@ class FactsOfAll:
             cluster=cluster,
             stores=self.history.stores(reports),
             processes=tuple(processes),
-            alarms=tuple(alarms[:MAX_ALARMS]),
+            alarms=tuple(alarms),
             history=self.history.facts(),
         )
 

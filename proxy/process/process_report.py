@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 
 from protocol.api_keys import ApiKey
 from proxy.admin.counts import Counts, ProcessReport, StoreCounts
-from proxy.admin.facts import RaisedAlarm
 from proxy.metrics import ProxyMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
@@ -33,7 +32,6 @@ class CountedParts:
     proxy: ProxyMetrics | None = None
     reader: RemoteLogReader | None = None
     backlog_bytes: Callable[[], int] | None = None
-    alarms: Callable[[], Sequence[RaisedAlarm]] = tuple
     storage: InstrumentedRemoteStorageManager | None = None
 
     @property
@@ -54,7 +52,6 @@ def process_report(registry: CollectorRegistry, parts: CountedParts) -> ProcessR
         backlog_bytes=None if parts.backlog_bytes is None else parts.backlog_bytes(),
         counts=_counts(registry, parts),
         stores=_stores(registry, parts),
-        alarms=tuple(parts.alarms()),
     )
 
 

@@ -73,10 +73,6 @@ class ProcessView:
         """The stack ends the view of the tier."""
         manager, topics = running.manager, running.topics
 
-        def backlog_bytes() -> int:
-            reports = (manager.report(each) for each in manager.partitions)
-            return sum(report.lag_bytes for report in reports if report is not None)
-
         def alarms() -> list[RaisedAlarm]:
             return list(_alarms(running, metadata, fitness))
 
@@ -85,7 +81,7 @@ class ProcessView:
                 return metadata.metadata_partition(partition)
             return None
 
-        self._counted.backlog_bytes, self._counted.alarms = backlog_bytes, alarms
+        self._counted.backlog_bytes = lambda: manager.backlog_bytes
         view = TierView(
             TierParts(
                 cluster=client,
@@ -177,11 +173,7 @@ def _alarms(running: RunningTasks, metadata: RemoteLogMetadataManager, fitness: 
     for policy in running.topics.policies.values():
         if policy.total_conflict:
             yield RaisedAlarm("retention-differs", policy.topic, policy.total_conflict)
-    for partition in running.manager.partitions:
-        report = running.manager.report(partition)
-        if report is not None:
-            found += [
-                (reason, partition.topic, f"{partition}: {report.error}" if report.error else str(partition))
-                for reason in report.alarms
-            ]
+    for partition, report in running.manager.troubled().items():
+        detail = f"{partition}: {report.error}" if report.error else str(partition)
+        found += [(reason, partition.topic, detail) for reason in report.alarms]
     yield from raised(found)

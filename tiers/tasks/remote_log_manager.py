@@ -121,6 +121,15 @@ class RemoteLogManager:
         tasks = self._managed.get(partition)
         return None if tasks is None else report_of(tasks)
 
+    @property
+    def backlog_bytes(self) -> int:
+        """An estimate of the bytes below the LSOs that are not remote, of all partitions."""
+        return sum(tasks.copy.lag_bytes for tasks in self._managed.values())
+
+    def troubled(self) -> dict[TopicIdPartition, PartitionReport]:
+        """Returns the reports of the partitions that have an alarm now."""
+        return {partition: report_of(tasks) for partition, tasks in self._managed.items() if tasks.alarms}
+
     def accepted(self, partition: TopicIdPartition) -> Mapping[UUID, int | None] | None:
         """Returns the segments that the stored manifest accepts, each with the offset to which a clamp cut it.
 
