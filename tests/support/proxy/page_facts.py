@@ -58,24 +58,28 @@ SETTINGS = (
 )
 
 
-WHYS = (
-    WhyFacts(
-        "still on the broker", "offsets 131072 to 196607", 1, "local-retention",
-        "The local retention covers the segment: its newest record is 2 h 5 min old, of 6 h.",
-        "docs/design.md, 'Log range'", (NamedNumber("local.retention.ms", 21_600_000),), NOW_MS + 14_100_000,
-    ),
-    WhyFacts(
-        "not yet remote", "offsets 196608 to 209050", 0, "segment-open",
-        "The owner copies a segment when it has segment.bytes, or when it is open for segment.ms (1 h). The open "
-        "segment is neither full nor old enough.",
-        "docs/design.md, 'Log range'", (NamedNumber("segment.ms", 3_600_000),), NOW_MS + 2_846_000,
-    ),
-    WhyFacts(
-        "not yet expired", "offsets 0 to 65535", 2, "total-retention",
-        "The total retention covers the segment: its newest record is 18 h old, of 90 d.",
-        "docs/design.md, 'Log range'", (NamedNumber("retention_ms", 7_776_000_000),), NOW_MS + 89 * DAY_MS,
-    ),
-)  # fmt: skip
+def whys_of(line: PartitionLine) -> tuple[WhyFacts, ...]:
+    """Returns an answer to each question about a partition of `partition_line`."""
+    end, local_start = (line.remote_end or 0) + 1, line.local_start or 0
+    rule = "docs/design.md, 'Log range'"
+    return (
+        WhyFacts(
+            "still on the broker", f"offsets {local_start} to {local_start + 65_535}", 1, "local-retention",
+            "The local retention covers the segment: its newest record is 2 h 5 min old, of 6 h.",
+            rule, (NamedNumber("local.retention.ms", 21_600_000),), NOW_MS + 14_100_000,
+        ),
+        WhyFacts(
+            "not yet remote", f"offsets {end} to {(line.high_watermark or 0) - 1}", 0, "segment-open",
+            "The owner copies a segment when it has segment.bytes, or when it is open for segment.ms (1 h). The open "
+            "segment is neither full nor old enough.",
+            rule, (NamedNumber("segment.ms", 3_600_000),), NOW_MS + 2_846_000,
+        ),
+        WhyFacts(
+            "not yet expired", "offsets 0 to 65535", line.segments - 1, "total-retention",
+            "The total retention covers the segment: its newest record is 13 d old, of 90 d.",
+            rule, (NamedNumber("retention_ms", 7_776_000_000),), NOW_MS + 77 * DAY_MS,
+        ),
+    )  # fmt: skip
 
 
 def partition_line(topic: str, number: int, size: int) -> PartitionLine:
@@ -182,7 +186,7 @@ class ScriptedFacts:
                 StageFacts("trim", 0, "", is_running=False),
             ),
             settings=SETTINGS,
-            whys=WHYS,
+            whys=whys_of(line),
         )
 
     async def overview(self) -> Overview:
