@@ -12,6 +12,7 @@ _LEAST_SHARE: Final = 0.09
 """The least share of the width for the offsets between two bounds, so that each of them can be seen."""
 SPARK_WIDTH: Final = 240
 SPARK_HEIGHT: Final = 40
+_SPARK_VALUES: Final = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +142,21 @@ class Sparkline:
 
 
 def sparkline(series: Series, ceiling: float | None = None) -> Sparkline:
-    """Returns one line for the values, with a hole where there are none. `ceiling` is the highest value of the axis."""
+    """Returns one line for the values, with a hole where there are none. `ceiling` is the highest value of the axis.
+
+    The width is an hour: the values of a process that began later stand at the right."""
     values = series.values
     known = [value for value in values if value is not None]
     top = max([ceiling or 0.0, *known]) or 1.0
-    step = SPARK_WIDTH / max(1, len(values) - 1)
+    step = SPARK_WIDTH / (_SPARK_VALUES - 1)
+    first = max(0, _SPARK_VALUES - len(values))
     runs: list[list[tuple[float, float]]] = [[]]
     for place, value in enumerate(values):
         if value is None:
             if runs[-1]:
                 runs.append([])
         else:
-            runs[-1].append((place * step, (SPARK_HEIGHT - 1) - (SPARK_HEIGHT - 3) * value / top))
+            runs[-1].append(((first + place) * step, (SPARK_HEIGHT - 1) - (SPARK_HEIGHT - 3) * value / top))
     drawn = [run if len(run) > 1 else [(run[0][0] - 1, run[0][1]), (run[0][0] + 1, run[0][1])] for run in runs if run]
     line = " ".join("M" + " L".join(f"{x:.1f},{y:.1f}" for x, y in run) for run in drawn)
     area = " ".join(

@@ -6,7 +6,9 @@ import asyncio
 import itertools
 from dataclasses import replace
 
-from proxy.admin.drawing import SPARK_HEIGHT, bounds_drawing, sparkline
+import pytest
+
+from proxy.admin.drawing import SPARK_HEIGHT, SPARK_WIDTH, bounds_drawing, sparkline
 from proxy.admin.facts import GapFacts, PartitionPage, SegmentSpan, Series
 from tests.support.proxy.page_facts import ScriptedFacts
 
@@ -75,6 +77,12 @@ def test_lines_of_one_chart_share_an_axis() -> None:
     low = sparkline(Series("x", "ms", (1.0, 1.0)), ceiling=10.0)
     top = float(low.line.split(",")[1].split(" ")[0])
     assert top > SPARK_HEIGHT * 0.8
+
+
+def test_the_first_values_of_a_process_stand_at_the_right() -> None:
+    drawn = sparkline(Series("x", "ms", (1.0, 2.0)))
+    places = [float(each.split(",")[0]) for each in drawn.line.removeprefix("M").split(" L")]
+    assert places == pytest.approx([SPARK_WIDTH - SPARK_WIDTH / 239, SPARK_WIDTH], abs=0.1)
 
 
 def test_a_sparkline_without_values_is_empty() -> None:
