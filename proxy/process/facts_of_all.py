@@ -31,7 +31,7 @@ from proxy.admin.settings_facts import settings_page
 from proxy.admin.source import FactsUnavailableError, States
 from proxy.config import TidegateConfig
 from proxy.process.admin_http import REPORT_PATH
-from proxy.process.child_pages import ChildPages
+from proxy.process.child_pages import FACTS_TIMEOUT_S, ChildPages
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.supervisor import Child, Supervisor
 from proxy.version import installed_version
@@ -155,7 +155,7 @@ class FactsOfAll:
         child = next((each for each in self._supervisor.children if each.name == name), None)
         if child is None:
             raise FactsUnavailableError("the settings tier no topics")
-        return await self._pages.ask(child, PREFIX + path, parameters)
+        return await self._pages.ask(child, PREFIX + path, parameters, FACTS_TIMEOUT_S)
 
     @staticmethod
     def _decoded(answer: type[Answer], text: str) -> Answer:

@@ -49,7 +49,6 @@ from tiers.reader.shared.channel import listen
 
 logger = logging.getLogger(__name__)
 
-_ASK_TIMEOUT_S = 2.0
 _PORT_FREE_WITHIN_MS = 3_000
 """How long the port may stay taken while the state is free. A process that has only the port is a foreign program, not
 the rest of a proxy that died."""
@@ -113,9 +112,7 @@ async def _serve(config: TidegateConfig) -> bool:
         )
         if config.admin.port:
             session = await stack.enter_async_context(
-                aiohttp.ClientSession(
-                    timeout=aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S), headers={"Authorization": f"Bearer {token}"}
-                )
+                aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"})
             )
             ports = {name: int(listener.getsockname()[1]) for name, listener in listeners.items()}
             children = ChildPages(ports, session)
