@@ -214,6 +214,7 @@ def kept_running(cluster: KafkaCluster, proxy: TidegateProcess) -> str:
     return (
         f"Point any client at {proxy.bootstrap_servers} (topic {TOPIC}). The broker alone listens at "
         f"{cluster.bootstrap_servers}.\n"
+        f"Look at both tiers in a browser: http://{proxy.admin[0]}:{proxy.admin[1]}/\n"
         f"The configuration file of Tidegate: {proxy.config}\n"
         f"Look at the tiers: {program} tier bounds {TOPIC} --config {proxy.config}\n"
         "Ctrl-C ends the demo."

@@ -217,10 +217,10 @@ class AdminTlsConfig(CertificateConfig):
 
 
 class AdminConfig(Section):
-    """The admin port with `/metrics`, `/errors`, `/livez` and `/readyz`. With workers, it serves all processes
-    together: the proxy is ready when each process is ready, and every time series has the label `process`. `/livez` and
-    `/readyz` are open to everybody who reaches the port. The other pages ask for a token or a client certificate, if
-    one of them is set.
+    """The admin port with the page, its API (`/api/v1/`), `/metrics`, `/livez` and `/readyz`. With workers, it serves
+    all processes together: the proxy is ready when each process is ready, and every time series has the label
+    `process`. `/livez` and `/readyz` are open to everybody who reaches the port. The rest asks for a token or a client
+    certificate, if one of them is set.
     """
 
     subsections = frozenset({"tls"})
@@ -238,8 +238,9 @@ class AdminConfig(Section):
         default=None,
         validation_alias="token.file",
         description=(
-            "The file with the token that clients send as `Authorization: Bearer TOKEN`. The proxy reads it again when "
-            "it changes. Without TLS, the token crosses the network in plain text."
+            "The file with the token that clients send as `Authorization: Bearer TOKEN`. A browser asks for it as a "
+            "password, with any user name. The proxy reads the file again when it changes. Without TLS, the token "
+            "crosses the network in plain text."
         ),
     )
     tls: AdminTlsConfig | None = None
@@ -249,8 +250,8 @@ class AdminConfig(Section):
         is_guarded = self.token_file is not None or (self.tls is not None and self.tls.client_ca is not None)
         if self.port and not is_guarded and not _is_loopback(self.host):
             raise ValueError(
-                f"host = {self.host!r} is no loopback address, so everybody who reaches the port could read /metrics "
-                "and /errors: set token.file, or client.ca in [admin.tls], or host = '127.0.0.1'"
+                f"host = {self.host!r} is no loopback address, so everybody who reaches the port could read the "
+                "page and /metrics: set token.file, or client.ca in [admin.tls], or host = '127.0.0.1'"
             )
         return self
 

@@ -220,7 +220,9 @@ SHARED_PAGES: Final = {
         "metadata-topic-unusable", "metadata-not-followed", "metadata-partition-not-followed", "metadata-task-failed",
         "metadata-read-failed",
     ),
-    "open-files": ("connections-not-accepted", "admin-connections-not-accepted", "message-cut", "reader-connections-not-accepted"),
+    "open-files": (
+        "connections-not-accepted", "admin-connections-not-accepted", "reader-connections-not-accepted", "message-cut",
+    ),
     DEFECT: (
         "read-for-another-process-failed", "internal-error", "remote-log-manager-failed", "tiered-topics-unreadable",
         "topic-deletion-failed", "disabled-topic-not-removed", "second-deletion-failed",

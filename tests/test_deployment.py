@@ -86,12 +86,13 @@ def check_manifests(manifests: Manifests, config: TidegateConfig) -> None:
     assert [port["port"] for port in headless["spec"]["ports"]] == [config.admin.port]
     (clients,) = [service for service in services if service is not headless]
     ports = [port["port"] for port in clients["spec"]["ports"]]
-    assert ports[0] == config.listener.bootstrap_port
-    assert ports[1:] == [config.listener.base_port + int(port["name"][7:]) for port in clients["spec"]["ports"][1:]]
+    [listener] = config.listener
+    assert ports[0] == listener.bootstrap_port
+    assert ports[1:] == [listener.base_port + int(port["name"][7:]) for port in clients["spec"]["ports"][1:]]
     assert all(port["port"] == port["targetPort"] for service in services for port in service["spec"]["ports"])
     assert sorted(port["containerPort"] for port in container["ports"]) == sorted([*ports, config.admin.port])
     namespace = clients["metadata"].get("namespace", "default")
-    assert config.listener.advertised_host == f"{clients['metadata']['name']}.{namespace}.svc.cluster.local"
+    assert listener.advertised_host == f"{clients['metadata']['name']}.{namespace}.svc.cluster.local"
 
     check_command(container["args"])
     assert container["image"] == f"tidegate:{VERSION}"

@@ -21,11 +21,13 @@ import proxy.process.store_probe
 import tiers.fitness
 import tiers.metadata.topic.metrics
 import tiers.reader.metrics
+import tiers.reader.read_accounts
 import tiers.storage.instrumented
 import tiers.tasks.metrics
 from proxy.process.process_state import ProcessState
 from tiers.config.paused_work import TierWork
 from tiers.metric_spec import FROM_THE_START, MetricSpec
+from tiers.reader.read_accounts import MAX_CLIENTS, OTHERS
 from tiers.tasks.alarms import STATES, AlarmReason
 from tiers.tasks.bounds import BOUNDS
 from tiers.tasks.metrics import STAGES
@@ -35,8 +37,8 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[ModuleType, ...]], ...]] = (
     (
         "Remote reads",
         "The process that serves clients has `tidegate_remote_fetch_*`. The process that reads the store has "
-        "`tidegate_remote_reader_*`.",
-        (proxy.handlers.fetch.metrics, tiers.reader.metrics, proxy.process.remote_reader),
+        "`tidegate_remote_reader_*` and `tidegate_remote_client_*`.",
+        (proxy.handlers.fetch.metrics, tiers.reader.metrics, tiers.reader.read_accounts, proxy.process.remote_reader),
     ),
     ("Copying, trimming and retention", "The process that copies has these.", (tiers.tasks.metrics,)),
     ("Store", "Every process that uses the store has these.", (tiers.storage.instrumented, proxy.process.store_probe)),
@@ -55,6 +57,7 @@ LABELS: Final = {
     "cache": "`chunk` or `index`.",
     "cause": f"Why a connection ended, one of {len(proxy.metrics.CLOSE_CAUSES)}: "
     f"`{'`, `'.join(proxy.metrics.CLOSE_CAUSES)}`.",
+    "client_id": f"A client id as its clients gave it; at most {MAX_CLIENTS} in a process, the rest is `{OTHERS}`.",
     "completion": "`satisfied`, `expired` or `cancelled`.",
     "kind": "`retriable`, `not_found` or `refused`.",
     "location": "A location of the settings file; `home` for `[storage]` itself.",
@@ -89,7 +92,9 @@ def specs_of(module: ModuleType) -> list[MetricSpec]:
 def series_per_topic() -> int:
     """Returns the most series that one topic adds to the process that copies it."""
     return sum(
-        _combinations(spec) for spec in all_metrics() if "topic" in spec.labels and "partition" not in spec.labels
+        _combinations(spec)
+        for spec in all_metrics()
+        if "topic" in spec.labels and not {"partition", "client_id"} & {*spec.labels}
     )
 
 

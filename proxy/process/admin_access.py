@@ -1,12 +1,15 @@
 """`AdminAccess`: who may read the pages of the admin port, and its TLS.
 
 `/livez` and `/readyz` are open to everybody, because process managers and load balancers ask them. The other pages ask
-for a bearer token or for a client certificate, if the settings have one. Both count, if the settings have both.
+for a token or for a client certificate, if the settings have one. Both count, if the settings have both. Programs send
+the token as a bearer token, and browsers as the password of any user.
 """
 
 from __future__ import annotations
 
+import base64
 import hmac
+import ipaddress
 import logging
 import ssl
 from collections.abc import Callable
@@ -21,7 +24,7 @@ from tiers.config.tier_config import ConfigError
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_MS = 1_000
-_SCHEME = "Bearer "
+_BEARER, _BASIC = "Bearer ", "Basic "
 
 
 class AdminTokenError(ConfigError):
@@ -89,18 +92,54 @@ class AdminAccess:
         self.tls = tls
         self._needs_certificate = needs_certificate
 
-    def allows(self, request: web.Request) -> bool:
+    def refusal(self, request: web.Request) -> web.Response | None:
+        """Returns the answer to a request that may not read the pages; None if it may."""
         if self._token is None and not self._needs_certificate:
-            return True
+            if _names_this_machine(request.host):
+                return None
+            return web.Response(status=403, text="the host of the request is no loopback address\n")
+        if self._allows(request):
+            return None
+        # A browser asks for a password when it sees Basic.
+        answer = web.Response(status=401, text="unauthorized\n", headers={"WWW-Authenticate": "Bearer"})
+        answer.headers.add("WWW-Authenticate", 'Basic realm="Tidegate", charset="UTF-8"')
+        return answer
+
+    def _allows(self, request: web.Request) -> bool:
         if self._needs_certificate and request.get_extra_info("peercert"):
             return True  # the TLS handshake has verified it
         if self._token is None:
             return False
-        header = request.headers.get("Authorization", "")
+        said = _token_in(request.headers.get("Authorization", ""))
         # The comparison takes the same time whatever the client sends.
-        return header.startswith(_SCHEME) and hmac.compare_digest(
-            header.removeprefix(_SCHEME).strip().encode(errors="replace"), self._token().encode()
-        )
+        return said is not None and hmac.compare_digest(said, self._token().encode())
+
+
+def _token_in(header: str) -> bytes | None:
+    """Returns the token that a request names: a bearer token, or the password of a browser's user."""
+    if header.startswith(_BEARER):
+        return header.removeprefix(_BEARER).strip().encode(errors="replace")
+    if header.startswith(_BASIC):
+        try:
+            return base64.b64decode(header.removeprefix(_BASIC).strip(), validate=True).partition(b":")[2]
+        except ValueError:
+            return None
+    return None
+
+
+def _names_this_machine(host: str) -> bool:
+    """Whether a request names an address or `localhost`.
+
+    A page of a stranger may let its own name point to the loopback address. The browser then reads this port for that
+    page, and names the stranger's host."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
+    if name == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 OPEN_TO_ALL = AdminAccess()

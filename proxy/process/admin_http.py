@@ -1,8 +1,7 @@
-"""The admin port: `/metrics` for Prometheus, `/errors` for people, `/livez` and `/readyz` for a process manager.
+"""The admin port: the page, its API, `/metrics` for Prometheus, `/livez` and `/readyz` for a process manager.
 
 A process is live while its event loop runs. A process is ready while clients may connect to it: it knows the cluster,
 it found no problem, and it is not stopping. If a process is not ready, `/readyz` answers 503 with one line per reason.
-`/errors` has the last undecodable frames and the last connections that were closed, refused or throttled, as JSON.
 """
 
 from __future__ import annotations
@@ -11,16 +10,18 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
+from proxy.admin.api import adapter, api_routes
+from proxy.admin.counts import ProcessReport
+from proxy.admin.pages import page_routes
+from proxy.admin.source import FactSource, OwnFacts
 from proxy.process.admin_access import OPEN_TO_ALL, AdminAccess
 from proxy.process.admin_connections import AdminConnections, is_own_fault
 from proxy.wire.context import Address
-from proxy.wire.error_log import Incident
 from proxy.wire.server import bind
 
 logger = logging.getLogger(__name__)
@@ -29,29 +30,26 @@ logger.addFilter(is_own_fault)
 NotReady = Callable[[], list[str]]
 """Returns the reasons why clients should not connect to this process, one line each. Ready: no reasons."""
 
-Errors = Callable[[], Sequence[Incident]]
 Page = Callable[[web.Request], Awaitable[web.Response]]
+REPORT_PATH = "/internal/report"
+"""A child answers it to the supervisor."""
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class AdminPages(Protocol):
-    """The source of the pages: one process, or a supervisor that answers for all of its processes."""
+    """The source of the pages for programs: one process, or a supervisor that answers for all of its processes."""
 
     async def metrics(self) -> bytes:
         """Returns the metrics in Prometheus's text format."""
 
     async def not_ready(self) -> list[str]: ...
 
-    async def errors(self) -> list[dict[str, object]]:
-        """Returns the entries of `/errors`, the oldest first."""
-
 
 class _OneProcess:
-    def __init__(self, registry: CollectorRegistry, not_ready: NotReady, errors: Errors) -> None:
+    def __init__(self, registry: CollectorRegistry, not_ready: NotReady) -> None:
         self._registry = registry
         self._not_ready = not_ready
-        self._errors = errors
 
     async def metrics(self) -> bytes:
         return generate_latest(self._registry)
@@ -59,30 +57,39 @@ class _OneProcess:
     async def not_ready(self) -> list[str]:
         return self._not_ready()
 
-    async def errors(self) -> list[dict[str, object]]:
-        return [asdict(incident) for incident in self._errors()]
-
 
 @asynccontextmanager
 async def admin_http(
     at: Address | socket.socket,
     registry: CollectorRegistry,
     not_ready: NotReady,
-    errors: Errors = list,
+    facts: OwnFacts | None = None,
     access: AdminAccess = OPEN_TO_ALL,
+    version: str = "",
 ) -> AsyncIterator[Address]:
     """Serves the pages of one process until the context exits, and yields the bound address.
 
     Raises `OSError` if the address cannot be bound."""
-    async with admin_pages(at, _OneProcess(registry, not_ready, errors), access) as bound:
+
+    async def report(request: web.Request) -> web.Response:
+        assert facts is not None
+        return web.Response(body=adapter(ProcessReport).dump_json(facts.report()), content_type="application/json")
+
+    more = [(REPORT_PATH, report)] if facts is not None else []
+    async with admin_pages(at, _OneProcess(registry, not_ready), facts, access, version, more) as bound:
         yield bound
 
 
 @asynccontextmanager
 async def admin_pages(
-    at: Address | socket.socket, pages: AdminPages, access: AdminAccess = OPEN_TO_ALL
+    at: Address | socket.socket,
+    pages: AdminPages,
+    facts: FactSource | None = None,
+    access: AdminAccess = OPEN_TO_ALL,
+    version: str = "",
+    more: Sequence[tuple[str, Page]] = (),
 ) -> AsyncIterator[Address]:
-    """Serves `pages` until the context exits, and yields the bound address.
+    """Serves `pages`, and the page and the API of `facts`, until the context exits. Yields the bound address.
 
     `at` is the address to bind, or a socket that is already listening. Raises `OSError` if it cannot be bound."""
 
@@ -96,26 +103,19 @@ async def admin_pages(
         reasons = await pages.not_ready()
         return web.Response(status=503, text="\n".join(reasons) + "\n") if reasons else web.Response(text="ready\n")
 
-    async def errors(request: web.Request) -> web.Response:
-        return web.json_response({"errors": await pages.errors()})
-
     def guarded(page: Page) -> Page:
         async def answer(request: web.Request) -> web.Response:
-            if access.allows(request):
-                return await page(request)
-            return web.Response(status=401, text="unauthorized\n", headers={"WWW-Authenticate": "Bearer"})
+            refusal = access.refusal(request)
+            return await page(request) if refusal is None else refusal
 
         return answer
 
+    routes: list[tuple[str, Page]] = [("/metrics", metrics), *more]
+    if facts is not None:
+        routes += [*api_routes(facts, version), *page_routes(facts, version)]
     application = web.Application()
-    application.add_routes(
-        [
-            web.get("/metrics", guarded(metrics)),
-            web.get("/errors", guarded(errors)),
-            web.get("/livez", livez),
-            web.get("/readyz", readyz),
-        ]
-    )
+    application.add_routes([web.get("/livez", livez), web.get("/readyz", readyz)])
+    application.add_routes([web.get(path, guarded(page)) for path, page in routes])
     runner = web.AppRunner(application, access_log=None, logger=logger)
     await runner.setup()
     assert runner.server is not None

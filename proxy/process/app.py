@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import time
@@ -24,6 +25,8 @@ import uvloop
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
 from protocol.api_keys import ApiKey
+from proxy.admin.sampling import sampled
+from proxy.admin.source import OwnFacts
 from proxy.cluster.broker_listeners import Listen, ListenerAddresses
 from proxy.cluster.permissions import check_permissions
 from proxy.cluster.topology import Topology
@@ -43,10 +46,12 @@ from proxy.process.open_files import fit_open_files
 from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.process_state import ProcessState, StateMetric
+from proxy.process.process_view import ProcessView
 from proxy.process.reload import Reload
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
 from proxy.process.remote_reader import change_fetch_quotas
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier
+from proxy.version import installed_version
 from proxy.wire.context import Router
 from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler, PrefixHandler
@@ -56,6 +61,7 @@ from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerRefusedError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.topic.topic_based import wall_clock_ms
 from tiers.reader.metrics import LocalIndexMetrics
 from tiers.tasks.task_services import NoLocalIndexes
 
@@ -98,13 +104,15 @@ def entrance_of(listener: ListenerConfig, ports: PortClaims | None) -> Entrance:
 class Role(Protocol):
     """The work of one process. Each method opens its parts on a stack, and the stack closes them."""
 
+    view: ProcessView
+
     @property
     def state(self) -> ProcessState: ...
 
     def not_ready(self) -> list[str]: ...
 
     def errors(self) -> Sequence[Incident]:
-        """Returns the entries of `/errors`."""
+        """Returns the last incidents of connections, the oldest first."""
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Opens the parts that do not need the remote tier. Raises `BrokerRefusedError`."""
@@ -138,6 +146,7 @@ class Proxy:
     ) -> None:
         self.metrics = ProxyMetrics()
         registry.register(self.metrics)
+        self.view = ProcessView(registry, self.metrics)
         self.client = broker_client(config.upstream)
         self.topology = Topology(
             self.client,
@@ -199,7 +208,7 @@ class Proxy:
         await self.topology.wait_for_cluster()
         if self._worker is None:
             await check_permissions(self.client, self._config, RIGHTS_TIMEOUT_MS)
-        parts = ProxyParts(self._config, self.client, self.topology, self.server.spawn, self._registry)
+        parts = ProxyParts(self._config, self.client, self.topology, self.server.spawn, self._registry, self.view)
         tier = await stack.enter_async_context(remote_tier(parts, self._worker))
         self.handlers.update(tier.handlers)
         self.prefix_handlers.update(tier.prefix_handlers)
@@ -238,6 +247,7 @@ class RemoteLogProcess:
     def __init__(self, config: TidegateConfig, registry: CollectorRegistry) -> None:
         self._config = config
         self._registry = registry
+        self.view = ProcessView(registry)
         self._client = broker_client(config.upstream)
         self._metadata: RemoteLogMetadataManager | None = None
         self._stops = False
@@ -268,9 +278,11 @@ class RemoteLogProcess:
         indexes = await writer_of_local_indexes(stack, config)
         if indexes is not None:
             registry.register(LocalIndexMetrics(indexes))
-        await run_remote_log_manager(
+        running = await run_remote_log_manager(
             stack, config, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
         )
+        self.view.opened_store(storage)
+        await self.view.opened_tier(stack, config, client, metadata, running, fitness)
         self._metadata = metadata
 
     def serve(self, stack: AsyncExitStack) -> None:
@@ -330,7 +342,10 @@ async def run(
         if admin is not None or config.admin.port:
             at = (config.admin.host, config.admin.port) if admin is None else admin.listener
             access = admin_access(config.admin) if admin is None else AdminAccess(lambda: admin.token)
-            await stack.enter_async_context(admin_http(at, registry, not_ready, role.errors, access))
+            facts = own_facts(config, role)
+            if admin is None:
+                await stack.enter_async_context(sampled(facts.sample))
+            await stack.enter_async_context(admin_http(at, registry, not_ready, facts, access, installed_version()))
         await role.open(stack)
         if load is not None:
             reload = Reload(config, load, partial(_apply, role))
@@ -348,6 +363,20 @@ async def run(
 def _apply(role: Role, config: TidegateConfig) -> None:
     set_level(config.log.level)
     role.change(config)
+
+
+def own_facts(config: TidegateConfig, role: Role) -> OwnFacts:
+    return OwnFacts(
+        "tidegate",
+        config,
+        installed_version(),
+        role.view.parts,
+        role.not_ready,
+        role.errors,
+        tuple(os.environ),
+        clock_ms=monotonic_ms,
+        wall_clock_ms=wall_clock_ms,
+    )
 
 
 async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> bool:

@@ -8,7 +8,6 @@ because a draining worker may still need them.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -29,22 +28,27 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from proxy.admin.sampling import sampled
 from proxy.config import TidegateConfig, load_config
 from proxy.logging_setup import set_level
 from proxy.process.admin_access import admin_access
 from proxy.process.admin_http import admin_pages
 from proxy.process.budgets import remove_other_chunk_folders
 from proxy.process.child import Duty, Task, end_timeout_ms, share_of_duty
+from proxy.process.child_pages import ChildPages
+from proxy.process.facts_of_all import REMOTE_LOG, FactsOfAll
 from proxy.process.port_claims import make_claims
 from proxy.process.process_state import ProcessState, metrics_of_the_dead
 from proxy.process.reload import Reload
 from proxy.process.remote_log import metadata_folder
 from proxy.process.remote_reader import REMOTE_READER
-from proxy.process.supervisor import Child, ChildCommand, Supervisor
+from proxy.process.supervisor import ChildCommand, Supervisor
+from proxy.version import installed_version
 from proxy.wire.server import bind, monotonic_ms
 from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.writer import forget_freshness
+from tiers.metadata.topic.topic_based import wall_clock_ms
 from tiers.metric_spec import CounterSpec, GaugeSpec
 from tiers.reader.shared.channel import listen
 
@@ -56,8 +60,6 @@ PROCESS_RESTARTS = CounterSpec(
     "tidegate_process_restarts", "Times that the process died and was restarted.", ("process",), since=_SINCE
 )
 
-REMOTE_LOG = "remote-log"
-_ASK_TIMEOUT_S = 2.0
 _PORT_FREE_WITHIN_MS = 3_000
 """How long the port may stay taken while the state is free. A process that has only the port is a foreign program, not
 the rest of a proxy that died."""
@@ -131,14 +133,15 @@ async def _serve(config: TidegateConfig, file: Path) -> bool:
         stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         if config.admin.port:
             session = await stack.enter_async_context(
-                aiohttp.ClientSession(
-                    timeout=aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S), headers={"Authorization": f"Bearer {token}"}
-                )
+                aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"})
             )
             ports = {name: int(listener.getsockname()[1]) for name, listener in listeners.items()}
-            pages = WholePages(supervisor, ports, session)
-            access = admin_access(config.admin)
-            await stack.enter_async_context(admin_pages((config.admin.host, config.admin.port), pages, access))
+            children = ChildPages(ports, session)
+            facts = FactsOfAll(config, supervisor, children, tuple(os.environ), wall_clock_ms)
+            await stack.enter_async_context(sampled(facts.sample))
+            at, access = (config.admin.host, config.admin.port), admin_access(config.admin)
+            pages = WholePages(supervisor, children)
+            await stack.enter_async_context(admin_pages(at, pages, facts, access, installed_version()))
         logger.info("starting %d workers", config.workers)
         is_well = await supervisor.run(stop)
     logger.info("all processes ended")
@@ -190,12 +193,11 @@ def _stages(
 
 
 class WholePages:
-    """Implements `AdminPages` for all processes. `ports` are the ports of the children's own admin pages."""
+    """Implements `AdminPages` for all processes."""
 
-    def __init__(self, supervisor: Supervisor, ports: Mapping[str, int], session: aiohttp.ClientSession) -> None:
+    def __init__(self, supervisor: Supervisor, children: ChildPages) -> None:
         self._supervisor = supervisor
-        self._ports = ports
-        self._session = session
+        self._ask = children.ask
         self._registry = CollectorRegistry()
         self._registry.register(_Processes(supervisor))
 
@@ -207,7 +209,7 @@ class WholePages:
             f"{child.name}: {line}"
             for child, (status, text) in zip(self._supervisor.children, answers, strict=True)
             if status != 200
-            for line in text.splitlines()
+            for line in (*([f"state: {ProcessState.FAILED}"] if child.process is None else []), *text.splitlines())
         ]
 
     async def metrics(self) -> bytes:
@@ -220,26 +222,6 @@ class WholePages:
             if status == 200 or child.process is None
         }
         return generate_latest(self._registry) + merge_metrics(texts)
-
-    async def errors(self) -> list[dict[str, object]]:
-        children = self._supervisor.children
-        answers = await asyncio.gather(*(self._ask(child, "/errors") for child in children))
-        found = [
-            {"process": child.name, **entry}
-            for child, (status, text) in zip(children, answers, strict=True)
-            if status == 200
-            for entry in json.loads(text)["errors"]
-        ]
-        return sorted(found, key=lambda entry: entry["time_ms"])
-
-    async def _ask(self, child: Child, path: str) -> tuple[int, str]:
-        if child.process is None:
-            return 503, f"state: {ProcessState.FAILED}\nthe process is not running"
-        try:
-            async with self._session.get(f"http://127.0.0.1:{self._ports[child.name]}{path}") as answer:
-                return answer.status, await answer.text()
-        except (aiohttp.ClientError, TimeoutError):
-            return 503, "the process does not answer"
 
 
 class _Processes(Collector):

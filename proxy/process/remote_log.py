@@ -16,6 +16,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
+from proxy.process.process_view import RunningTasks
 from proxy.process.store_probe import StoreProbe
 from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient, monotonic_ms
@@ -82,7 +83,7 @@ async def open_storage(
     except ValueError as error:
         raise RemoteTierError(f"[storage] {name}: {error}") from error
     registry.register(WriteCircuitMetrics(store.write_breakers))
-    storage = InstrumentedRemoteStorageManager(store, name, RemoteStorageMetrics(registry))
+    storage = InstrumentedRemoteStorageManager(store, name, RemoteStorageMetrics(registry), store.write_breakers)
     stack.push_async_callback(storage.close)
     try:
         await store.open_or_later()
@@ -137,14 +138,16 @@ async def run_remote_log_manager(
     registry: CollectorRegistry,
     cluster_id: str | None,
     local_indexes: LocalIndexWriter,
-) -> None:
-    """Runs the RLM tasks until the stack closes. They have their own task group, so a failure ends nothing else."""
+) -> RunningTasks:
+    """Runs the RLM tasks until the stack closes, and returns them.
+
+    They have their own task group, so a failure ends nothing else."""
     registry.register(RemoteLogMetadataMetrics(metadata))
     services = _task_services(config, client, storage, metadata, registry, cluster_id, local_indexes)
-    rules = config.topics
+    topics = TieredTopics(client, config.topics, services.metrics, metadata)
     manager = RemoteLogManager(
         services,
-        TieredTopics(client, rules, services.metrics, metadata),
+        topics,
         TopicDeletionTask(services, ClusterTopicExistence(client)),
         RemoteDisableTask(services),
     )
@@ -162,6 +165,7 @@ async def run_remote_log_manager(
     tasks.create_task(run())
     probing = tasks.create_task(StoreProbe(storage, registry, monotonic_ms, wall_clock_ms).run())
     stack.callback(probing.cancel)
+    return RunningTasks(manager, topics)
 
 
 async def _opened(

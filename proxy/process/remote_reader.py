@@ -23,6 +23,7 @@ from proxy.process.budgets import chunk_folder
 from proxy.process.local_indexes import local_indexes_of_reader
 from proxy.process.open_files import raise_open_files
 from proxy.process.process_state import ProcessState
+from proxy.process.process_view import ProcessView
 from proxy.process.remote_log import metadata_folder, open_storage, wait_for_cluster_id
 from proxy.wire.error_log import Incident
 from tiers.access.open_tier import open_key_ring
@@ -102,6 +103,7 @@ class RemoteReaderProcess:
         self._registry = registry
         self._listener = listener
         self._client = broker_client(config.upstream)
+        self.view = ProcessView(registry)
         self._server: RemoteReadServer | None = None
         self._quotas: RemoteFetchQuotas | None = None
         self._stops = False
@@ -133,6 +135,8 @@ class RemoteReaderProcess:
         indexes = local_indexes_of_reader(config, REMOTE_READER)
         reader = await open_reader(stack, config, storage, metadata, registry, REMOTE_READER, indexes, buffers.share)
         self._quotas = reader.quotas
+        self.view.opened_store(storage)
+        self.view.opened_reader(reader)
         server = RemoteReadServer(self._listener, reader, buffers, metadata.reopen_if_replaced)
         self._server = await stack.enter_async_context(server)
 

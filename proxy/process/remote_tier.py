@@ -42,6 +42,7 @@ from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.process.budgets import remove_other_chunk_folders
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.probes import process_fitness, run_probes
+from proxy.process.process_view import ProcessView
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager
 from proxy.process.remote_reader import open_reader, open_shared_metadata
 from proxy.wire.exchange import Handler, PrefixHandler
@@ -89,6 +90,7 @@ class ProxyParts:
     """Must have read the cluster already."""
     spawn: Spawn
     registry: CollectorRegistry
+    view: ProcessView
 
 
 def own_topics_of(config: TidegateConfig) -> tuple[str, ...]:
@@ -112,10 +114,13 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace | None) -> AsyncIte
             metadata = await open_metadata(stack, config, client, storage, cluster_id, fitness)
             await run_probes(stack, config, storage, fitness, registry)
             indexes = await writer_of_local_indexes(stack, config)
-            await run_remote_log_manager(
+            running = await run_remote_log_manager(
                 stack, config, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
             )
             reader = await open_reader(stack, config, storage, metadata, registry, None, indexes)
+            proxy.view.opened_store(storage)
+            proxy.view.opened_reader(reader)
+            await proxy.view.opened_tier(stack, config, client, metadata, running, fitness)
             tier = _guarded(config, _handlers(proxy, metadata, reader), lambda: alarms(metadata))
             yield replace(tier, quotas=reader.quotas)
         else:

@@ -73,7 +73,7 @@ class Reported(Protocol):
 
 
 class ConnectionReport:
-    """Tells operators about one connection, in the log and at `/errors`. `client` is the client's own address."""
+    """Tells operators about one connection, in the log and on the page. `client` is the client's own address."""
 
     __slots__ = ("_connection", "_errors", "_log", "_peer")
 

@@ -1,8 +1,8 @@
 """`ErrorLog`: the last undecodable frames, and the last connections that were closed, refused or throttled.
 
-The admin port shows it at `/errors`. A dump of a request shows its header, and the body of those APIs whose messages
-have neither records nor secrets. It shows them only if the bytes are a request for sure: a frame that begins at the
-wrong place may have records or a password at any place. All other bytes are masked.
+The admin port shows it at `/errors` and `/api/v1/errors`. A dump of a request shows its header, and the body of those
+APIs whose messages have neither records nor secrets. It shows them only if the bytes are a request for sure: a frame
+that begins at the wrong place may have records or a password at any place. All other bytes are masked.
 """
 
 from __future__ import annotations

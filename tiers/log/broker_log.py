@@ -65,11 +65,14 @@ class BrokerLogSource:
         *,
         clock_ms: Callable[[], int] = monotonic_ms,
         jitter: Callable[[], float] = random.random,
+        lane: str = _LANE,
     ) -> None:
+        """`lane` names the connections that the source uses (`BrokerClient`)."""
         self._client = client
+        self._lane = lane
         self._clock_ms = clock_ms
         self._jitter = jitter
-        self._bounds_batch = BoundsBatch(client, _LANE)
+        self._bounds_batch = BoundsBatch(client, lane)
 
     async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
         async def ask(leader: Leader, remaining_ms: int) -> LocalLogBounds:
@@ -126,7 +129,7 @@ class BrokerLogSource:
                 ],
             )
             message = request(replica_id=_CONSUMER_REPLICA_ID, topics=[topic])
-            response = await self._client.request(leader.node_id, message, remaining_ms, min_version=2, lane=_LANE)
+            response = await self._client.request(leader.node_id, message, remaining_ms, min_version=2, lane=self._lane)
             answer = _only_partition(response.topics, partition)
             _raise_for(answer.error_code, partition)
             return EpochEndOffset(answer.leader_epoch, answer.end_offset)
@@ -178,7 +181,7 @@ class BrokerLogSource:
             )
             message = request(topics=[topic], timeout_ms=remaining_ms)
             response = await self._client.request(
-                leader.node_id, message, remaining_ms, lane=_LANE, before_sending=check
+                leader.node_id, message, remaining_ms, lane=self._lane, before_sending=check
             )
             answer = _only_partition(response.topics, partition)
             _raise_for(answer.error_code, partition)
@@ -214,7 +217,7 @@ class BrokerLogSource:
             ],
         )
         message = request(replica_id=_CONSUMER_REPLICA_ID, isolation_level=READ_COMMITTED, topics=[topic])
-        response = await self._client.request(leader.node_id, message, timeout_ms, min_version=4, lane=_LANE)
+        response = await self._client.request(leader.node_id, message, timeout_ms, min_version=4, lane=self._lane)
         answer = _only_partition(response.topics, partition)
         _raise_for(answer.error_code, partition)
         return int(answer.offset)
@@ -226,7 +229,7 @@ class BrokerLogSource:
             partition.topic_id, partition.partition, offset, leader.leader_epoch, max_bytes=max_bytes
         )
         answer = await fetch_raw(
-            self._client, leader.node_id, [position], max_bytes=max_bytes, timeout_ms=timeout_ms, lane=_LANE
+            self._client, leader.node_id, [position], max_bytes=max_bytes, timeout_ms=timeout_ms, lane=self._lane
         )
         for fetched in answer:
             if fetched.topic_id == partition.topic_id and fetched.partition == partition.partition:

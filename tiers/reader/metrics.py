@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from tiers.metric_spec import CounterSpec, GaugeSpec, SummarySpec
 from tiers.reader.local_index_cache import LocalIndexes
+from tiers.reader.read_accounts import ReadAccountMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader
 
 _PREFIX = "tidegate_remote_reader"
@@ -95,4 +96,5 @@ class RemoteLogReaderMetrics(Collector):
         throttled = THROTTLE_TIME.family()
         throttled.add_metric([], reader.quotas.throttled_count, reader.quotas.throttled_ms / 1000)
         yield throttled
+        yield from ReadAccountMetrics(reader.accounts).collect()
         yield CIRCUIT_OPEN.family(int(bool(reader.breakers.open_locations)))

@@ -44,6 +44,7 @@ from tiers.reader.extent_source import ExtentSource, IndexedSegment
 from tiers.reader.fetcher_pool import FetcherPool
 from tiers.reader.hedged_reads import HedgedReads, HedgeSettings
 from tiers.reader.local_index_cache import LocalIndexes
+from tiers.reader.read_accounts import ReadAccounts
 from tiers.reader.read_ahead import ReadAhead
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
 from tiers.reader.retry import RetriedRead, SegmentDeletedError
@@ -159,6 +160,7 @@ class RemoteLogReader:
         self._rlmm = rlmm
         self._retried = RetriedRead(rlmm, clock_ms, jitter)
         self.quotas = quotas or RemoteFetchQuotas(clock_ms)
+        self.accounts = ReadAccounts(clock_ms)
         self.chunk_cache = ChunkCache(remote_log.chunk_cache_bytes)
         self.index_cache = IndexCache(remote_log.index_cache_bytes)
         self.chunk_pool: FetcherPool[Extent] = FetcherPool(
@@ -235,11 +237,13 @@ class RemoteLogReader:
             topic = segment.topic_id_partition.topic
             portion = self.quotas.reserve(topic, request.client_id, max(1, request.max_bytes))
             if portion is None:
+                self.accounts.note_throttled(request.client_id, topic)
                 return RemoteRead([], 0, request.offset, request.offset, () if request.is_read_committed else None)
             try:
                 with portion:
-                    read = await self._read_from(segment, request)
+                    read, is_cache_hit = await self._read_from(segment, request)
                     portion.used_bytes = read.size_bytes
+                self.accounts.note_read(request.client_id, topic, read.size_bytes, is_cache_hit=is_cache_hit)
                 return read
             except SegmentDeletedError:
                 continue
@@ -292,7 +296,10 @@ class RemoteLogReader:
             # The index of a clamped segment also has epochs of the offsets that were cut off.
             return tuple(entry for entry in index.leader_epochs() if entry.start_offset <= end_offset)
 
-    async def _read_from(self, metadata: RemoteLogSegmentMetadata, request: RemoteReadRequest) -> RemoteRead:
+    async def _read_from(
+        self, metadata: RemoteLogSegmentMetadata, request: RemoteReadRequest
+    ) -> tuple[RemoteRead, bool]:
+        """Also returns whether the chunk of the first record was in memory."""
         collected = CollectedBatches(request.offset, request.max_bytes, request.min_one_message)
         deadline_ms, connection_id = request.deadline_ms, request.connection_id
         index = self._fetcher.cached_index(metadata)
@@ -333,13 +340,14 @@ class RemoteLogReader:
             views = self._fetcher.cached_chunks(segment, 0, collected.remaining_bytes)
         had_to_wait = not (has_first and collected.is_full)
         self._prefetch(segment, number, request, collected.next_offset, had_to_wait=had_to_wait)
-        return RemoteRead(
+        read = RemoteRead(
             collected.records,
             collected.size_bytes,
             collected.first_offset,
             collected.next_offset,
             collected.aborted_transactions() if request.is_read_committed else None,
         )
+        return read, has_first
 
     def _following(self, segment: IndexedSegment) -> IndexedSegment | None:
         """Returns the segment that begins exactly after this one; None when there is none, or its index is not cached.

@@ -91,11 +91,24 @@ class WriteCircuitMetrics(Collector):
 class InstrumentedRemoteStorageManager:
     """Adds metrics; results and errors of `inner` pass unchanged. `store` is the store's name in the settings."""
 
-    def __init__(self, inner: RemoteStorageManager, store: str, metrics: RemoteStorageMetrics) -> None:
+    def __init__(
+        self,
+        inner: RemoteStorageManager,
+        store: str,
+        metrics: RemoteStorageMetrics,
+        write_breakers: CircuitBreakers | None = None,
+    ) -> None:
         self._inner = inner
+        self._write_breakers = write_breakers
         self._store = store
         self._metrics = metrics
         metrics.add(store)
+
+    @property
+    def open_circuits(self) -> list[str]:
+        """The locations to which writes fail at once."""
+        locations = [] if self._write_breakers is None else self._write_breakers.open_locations
+        return [location or "home" for location in locations]
 
     async def open(self) -> None:
         with self._measured("open"):

@@ -97,6 +97,13 @@ class PartitionTasks:
         """Why copying makes no progress; empty without an error."""
         return next(filter(None, (self.stages[name].last_error for name in ("copy", "gap", "survey"))), "")
 
+    @property
+    def alarms(self) -> set[str]:
+        """The reasons of the alarms that are raised now. An alarm that only tells what happened is none of them."""
+        own = {"custom-metadata"} if self.is_copy_stopped else set()
+        failing = {"stage-failing" for stage in self.stages.values() if stage.is_alarmed}
+        return own | failing | self._stops | self.watch.alarms
+
     def waits_ms(self, name: str) -> int:
         """Returns the time until the stage may run: it is due, and no backoff of the survey is left. 0: it may now."""
         survey = self.stages["survey"]

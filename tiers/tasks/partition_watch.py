@@ -37,6 +37,11 @@ class PartitionWatch:
         self._alarms: set[AlarmReason] = set()
         self._is_stalled = False
 
+    @property
+    def alarms(self) -> set[str]:
+        """The reasons of the alarms that are raised now."""
+        return self._alarms | self._uncopied.alarms | ({"copy-stalled"} if self._is_stalled else set())
+
     async def look(self, policy: TopicPolicy, bounds: LocalLogBounds, copy: RLMCopyTask) -> None:
         """Looks at the leader's bounds, once a round."""
         self._watch(policy, bounds, copy.behind_ms)

@@ -31,6 +31,7 @@ from tiers.tasks.copy.spool_opening import open_spool
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.remote_disable import RemoteDisableTask
 from tiers.tasks.deletion.topic_deletion import TopicDeletionTask
+from tiers.tasks.partition_report import PartitionReport, report_of
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 from tiers.tasks.retention.total_retention import TotalRetentionTask
 from tiers.tasks.task_services import TaskServices
@@ -114,6 +115,30 @@ class RemoteLogManager:
     def partitions(self) -> list[TopicIdPartition]:
         """The partitions that this process copies now."""
         return list(self._managed)
+
+    def report(self, partition: TopicIdPartition) -> PartitionReport | None:
+        """Returns what the tasks of a partition know; None if this process does not own it."""
+        tasks = self._managed.get(partition)
+        return None if tasks is None else report_of(tasks)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """An estimate of the bytes below the LSOs that are not remote, of all partitions."""
+        return sum(tasks.copy.lag_bytes for tasks in self._managed.values())
+
+    def troubled(self) -> dict[TopicIdPartition, PartitionReport]:
+        """Returns the reports of the partitions that have an alarm now."""
+        return {partition: report_of(tasks) for partition, tasks in self._managed.items() if tasks.alarms}
+
+    def accepted(self, partition: TopicIdPartition) -> Mapping[UUID, int | None] | None:
+        """Returns the segments that the stored manifest accepts, each with the offset to which a clamp cut it.
+
+        None if this process does not own the partition."""
+        tasks = self._managed.get(partition)
+        if tasks is None:
+            return None
+        segments = self._services.metadata.list_remote_log_segments(partition)
+        return {each.segment_id.id: each.clamped_to for each in segments if tasks.manifest.has_accepted(each)}
 
     async def _keep_topics(self) -> None:
         services, settings = self._services, self._services.settings

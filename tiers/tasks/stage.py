@@ -32,7 +32,7 @@ class Stage:
         self._services = services
         self._partition = topic_id_partition
         self._failing_since_ms = 0
-        self._is_alarmed = False
+        self.is_alarmed = False
 
     @property
     def is_due(self) -> bool:
@@ -63,8 +63,8 @@ class Stage:
         services = self._services
         self.due_ms = max(services.clock_ms(), began_ms + services.settings.remote_log.task_interval_ms)
         self.failures, self.last_error = 0, ""
-        if self._is_alarmed:
-            self._is_alarmed = False
+        if self.is_alarmed:
+            self.is_alarmed = False
             services.metrics.alarms.end(*self._alarm)
             logger.info("a stage of a partition works again", extra=self._fields)
 
@@ -96,9 +96,9 @@ class Stage:
     def watch(self) -> None:
         """Raises an alarm if the stage fails for long, once until it works again."""
         failing_ms = self._services.clock_ms() - self._failing_since_ms
-        if self.failures == 0 or self._is_alarmed or failing_ms < self._services.settings.stage_alarm_ms:
+        if self.failures == 0 or self.is_alarmed or failing_ms < self._services.settings.stage_alarm_ms:
             return
-        self._is_alarmed = True
+        self.is_alarmed = True
         self._services.metrics.alarms.begin(*self._alarm)
         since = datetime.fromtimestamp((self._services.wall_clock_ms() - failing_ms) / 1000, UTC)
         logger.error(

@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry
 from proxy.cluster.broker_listeners import ListenerAddresses
 from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
+from proxy.process.process_view import ProcessView
 from proxy.process.remote_tier import ProxyParts, RemoteTier, own_topics_of, remote_tier
 from proxy.wire.exchange import Handler
 from tests.support.simulation.cluster import HOST, PORT
@@ -134,7 +135,8 @@ class SimProcess:
         async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
             stack.push_async_callback(client.close)
             await self.topology.wait_for_cluster()
-            parts = ProxyParts(config, client, self.topology, group.create_task, self.registry)
+            view = ProcessView(self.registry)
+            parts = ProxyParts(config, client, self.topology, group.create_task, self.registry, view)
             self.tier = await stack.enter_async_context(remote_tier(parts, None))
             following = group.create_task(self.topology.run())
             stack.callback(following.cancel)

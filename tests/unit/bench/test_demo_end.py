@@ -1,4 +1,4 @@
-"""`make demo ARGS=--keep` prints the path of its configuration, and a command that works with it."""
+"""`make demo ARGS=--keep` prints the address of the page, its configuration, and a command that works with it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from bench.demo import kept_running
 from bench.demo_records import TOPIC
 
 
-def test_the_configuration_and_a_command_are_printed() -> None:
+def test_the_page_the_configuration_and_a_command_are_printed() -> None:
     cluster = cast(Any, SimpleNamespace(bootstrap_servers="localhost:1"))
-    proxy = cast(Any, SimpleNamespace(bootstrap_servers="localhost:2", config=Path("/tmp/x/tidegate.toml")))
+    config = Path("/tmp/x/tidegate.toml")
+    proxy = cast(Any, SimpleNamespace(bootstrap_servers="localhost:2", config=config, admin=("127.0.0.1", 9190)))
     said = kept_running(cluster, proxy).splitlines()
-    assert said[1] == "The configuration file of Tidegate: /tmp/x/tidegate.toml"
-    assert said[2].endswith(f"tidegate tier bounds {TOPIC} --config /tmp/x/tidegate.toml")
+    assert said[1] == "Look at both tiers in a browser: http://127.0.0.1:9190/"
+    assert said[2] == "The configuration file of Tidegate: /tmp/x/tidegate.toml"
+    assert said[3].endswith(f"tidegate tier bounds {TOPIC} --config /tmp/x/tidegate.toml")

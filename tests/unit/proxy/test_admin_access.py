@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -13,6 +14,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
+from proxy.admin.source import OwnFacts, OwnParts
 from proxy.config import AdminConfig
 from proxy.process.admin_access import CHECK_INTERVAL_MS, AdminTokenError, TokenFile, admin_access
 from proxy.process.admin_http import admin_http
@@ -22,7 +24,26 @@ from tests.support.servers.certificates import Authority
 from tiers.broker.tls import TlsError
 from tiers.config.tier_config import ConfigError
 
-PROTECTED, OPEN = ("/metrics", "/errors"), ("/livez", "/readyz")
+PROTECTED, OPEN = ("/metrics", "/", "/topics", "/api/v1/errors", "/static/page.js"), ("/livez", "/readyz")
+
+
+OPENED = {200, 503}
+"""The tier of these tests is not open, so the list of topics answers 503."""
+
+
+def facts_of(log: ErrorLog) -> OwnFacts:
+    config = parse_config('[upstream]\nbootstrap.servers = "a:1"\n')
+    return OwnFacts(
+        "tidegate",
+        config,
+        "1.0",
+        OwnParts(),
+        list,
+        lambda: log.incidents,
+        (),
+        clock_ms=lambda: 0,
+        wall_clock_ms=lambda: 0,
+    )
 
 
 @pytest.fixture
@@ -35,7 +56,7 @@ def token_file(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def admin_port(**settings: Any) -> AsyncIterator[int]:
     access = admin_access(AdminConfig.model_validate(settings))
-    async with admin_http(("127.0.0.1", 0), CollectorRegistry(), list, list, access) as (_, port):
+    async with admin_http(("127.0.0.1", 0), CollectorRegistry(), list, facts_of(ErrorLog()), access) as (_, port):
         yield port
 
 
@@ -80,10 +101,10 @@ def test_one_port_cannot_be_both_admin_and_bootstrap_port() -> None:
 
 async def test_without_settings_the_loopback_port_is_open() -> None:
     async with admin_port() as port:
-        assert await statuses(f"http://127.0.0.1:{port}") == {200}
+        assert await statuses(f"http://127.0.0.1:{port}") == OPENED
 
 
-async def test_the_token_opens_metrics_and_errors(token_file: Path) -> None:
+async def test_the_token_opens_metrics_and_the_page(token_file: Path) -> None:
     async with admin_port(**{"token.file": token_file}) as port:
         url = f"http://127.0.0.1:{port}"
         assert await statuses(url) == {401}
@@ -92,12 +113,35 @@ async def test_the_token_opens_metrics_and_errors(token_file: Path) -> None:
             "Bearer secre",
             "Bearer secret2",
             "Basic secret",
+            f"Basic {base64.b64encode(b'secret').decode()}",
+            f"Basic {base64.b64encode(b'secret:wrong').decode()}",
             "secret",
             "Bearer",
             "Bearer \u00e9",
         ):
             assert await statuses(url, {"Authorization": header}) == {401}
-        assert await statuses(url, {"Authorization": "Bearer secret"}) == {200}
+        assert await statuses(url, {"Authorization": "Bearer secret"}) == OPENED
+        password = base64.b64encode(b"anybody:secret").decode()
+        assert await statuses(url, {"Authorization": f"Basic {password}"}) == OPENED
+
+
+@pytest.mark.parametrize("host", ["evil.example.org", "evil.example.org:9190", "localhost.evil.example.org"])
+async def test_an_open_port_answers_no_name_of_a_stranger(host: str) -> None:
+    """A stranger's page in a browser on this machine would read the port under a name of its own."""
+    async with admin_port() as port:
+        assert await statuses(f"http://127.0.0.1:{port}", {"Host": host}) == {403}
+        for own in ("localhost", f"localhost:{port}", "127.0.0.1", f"[::1]:{port}"):
+            assert await statuses(f"http://127.0.0.1:{port}", {"Host": own}) == OPENED
+
+
+async def test_a_browser_is_asked_for_the_token(token_file: Path) -> None:
+    async with (
+        admin_port(**{"token.file": token_file}) as port,
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/") as response,
+    ):
+        challenges = response.headers.getall("WWW-Authenticate")
+    assert challenges == ["Bearer", 'Basic realm="Tidegate", charset="UTF-8"']
 
 
 def test_a_changed_token_is_read_again(token_file: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -138,8 +182,8 @@ async def test_a_client_certificate_or_the_token_opens_the_pages(tmp_path: Path,
         known.load_cert_chain(authority.identity("prometheus"))
         unknown.load_cert_chain(stranger.identity("prometheus"))
         assert await statuses(url, tls=nobody) == {401}
-        assert await statuses(url, tls=known) == {200}
-        assert await statuses(url, {"Authorization": "Bearer secret"}, nobody) == {200}
+        assert await statuses(url, tls=known) == OPENED
+        assert await statuses(url, {"Authorization": "Bearer secret"}, nobody) == OPENED
         with pytest.raises(aiohttp.ClientError):
             await statuses(url, tls=unknown)
 
@@ -150,7 +194,7 @@ async def test_changed_certificates_of_the_admin_port_are_used(tmp_path: Path, m
     certificate = authority.identity("proxy")
     context = ssl.create_default_context(cafile=authority.ca)
     async with admin_port(tls={"certificate": certificate}) as port:
-        assert await statuses(f"https://localhost:{port}", tls=context) == {200}
+        assert await statuses(f"https://localhost:{port}", tls=context) == OPENED
         authority.identity("proxy", "elsewhere.example.org")
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await statuses(f"https://localhost:{port}", tls=context)
@@ -165,9 +209,9 @@ async def test_errors_are_shown_as_json() -> None:
     log = ErrorLog(wall_clock_ms=lambda: 1_700_000_000_000)
     log.note("refused", "the limit max.connections is reached", peer="10.0.0.1:5", node_id=3, client_id="app")
     async with (
-        admin_http(("127.0.0.1", 0), CollectorRegistry(), list, lambda: log.incidents) as (_, port),
+        admin_http(("127.0.0.1", 0), CollectorRegistry(), list, facts_of(log)) as (_, port),
         aiohttp.ClientSession() as session,
-        session.get(f"http://127.0.0.1:{port}/errors") as response,
+        session.get(f"http://127.0.0.1:{port}/api/v1/errors") as response,
     ):
         (entry,) = (await response.json())["errors"]
     assert (entry["kind"], entry["peer"], entry["client_id"], entry["node_id"]) == ("refused", "10.0.0.1:5", "app", 3)

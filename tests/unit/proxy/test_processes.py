@@ -97,11 +97,18 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
             assert await client.ended() == b""
         entries: list[dict[str, object]] = []
         while not entries:
-            entries = json.loads((await get(admin_port, "/errors"))[1])["errors"]
+            entries = json.loads((await get(admin_port, "/api/v1/errors"))[1])["errors"]
         assert [(entry["kind"], entry["reason"]) for entry in entries] == [
             ("undecodable", "a frame with the negative length -1")
         ]
         assert entries[0]["process"] in WORKERS
+        overview = json.loads((await get(admin_port, "/api/v1/overview"))[1])
+        assert {each["name"] for each in overview["processes"]} == WORKERS
+        assert all(each["pid"] for each in overview["processes"])
+        for path in ("/", "/settings", "/errors"):
+            status, page = await get(admin_port, path)
+            assert (status, page.startswith("<!doctype html>")) == (200, True)
+        assert (await get(admin_port, "/api/v1/topics"))[0] == 503
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
 

@@ -1,0 +1,168 @@
+"""The geometry of the page's drawings: the bounds of a partition, and sparklines. Pure: numbers in, coordinates out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from proxy.admin.facts import PartitionPage, SegmentState, Series
+
+_LEAST_SHARE: Final = 0.09
+"""The least share of the width for the offsets between two bounds, so that each of them can be seen."""
+SPARK_WIDTH: Final = 240
+SPARK_HEIGHT: Final = 40
+_SPARK_VALUES: Final = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A run of offsets. `x` and `width` are percent of the drawing. `kind` names its colour."""
+
+    x: float
+    width: float
+    kind: SegmentState | str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A bound, or several at one offset. `anchor` is the side on which its name stands."""
+
+    x: float
+    names: str
+    offset: int
+    anchor: str
+
+
+@dataclass(frozen=True, slots=True)
+class BoundsDrawing:
+    """`is_to_scale`: whether equal widths are equal numbers of offsets."""
+
+    remote: tuple[Box, ...]
+    local: tuple[Box, ...]
+    gaps: tuple[Box, ...]
+    marks: tuple[Mark, ...]
+    is_to_scale: bool
+
+
+class _Scale:
+    """Maps offsets to percent, piece by piece between `stops`."""
+
+    def __init__(self, stops: Sequence[int]) -> None:
+        self._stops = sorted(set(stops))
+        lengths = [later - earlier for earlier, later in zip(self._stops, self._stops[1:], strict=False)]
+        whole = sum(lengths) or 1
+        shares = [max(length / whole, _LEAST_SHARE) for length in lengths]
+        self.is_even = all(length / whole >= _LEAST_SHARE for length in lengths)
+        total = sum(shares) or 1
+        self._at = [0.0]
+        for share in shares:
+            self._at.append(self._at[-1] + 100 * share / total)
+
+    def x(self, offset: int) -> float:
+        stops = self._stops
+        if offset <= stops[0] or len(stops) == 1:
+            return 0.0
+        for place in range(1, len(stops)):
+            if offset <= stops[place]:
+                inside = (offset - stops[place - 1]) / (stops[place] - stops[place - 1])
+                return self._at[place - 1] + (self._at[place] - self._at[place - 1]) * inside
+        return 100.0
+
+
+def bounds_drawing(page: PartitionPage) -> BoundsDrawing | None:
+    """Returns None for a partition of which no offset is known."""
+    line = page.line
+    named = [
+        ("start", line.log_start_offset),
+        ("Rx", line.remote_start),
+        ("Lx", line.local_start),
+        ("Ry", None if line.remote_end is None else line.remote_end + 1),
+        ("Ly", line.last_stable_offset),
+        ("Lz", line.high_watermark),
+    ]
+    bounds = [(name, offset) for name, offset in named if offset is not None]
+    ends = [end for span in page.shape for end in (span.start, span.end)]
+    if not bounds and not ends:
+        return None
+    stops = [offset for _, offset in bounds] + ([min(ends), max(ends)] if ends else [])
+    scale = _Scale(stops)
+
+    def box(start: int, end: int, kind: str, title: str) -> Box:
+        x = scale.x(start)
+        return Box(round(x, 3), round(max(scale.x(end) - x, 0.15), 3), kind, title)
+
+    def text(start: int, end: int) -> str:
+        return f"offsets {start} to {end - 1}"
+
+    remote = tuple(
+        box(span.start, span.end, span.state, f"{text(span.start, span.end)}, {span.state}, {_segments(span.segments)}")
+        for span in page.shape
+    )
+    local: list[Box] = []
+    if line.local_start is not None and line.high_watermark is not None and line.last_stable_offset is not None:
+        stable = max(line.local_start, line.last_stable_offset)
+        if stable > line.local_start:
+            local.append(box(line.local_start, stable, "local", f"{text(line.local_start, stable)}, on the broker"))
+        if line.high_watermark > stable:
+            title = f"{text(stable, line.high_watermark)}, in open transactions"
+            local.append(box(stable, line.high_watermark, "unstable", title))
+    gaps = tuple(
+        box(gap.first_offset, gap.next_offset, "gap", f"{text(gap.first_offset, gap.next_offset)}, in neither tier")
+        for gap in page.gaps
+    )
+    return BoundsDrawing(remote, tuple(local), gaps, _marks(bounds, scale), scale.is_even)
+
+
+def _segments(count: int) -> str:
+    return "1 segment" if count == 1 else f"{count} segments"
+
+
+def _marks(bounds: Sequence[tuple[str, int]], scale: _Scale) -> tuple[Mark, ...]:
+    names: dict[int, list[str]] = {}
+    for name, offset in bounds:
+        names.setdefault(offset, []).append(name)
+    marks = []
+    for offset in sorted(names):
+        x = scale.x(offset)
+        anchor = "start" if x < 4 else "end" if x > 96 else "middle"
+        marks.append(Mark(round(x, 3), " ".join(names[offset]), offset, anchor))
+    return tuple(marks)
+
+
+@dataclass(frozen=True, slots=True)
+class Sparkline:
+    """`line` and `area` are the path data in a box of `SPARK_WIDTH` by `SPARK_HEIGHT`. `last` is the newest value."""
+
+    line: str
+    area: str
+    last: float | None
+    highest: float | None
+
+
+def sparkline(series: Series, ceiling: float | None = None) -> Sparkline:
+    """Returns one line for the values, with a hole where there are none. `ceiling` is the highest value of the axis.
+
+    The width is an hour: the values of a process that began later stand at the right."""
+    values = series.values
+    known = [value for value in values if value is not None]
+    top = max([ceiling or 0.0, *known]) or 1.0
+    step = SPARK_WIDTH / (_SPARK_VALUES - 1)
+    first = max(0, _SPARK_VALUES - len(values))
+    runs: list[list[tuple[float, float]]] = [[]]
+    for place, value in enumerate(values):
+        if value is None:
+            if runs[-1]:
+                runs.append([])
+        else:
+            runs[-1].append(((first + place) * step, (SPARK_HEIGHT - 1) - (SPARK_HEIGHT - 3) * value / top))
+    drawn = [run if len(run) > 1 else [(run[0][0] - 1, run[0][1]), (run[0][0] + 1, run[0][1])] for run in runs if run]
+    line = " ".join("M" + " L".join(f"{x:.1f},{y:.1f}" for x, y in run) for run in drawn)
+    area = " ".join(
+        f"M{run[0][0]:.1f},{SPARK_HEIGHT} L"
+        + " L".join(f"{x:.1f},{y:.1f}" for x, y in run)
+        + f" L{run[-1][0]:.1f},{SPARK_HEIGHT} Z"
+        for run in drawn
+    )
+    return Sparkline(line, area, values[-1] if values else None, max(known, default=None))

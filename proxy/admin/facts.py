@@ -1,0 +1,398 @@
+"""The facts that the page shows and that the API answers, as frozen values. They say nothing about their form.
+
+Times are milliseconds of the wall clock, sizes are bytes. `remote_end` is inclusive, as Ry in docs/founding.md; every
+other end is a next offset. None stands for a fact that this process does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SettingSource = Literal["topic", "file", "environment", "broker", "default"]
+TopicState = Literal["tiered", "paused", "refused", "missing", "deleted"]
+SegmentState = Literal["copying", "remote", "cut", "quarantined", "deleting"]
+ProcessState = Literal["INITIALIZING", "SERVING", "DRAINING", "FAILED"]
+
+
+@dataclass(frozen=True, slots=True)
+class TierBytes:
+    """The bytes of a log by the tier that has them. The bytes outside the remote tier are estimates."""
+
+    remote_only: int = 0
+    both: int = 0
+    local_only: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.remote_only + self.both + self.local_only
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedAlarm:
+    """An alarm that is raised now. `name` is its name in docs/alarms.md, `about` what it concerns."""
+
+    name: str
+    about: str
+    detail: str = ""
+    process: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFacts:
+    """A stage of the owner's tasks. `failures` are those since its last success."""
+
+    name: str
+    failures: int
+    error: str
+    is_running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLine:
+    """A partition, without its segments."""
+
+    topic: str
+    partition: int
+    leader: int | None = None
+    is_owned: bool = False
+    """Whether this proxy owns the partition."""
+    metadata_partition: int | None = None
+    log_start_offset: int | None = None
+    remote_start: int | None = None
+    remote_end: int | None = None
+    local_start: int | None = None
+    last_stable_offset: int | None = None
+    high_watermark: int | None = None
+    leader_epoch: int | None = None
+    bytes: TierBytes = TierBytes()
+    segments: int = 0
+    quarantined_segments: int = 0
+    quarantined_bytes: int = 0
+    gaps: int = 0
+    oldest_ms: int | None = None
+    """The newest timestamp in the first readable remote segment. The log may begin a little earlier."""
+    newest_remote_ms: int | None = None
+    backlog_offsets: int | None = None
+    backlog_bytes: int | None = None
+    backlog_ms: int | None = None
+    """How long a record has waited for its copy, as the owner knows it."""
+    alarms: tuple[str, ...] = ()
+    trouble: str | None = None
+    """Why the leader did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSetting:
+    key: str
+    value: str
+    source: SettingSource
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLine:
+    """A topic that is tiered, that should be, or that was."""
+
+    topic: str
+    topic_id: str
+    state: TopicState
+    reason: str = ""
+    """Why the topic is not tiered."""
+    partitions: int = 0
+    bytes: TierBytes = TierBytes()
+    segments: int = 0
+    quarantined_segments: int = 0
+    gaps: int = 0
+    oldest_ms: int | None = None
+    newest_remote_ms: int | None = None
+    backlog_bytes: int | None = None
+    backlog_ms: int | None = None
+    alarms: tuple[str, ...] = ()
+    unanswered: int = 0
+    """The partitions whose leader did not answer."""
+    settings: tuple[TopicSetting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicQuery:
+    """What a reader asks of the list of topics. `search` is part of a name. The first page is 1."""
+
+    search: str = ""
+    state: TopicState | Literal[""] = ""
+    sort: Literal["name", "size", "backlog", "age", "alarms"] = "name"
+    descending: bool = False
+    page: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsPage:
+    """One page of the list of topics. `total` counts all topics, `matching` those of the query."""
+
+    as_of_ms: int
+    query: TopicQuery
+    total: int
+    matching: int
+    partitions: int
+    pages: int
+    bytes: TierBytes
+    topics: tuple[TopicLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPage:
+    """A topic with one page of its partitions."""
+
+    as_of_ms: int
+    topic: TopicLine
+    page: int
+    pages: int
+    partitions: tuple[PartitionLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    epoch: int
+    start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """A remote segment. `end_offset` and `valid_end_offset` are inclusive."""
+
+    id: str
+    start_offset: int
+    end_offset: int
+    valid_end_offset: int
+    size_bytes: int
+    state: SegmentState
+    is_on_broker: bool | None
+    """Whether the broker still has records of the segment."""
+    max_timestamp_ms: int
+    event_timestamp_ms: int
+    epochs: tuple[EpochStart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpan:
+    """Neighbouring segments of one state, joined for a drawing. `end` is a next offset."""
+
+    start: int
+    end: int
+    state: SegmentState
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class GapFacts:
+    """A gap: the brokers removed [`first_offset`, `next_offset`) before they were copied."""
+
+    first_offset: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamedNumber:
+    """A number that decides, by the name of its setting or with its unit in the name."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class WhyFacts:
+    """Why a segment is still on the broker, not yet remote or not yet expired (`tiers/explain`).
+
+    `about` names the oldest offsets with this reason, and `more` counts the other segments with it. `at_ms` is the time
+    at which the blocker ends by itself; None: that cannot be told."""
+
+    question: str
+    about: str
+    more: int
+    reason: str
+    sentence: str
+    rule: str
+    values: tuple[NamedNumber, ...]
+    at_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPage:
+    """A partition with a window of its segments, the first of which ends at or above `from_offset`."""
+
+    as_of_ms: int
+    line: PartitionLine
+    state: TopicState
+    from_offset: int
+    next_from_offset: int | None
+    segments: tuple[SegmentFacts, ...]
+    shape: tuple[SegmentSpan, ...]
+    """All segments, as many neighbours joined as a drawing needs."""
+    gaps: tuple[GapFacts, ...]
+    stages: tuple[StageFacts, ...]
+    settings: tuple[TopicSetting, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences about the whole partition: a stop, a pause, a stage that fails."""
+    whys: tuple[WhyFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """A broker of the cluster. `gone_since_ms` is set if the cluster named it earlier, and does not any more."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+    leads: int
+    """The partitions of all topics that it leads."""
+    is_controller: bool
+    gone_since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerFacts:
+    """A member of the owners' group."""
+
+    member: str
+    host: str
+    metadata_partitions: tuple[int, ...]
+    partitions: int
+    """The tiered partitions that it owns."""
+    is_this: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What the process that keeps the metadata knows about the cluster."""
+
+    cluster_id: str
+    brokers: tuple[BrokerFacts, ...]
+    trouble: str | None
+    owners: tuple[OwnerFacts, ...]
+    topics: int
+    partitions: int
+    bytes: TierBytes
+    metadata_alarm: str | None
+    metadata_age_ms: int | None
+    alarms: tuple[RaisedAlarm, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """A store as the processes of this proxy use it. Latencies are those of the last minutes."""
+
+    store: str
+    requests: int
+    errors: int
+    in_flight: int
+    open_circuits: tuple[str, ...]
+    recent_errors: int = 0
+    read_p50_ms: float | None = None
+    read_p99_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """A process of this proxy. `reasons` say why it does not serve."""
+
+    name: str
+    pid: int | None
+    state: ProcessState
+    reasons: tuple[str, ...]
+    restarts: int
+    rss_bytes: int | None
+    connections: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A sparkline: one value for each of the times of the history. None: no value, for example no read."""
+
+    name: str
+    unit: Literal["ms", "B/s", "B", "%"]
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFacts:
+    interval_ms: int
+    times_ms: tuple[int, ...]
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    as_of_ms: int
+    version: str
+    is_tiered: bool
+    cluster: ClusterFacts | None
+    stores: tuple[StoreFacts, ...]
+    processes: tuple[ProcessFacts, ...]
+    alarms: tuple[RaisedAlarm, ...]
+    history: HistoryFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderLine:
+    """The reads of one client id from one topic of the remote tier, since the process started."""
+
+    client_id: str
+    topic: str
+    bytes: int
+    bytes_per_second: float
+    """Over the last minute."""
+    reads: int
+    throttled: int
+    """The reads that a quota answered empty."""
+    cache_hits: int
+    """The reads whose first records were in memory."""
+    last_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadersPage:
+    as_of_ms: int
+    max_clients: int
+    readers: tuple[ReaderLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingLine:
+    """A setting. `variable` is the environment variable that sets it."""
+
+    section: str
+    key: str
+    value: str
+    source: SettingSource
+    variable: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsPage:
+    settings: tuple[SettingLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorLine:
+    """An undecodable frame, or a connection that was closed, refused or throttled.
+
+    `process` is empty without workers."""
+
+    time_ms: int
+    kind: str
+    reason: str
+    process: str = ""
+    peer: str | None = None
+    node_id: int | None = None
+    client_id: str | None = None
+    sender: str | None = None
+    api: str | None = None
+    api_version: int | None = None
+    position: int | None = None
+    dump: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorsPage:
+    errors: tuple[ErrorLine, ...] = field(default=())

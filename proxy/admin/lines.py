@@ -1,0 +1,256 @@
+"""Computes the line of a partition and of a topic. Pure: it gets what the metadata, the leader and the owner say."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from proxy.admin.facts import (
+    EpochStart,
+    PartitionLine,
+    SegmentFacts,
+    SegmentSpan,
+    SegmentState,
+    TierBytes,
+    TopicLine,
+    TopicState,
+)
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.stored_segment import StoredSegment
+from tiers.tasks.partition_report import PartitionReport
+
+_FINISHED = int(RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+_DENSITY_SEGMENTS = 4
+"""The newest segments whose bytes per offset stand for the records that are not remote."""
+MAX_SHAPE = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of readable remote offsets, [`start`, `end`), and its bytes."""
+
+    start: int
+    end: int
+    size_bytes: int
+
+    def bytes_below(self, offset: int) -> int:
+        """Returns the bytes below `offset`, as if all records had the same size."""
+        below = min(max(offset - self.start, 0), self.end - self.start)
+        return self.size_bytes * below // max(1, self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSums:
+    """What one pass over the segments of a partition finds. `tail` has the pieces that end above `tail_from`."""
+
+    size_bytes: int = 0
+    segments: int = 0
+    quarantined_segments: int = 0
+    quarantined_bytes: int = 0
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
+    bytes_per_offset: float = 0.0
+    tail_from: int = 0
+    tail: tuple[Piece, ...] = ()
+
+    def below(self, offset: int) -> int:
+        """Returns the readable bytes below `offset`, which must not lie below `tail_from`."""
+        return self.size_bytes - sum(each.size_bytes - each.bytes_below(offset) for each in self.tail)
+
+
+def sums_of(segments: Iterable[StoredSegment], tail_from: int) -> SegmentSums:
+    """Walks the segments once. Those that the copy has not finished, or whose deletion has begun, do not count.
+
+    A tier may have a million segments, so the walk makes no object of a segment below `tail_from`."""
+    size_bytes = count = cut_count = cut_bytes = 0
+    oldest_ms = newest_ms = None
+    tail: list[Piece] = []
+    newest: deque[tuple[int, int]] = deque(maxlen=_DENSITY_SEGMENTS)
+    for segment in segments:
+        if segment.state != _FINISHED:
+            continue
+        start, end, kept_end, piece_bytes = (
+            segment.start_offset, segment.end_offset, segment.kept_end_offset, segment.segment_size_bytes
+        )  # fmt: skip
+        if kept_end < end:
+            if kept_end < start:
+                cut_count += 1
+                cut_bytes += piece_bytes
+                continue
+            piece_bytes = Piece(start, end + 1, piece_bytes).bytes_below(kept_end + 1)
+            end = kept_end
+        size_bytes += piece_bytes
+        count += 1
+        newest_at_ms = segment.max_timestamp_ms
+        if newest_at_ms >= 0:
+            if oldest_ms is None:
+                oldest_ms = newest_at_ms
+            newest_ms = newest_at_ms
+        if end >= tail_from:
+            tail.append(Piece(start, end + 1, piece_bytes))
+        newest.append((end + 1 - start, piece_bytes))
+    offsets = sum(length for length, _ in newest)
+    density = sum(piece_bytes for _, piece_bytes in newest) / offsets if offsets else 0.0
+    return SegmentSums(
+        size_bytes, count, cut_count, cut_bytes, oldest_ms, newest_ms, density, tail_from, tuple(tail)
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionKnowledge:
+    """What the metadata says about a partition. `trimmed_to` is the end of the last recorded trim."""
+
+    partition: TopicIdPartition
+    log_start_offset: int | None
+    remote_start: int | None
+    remote_end: int | None
+    trimmed_to: int | None
+    gaps: int
+    is_diverged: bool = False
+    metadata_partition: int | None = None
+    is_owned: bool = False
+
+
+def partition_line(
+    known: PartitionKnowledge,
+    sums: SegmentSums,
+    bounds: LocalLogBounds | None,
+    report: PartitionReport | None,
+    leader: int | None,
+    trouble: str | None = None,
+) -> PartitionLine:
+    """`bounds` is None if the leader did not answer. Then the records that are not remote are unknown."""
+    local_start = (known.trimmed_to or 0) if bounds is None else bounds.log_start_offset
+    remote_only = sums.below(max(local_start, sums.tail_from))
+    line = PartitionLine(
+        topic=known.partition.topic,
+        partition=known.partition.partition,
+        leader=leader,
+        is_owned=known.is_owned,
+        metadata_partition=known.metadata_partition,
+        log_start_offset=known.log_start_offset,
+        remote_start=known.remote_start,
+        remote_end=known.remote_end,
+        bytes=TierBytes(remote_only, sums.size_bytes - remote_only, 0),
+        segments=sums.segments,
+        quarantined_segments=sums.quarantined_segments,
+        quarantined_bytes=sums.quarantined_bytes,
+        gaps=known.gaps,
+        oldest_ms=sums.oldest_ms,
+        newest_remote_ms=sums.newest_ms,
+        backlog_ms=None if report is None else report.behind_ms,
+        backlog_bytes=None if report is None else report.lag_bytes,
+        alarms=() if report is None else report.alarms,
+        trouble=trouble,
+    )
+    if known.is_diverged and "diverged" not in line.alarms:
+        line = replace(line, alarms=(*line.alarms, "diverged"))
+    if bounds is None:
+        return line
+    remote_next = bounds.log_start_offset if known.remote_end is None else known.remote_end + 1
+    first_local = max(bounds.log_start_offset, remote_next)
+    waiting = max(0, bounds.last_stable_offset - first_local)
+    unstable = max(0, bounds.high_watermark - max(first_local, bounds.last_stable_offset))
+    backlog_bytes = line.backlog_bytes
+    if backlog_bytes is None:
+        backlog_bytes = int(waiting * sums.bytes_per_offset) if sums.bytes_per_offset or not waiting else None
+    local_only = (backlog_bytes or 0) + int(unstable * sums.bytes_per_offset)
+    return replace(
+        line,
+        log_start_offset=bounds.log_start_offset if known.log_start_offset is None else known.log_start_offset,
+        local_start=bounds.log_start_offset,
+        last_stable_offset=bounds.last_stable_offset,
+        high_watermark=bounds.high_watermark,
+        leader_epoch=bounds.leader_epoch,
+        bytes=TierBytes(line.bytes.remote_only, line.bytes.both, local_only),
+        backlog_offsets=waiting,
+        backlog_bytes=backlog_bytes,
+    )
+
+
+def topic_line(
+    topic: str, topic_id: str, state: TopicState, partitions: Sequence[PartitionLine], reason: str = "", count: int = 0
+) -> TopicLine:
+    """Adds up the lines of a topic's partitions. `count` is the number of partitions if they have no lines."""
+    backlog_bytes = [each.backlog_bytes for each in partitions if each.backlog_bytes is not None]
+    backlog_ms = [each.backlog_ms for each in partitions if each.backlog_ms is not None]
+    oldest_ms = [each.oldest_ms for each in partitions if each.oldest_ms is not None]
+    newest_ms = [each.newest_remote_ms for each in partitions if each.newest_remote_ms is not None]
+    return TopicLine(
+        topic=topic,
+        topic_id=topic_id,
+        state=state,
+        reason=reason,
+        partitions=count or len(partitions),
+        bytes=TierBytes(
+            sum(each.bytes.remote_only for each in partitions),
+            sum(each.bytes.both for each in partitions),
+            sum(each.bytes.local_only for each in partitions),
+        ),
+        segments=sum(each.segments for each in partitions),
+        quarantined_segments=sum(each.quarantined_segments for each in partitions),
+        gaps=sum(each.gaps for each in partitions),
+        oldest_ms=min(oldest_ms, default=None),
+        newest_remote_ms=max(newest_ms, default=None),
+        backlog_bytes=sum(backlog_bytes) if backlog_bytes else None,
+        backlog_ms=max(backlog_ms, default=None),
+        alarms=tuple(sorted({alarm for each in partitions for alarm in each.alarms})),
+        unanswered=sum(each.trouble is not None for each in partitions),
+    )
+
+
+def segment_facts(segment: StoredSegment, local_start: int | None) -> SegmentFacts:
+    """`local_start` is the first offset on the broker; None if the leader did not answer."""
+    metadata = segment.metadata
+    return SegmentFacts(
+        id=str(metadata.segment_id.id),
+        start_offset=segment.start_offset,
+        end_offset=segment.end_offset,
+        valid_end_offset=segment.valid_end_offset,
+        size_bytes=segment.segment_size_bytes,
+        state=_state_of(segment),
+        is_on_broker=None if local_start is None else segment.end_offset >= local_start,
+        max_timestamp_ms=segment.max_timestamp_ms,
+        event_timestamp_ms=segment.event_timestamp_ms,
+        epochs=tuple(EpochStart(each.epoch, each.start_offset) for each in metadata.segment_leader_epochs),
+    )
+
+
+def _state_of(segment: StoredSegment) -> SegmentState:
+    match segment.state:
+        case RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            return "copying"
+        case RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+            return "deleting"
+    if segment.valid_end_offset < segment.start_offset:
+        return "quarantined"
+    return "cut" if segment.valid_end_offset < segment.end_offset else "remote"
+
+
+class Spans:
+    """Joins neighbouring segments of one state, so that a drawing has about `MAX_SHAPE` spans.
+
+    `total` is the number of segments, as far as it is known."""
+
+    def __init__(self, total: int) -> None:
+        self._joined = max(1, -(-total // MAX_SHAPE))
+        self._spans: list[SegmentSpan] = []
+
+    def add(self, segment: StoredSegment) -> None:
+        """Segments come by start offset. Those of a log that is torn into very many spans are left out at its end."""
+        spans, state = self._spans, _state_of(segment)
+        last = spans[-1] if spans else None
+        if (
+            last is not None
+            and (last.state, last.end) == (state, segment.start_offset)
+            and last.segments < self._joined
+        ):
+            spans[-1] = SegmentSpan(last.start, segment.end_offset + 1, state, last.segments + 1)
+        elif len(spans) < 4 * MAX_SHAPE:
+            spans.append(SegmentSpan(segment.start_offset, segment.end_offset + 1, state, 1))
+
+    def result(self) -> tuple[SegmentSpan, ...]:
+        return tuple(self._spans)

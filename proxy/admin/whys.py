@@ -1,0 +1,43 @@
+"""Chooses what the page says of an explanation: one answer per reason, about the oldest segment with it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from proxy.admin.facts import NamedNumber, WhyFacts
+from tiers.explain.answers import PartitionAnswer, Question, Why
+
+MAX_PER_QUESTION: Final = 3
+_ORDER: Final = (Question.ON_BROKER, Question.NOT_REMOTE, Question.NOT_EXPIRED)
+
+
+def whys_of(answer: PartitionAnswer) -> tuple[WhyFacts, ...]:
+    """Returns at most `MAX_PER_QUESTION` answers to each question."""
+    about: dict[Question, list[tuple[str, Why]]] = {question: [] for question in _ORDER}
+    for segment in answer.segments:
+        for why in segment.whys:
+            about[why.question].append((f"offsets {segment.start_offset} to {segment.end_offset}", why))
+    uncopied = answer.uncopied
+    for why in uncopied.whys:
+        about[why.question].append((f"offsets {uncopied.first_offset} to {uncopied.next_offset - 1}", why))
+    return tuple(fact for question in _ORDER for fact in _of_question(about[question]))
+
+
+def _of_question(found: Sequence[tuple[str, Why]]) -> list[WhyFacts]:
+    by_reason: dict[str, list[tuple[str, Why]]] = {}
+    for about, why in found:
+        by_reason.setdefault(why.reason, []).append((about, why))
+    return [
+        WhyFacts(
+            question=alike[0][1].question.value,
+            about=alike[0][0],
+            more=len(alike) - 1,
+            reason=reason,
+            sentence=alike[0][1].sentence,
+            rule=alike[0][1].rule,
+            values=tuple(NamedNumber(name, value) for name, value in alike[0][1].values.items()),
+            at_ms=alike[0][1].at_ms,
+        )
+        for reason, alike in list(by_reason.items())[:MAX_PER_QUESTION]
+    ]

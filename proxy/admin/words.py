@@ -1,0 +1,96 @@
+"""How the page writes numbers, sizes, times and names. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from proxy.admin.facts import TopicSetting
+from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
+from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
+
+NOTHING: Final = "\N{EN DASH}"
+_SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_UNITS_MS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
+_NARROW_SPACE: Final = "\N{NARROW NO-BREAK SPACE}"
+
+
+def size(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    number, unit = float(value), 0
+    while abs(number) >= 1024 and unit < len(_SIZES) - 1:
+        number, unit = number / 1024, unit + 1
+    return f"{_short(number) if unit else int(number)} {_SIZES[unit]}"
+
+
+def rate(value: float | None) -> str:
+    return NOTHING if value is None else f"{size(value)}/s"
+
+
+def number(value: int | None) -> str:
+    """Returns digits in groups of three."""
+    return NOTHING if value is None else f"{value:,}".replace(",", _NARROW_SPACE)
+
+
+def milliseconds(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{_short(value)} ms" if value < 1000 else f"{_short(value / 1000)} s"
+
+
+def duration(ms: float | None) -> str:
+    """Returns the two largest units, for example `3 d 4 h`."""
+    if ms is None:
+        return NOTHING
+    if ms < 1000:
+        return "0 s" if ms <= 0 else "< 1 s"
+    left = int(ms)
+    parts: list[str] = []
+    for unit, unit_ms in _UNITS_MS:
+        count, left = divmod(left, unit_ms)
+        if count or parts:
+            parts.append(f"{count} {unit}")
+        if len(parts) == 2:
+            break
+    return " ".join(part for part in parts if not part.startswith("0 "))
+
+
+def age(at_ms: int | None, now_ms: int) -> str:
+    return NOTHING if at_ms is None else duration(max(0, now_ms - at_ms))
+
+
+def moment(at_ms: int | None) -> str:
+    """Returns a time in UTC, to the second."""
+    if at_ms is None or at_ms < 0:
+        return NOTHING
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
+
+
+def percent(part: float, whole: float) -> str:
+    """Returns a share for an SVG attribute."""
+    return f"{100 * part / whole if whole else 0:.3f}%"
+
+
+def value_of(setting: TopicSetting) -> str:
+    """Returns the value of a topic's setting as a person reads it."""
+    try:
+        value = int(setting.value)
+    except ValueError:
+        return setting.value or NOTHING
+    if value == -1:
+        return "unlimited"
+    if value == -2:
+        return "as the broker" if setting.key in (RETENTION_MINUTES, RETENTION_BYTES) else "as the total"
+    if setting.key == RETENTION_MINUTES:
+        return duration(value * 60_000)
+    if setting.key in (LOCAL_RETENTION_MS, "retention.ms"):
+        return duration(value)
+    return size(value) if setting.key in (LOCAL_RETENTION_BYTES, RETENTION_BYTES, "retention.bytes") else setting.value
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

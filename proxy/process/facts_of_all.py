@@ -1,0 +1,174 @@
+"""`FactsOfAll`: the facts of a proxy with workers. The supervisor asks the process that knows, and adds its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from proxy.admin.api import PREFIX, query_of
+from proxy.admin.api import adapter as adapter_of
+from proxy.admin.counts import History, ProcessReport
+from proxy.admin.facts import (
+    ErrorLine,
+    ErrorsPage,
+    Overview,
+    PartitionPage,
+    ProcessFacts,
+    ReadersPage,
+    SettingsPage,
+    TopicPage,
+    TopicQuery,
+    TopicsPage,
+)
+from proxy.admin.settings_facts import settings_page
+from proxy.admin.source import FactsUnavailableError, States
+from proxy.config import TidegateConfig
+from proxy.process.admin_http import REPORT_PATH
+from proxy.process.child_pages import FACTS_TIMEOUT_S, ChildPages
+from proxy.process.remote_reader import REMOTE_READER
+from proxy.process.supervisor import Child, Supervisor
+from proxy.version import installed_version
+
+REMOTE_LOG: Final = "remote-log"
+Answer = TypeVar("Answer")
+
+
+class FactsOfAll:
+    """Implements `FactSource`."""
+
+    def __init__(
+        self,
+        config: TidegateConfig,
+        supervisor: Supervisor,
+        pages: ChildPages,
+        environ: Sequence[str],
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self.history = History()
+        self._config = config
+        self._supervisor = supervisor
+        self._pages = pages
+        self._environ = environ
+        self._wall_clock_ms = wall_clock_ms
+        self._states = States()
+
+    async def sample(self) -> None:
+        """Adds a sample of all processes to the history."""
+        self.history.add(self._wall_clock_ms(), await self._reports())
+
+    async def _reports(self) -> dict[str, ProcessReport]:
+        children = self._supervisor.children
+        answers = await asyncio.gather(*(self._pages.ask(child, REPORT_PATH) for child in children))
+        adapter = adapter_of(ProcessReport)
+        return {
+            child.name: adapter.validate_json(text)
+            for child, (status, text) in zip(children, answers, strict=True)
+            if status == 200
+        }
+
+    async def overview(self) -> Overview:
+        reports = await self._reports()
+        processes = await asyncio.gather(*(self._process(child, reports) for child in self._supervisor.children))
+        cluster, alarms = None, []
+        if self._config.is_tiered:
+            with suppress(FactsUnavailableError):
+                known = await self._of(REMOTE_LOG, Overview, "/overview")
+                cluster, alarms = known.cluster, [replace(each, process=REMOTE_LOG) for each in known.alarms]
+        return Overview(
+            as_of_ms=self._wall_clock_ms(),
+            version=installed_version(),
+            is_tiered=self._config.is_tiered,
+            cluster=cluster,
+            stores=self.history.stores(reports),
+            processes=tuple(processes),
+            alarms=tuple(alarms),
+            history=self.history.facts(),
+        )
+
+    async def _process(self, child: Child, reports: Mapping[str, ProcessReport]) -> ProcessFacts:
+        status, text = await self._pages.ask(child, "/readyz")
+        reasons = () if status == 200 else tuple(text.splitlines())
+        report = reports.get(child.name)
+        pid = None if child.process is None else child.process.pid
+        return ProcessFacts(
+            name=child.name,
+            pid=pid,
+            state=self._states.of(child.name, pid, reasons),
+            reasons=reasons,
+            restarts=child.restarts,
+            rss_bytes=None if report is None else report.rss_bytes,
+            connections=None if report is None else report.connections,
+        )
+
+    async def topics(self, query: TopicQuery) -> TopicsPage:
+        return await self._of(REMOTE_LOG, TopicsPage, "/topics", query_of(query))
+
+    async def topic(self, name: str, page: int) -> TopicPage | None:
+        return await self._known(TopicPage, f"/topics/{quote(name, safe='')}", {"page": str(page)})
+
+    async def partition(self, name: str, number: int, from_offset: int) -> PartitionPage | None:
+        path = f"/topics/{quote(name, safe='')}/{number}"
+        return await self._known(PartitionPage, path, {"from": str(from_offset)})
+
+    async def readers(self) -> ReadersPage:
+        return await self._of(REMOTE_READER, ReadersPage, "/readers")
+
+    async def settings(self) -> SettingsPage:
+        return settings_page(self._config, self._environ)
+
+    async def errors(self) -> ErrorsPage:
+        children = self._supervisor.children
+        answers = await asyncio.gather(*(self._pages.ask(child, f"{PREFIX}/errors") for child in children))
+        found = [
+            ErrorLine(**{**entry, "process": child.name, "dump": tuple(entry["dump"])})
+            for child, (status, text) in zip(children, answers, strict=True)
+            if status == 200
+            for entry in json.loads(text)["errors"]
+        ]
+        return ErrorsPage(tuple(sorted(found, key=lambda entry: entry.time_ms)))
+
+    async def _of(
+        self, name: str, answer: type[Answer], path: str, parameters: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Asks the process `name`. Raises `FactsUnavailableError`."""
+        status, text = await self._ask(name, path, parameters)
+        if status != 200:
+            raise FactsUnavailableError(_reason(text))
+        return self._decoded(answer, text)
+
+    async def _known(self, answer: type[Answer], path: str, parameters: Mapping[str, str]) -> Answer | None:
+        status, text = await self._ask(REMOTE_LOG, path, parameters)
+        if status == 404:
+            return None
+        if status != 200:
+            raise FactsUnavailableError(_reason(text))
+        return self._decoded(answer, text)
+
+    async def _ask(self, name: str, path: str, parameters: Mapping[str, str] | None) -> tuple[int, str]:
+        child = next((each for each in self._supervisor.children if each.name == name), None)
+        if child is None:
+            raise FactsUnavailableError("the settings tier no topics")
+        return await self._pages.ask(child, PREFIX + path, parameters, FACTS_TIMEOUT_S)
+
+    @staticmethod
+    def _decoded(answer: type[Answer], text: str) -> Answer:
+        adapter = adapter_of(answer)
+        try:
+            decoded: Answer = adapter.validate_json(text)
+        except ValidationError as error:
+            raise FactsUnavailableError("the process gave an answer that cannot be read") from error
+        return decoded
+
+
+def _reason(text: str) -> str:
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return text.strip()

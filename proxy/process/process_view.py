@@ -1,0 +1,179 @@
+"""`ProcessView`: what a process shows of itself on the page. The code that opens a part tells the view about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+
+from proxy.admin.cluster_view import ClusterView
+from proxy.admin.facts import RaisedAlarm
+from proxy.admin.source import OwnParts, raised
+from proxy.admin.tier_look import TierParts
+from proxy.admin.tier_view import TierView
+from proxy.cluster.broker_configs import BrokerConfigs
+from proxy.config import TidegateConfig
+from proxy.metrics import ProxyMetrics
+from proxy.process.process_report import CountedParts, process_report
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.broker.share_groups import ClusterShareGroups
+from tiers.config.topic_policy import Refusal
+from tiers.errors import RemoteLogError
+from tiers.explain.answers import PartitionAnswer
+from tiers.explain.explain import explain
+from tiers.explain.facts import LocalFacts, OwnerFacts, facts_of
+from tiers.fitness import Fitness
+from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+from tiers.reader.remote_log_reader import RemoteLogReader
+from tiers.storage.instrumented import InstrumentedRemoteStorageManager
+from tiers.tasks.remote_log_manager import RemoteLogManager
+from tiers.tasks.tiered_topics import TieredTopics
+
+_LANE: Final = "page"
+_SHARE_GROUPS_TIMEOUT_MS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTasks:
+    """The RLM tasks of a process, and the topics that they work on."""
+
+    manager: RemoteLogManager
+    topics: TieredTopics
+
+
+class ProcessView:
+    def __init__(self, registry: CollectorRegistry, proxy: ProxyMetrics | None = None) -> None:
+        self._counted = CountedParts(proxy=proxy)
+        self.parts = OwnParts(report=partial(process_report, registry, self._counted))
+
+    def opened_store(self, storage: InstrumentedRemoteStorageManager) -> None:
+        self._counted.storage = storage
+
+    def opened_reader(self, reader: RemoteLogReader) -> None:
+        self._counted.reader = reader
+        self.parts.accounts = reader.accounts
+
+    async def opened_tier(
+        self,
+        stack: AsyncExitStack,
+        config: TidegateConfig,
+        client: BrokerClient,
+        metadata: RemoteLogMetadataManager,
+        running: RunningTasks,
+        fitness: Fitness,
+    ) -> None:
+        """The stack ends the view of the tier."""
+        manager, topics = running.manager, running.topics
+
+        def alarms() -> list[RaisedAlarm]:
+            return list(_alarms(running, metadata, fitness))
+
+        def metadata_partition(partition: TopicIdPartition) -> int | None:
+            if isinstance(metadata, TopicBasedRemoteLogMetadataManager):
+                return metadata.metadata_partition(partition)
+            return None
+
+        self._counted.backlog_bytes = lambda: manager.backlog_bytes
+        view = TierView(
+            TierParts(
+                cluster=client,
+                metadata=metadata,
+                topics=topics,
+                bounds=BrokerLogSource(client, lane=_LANE),
+                configs=BrokerConfigs(client),
+                rules=config.topics,
+                report=manager.report,
+                owns=metadata.owns,
+                metadata_partition=metadata_partition,
+                explained=partial(explained, client, metadata, running, config.remote_log.visible_after_ms),
+            ),
+            clock_ms=monotonic_ms,
+            wall_clock_ms=wall_clock_ms,
+        )
+        topic = config.remote_log.metadata_topic
+        is_topic_based = isinstance(metadata, TopicBasedRemoteLogMetadataManager)
+        self.parts.tier = await stack.enter_async_context(view)
+        self.parts.cluster = ClusterView(
+            client,
+            metadata.status,
+            topic if is_topic_based else None,
+            alarms,
+            clock_ms=monotonic_ms,
+            wall_clock_ms=wall_clock_ms,
+        )
+
+
+async def explained(
+    client: BrokerClient,
+    metadata: RemoteLogMetadataManager,
+    running: RunningTasks,
+    visible_after_ms: int,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds | None,
+    trouble: str,
+) -> PartitionAnswer:
+    """Explains a partition with what this process knows, which is most if it owns the partition."""
+    report, now_ms, remarks = running.manager.report(partition), wall_clock_ms(), []
+    policy = running.topics.policies.get(partition.topic_id)
+    refused = running.topics.refused.get(partition.topic)
+    local = None
+    if bounds is not None:
+        share_start = None
+        try:
+            share_start = await ClusterShareGroups(client).lowest_start(partition, _SHARE_GROUPS_TIMEOUT_MS)
+        except RemoteLogError as error:
+            remarks.append(f"It is not known whether a share group reads the partition: {error}.")
+        local = LocalFacts(
+            bounds,
+            confirmed_log_start=metadata.log_start_offset(partition),
+            share_start=share_start,
+            uncopied_bytes=0 if report is None else report.lag_bytes,
+        )
+    seen = (
+        (each.segment_id, metadata.seen_at_ms(each.segment_id)) for each in metadata.list_remote_log_segments(partition)
+    )
+    mono_ms = monotonic_ms()
+    owner = OwnerFacts(
+        name="this proxy" if metadata.owns(partition) else None,
+        accepted=running.manager.accepted(partition),
+        visible_for_ms={segment_id: mono_ms - seen_ms for segment_id, seen_ms in seen if seen_ms is not None},
+        troubles={} if report is None else {each.name: each.error for each in report.stages if each.failures},
+        stopped="" if report is None else report.stopped,
+    )
+    return explain(
+        facts_of(
+            metadata,
+            partition,
+            policy if refused is None else Refusal(partition.topic, refused),
+            now_ms,
+            local=local,
+            local_trouble=trouble,
+            owner=owner,
+            visible_after_ms=visible_after_ms,
+            remarks=tuple(remarks),
+        )
+    )
+
+
+def _alarms(running: RunningTasks, metadata: RemoteLogMetadataManager, fitness: Fitness) -> Iterator[RaisedAlarm]:
+    """Yields the alarms that are raised now, those about the whole process first."""
+    if (alarm := metadata.status().alarm) is not None:
+        yield RaisedAlarm("tidegate_remote_log_metadata_alarm", "the remote log metadata", alarm)
+    if fitness.reason is not None:
+        yield RaisedAlarm("tidegate_unfit", "this process", fitness.reason)
+    found: list[tuple[str, str, str]] = []
+    for policy in running.topics.policies.values():
+        if policy.total_conflict:
+            yield RaisedAlarm("retention-differs", policy.topic, policy.total_conflict)
+    for partition, report in running.manager.troubled().items():
+        detail = f"{partition}: {report.error}" if report.error else str(partition)
+        found += [(reason, partition.topic, detail) for reason in report.alarms]
+    yield from raised(found)

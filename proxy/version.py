@@ -1,0 +1,13 @@
+"""The version of the installed package."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def installed_version() -> str:
+    """Returns "unknown" if the package is not installed."""
+    try:
+        return version("tidegate")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,223 @@
+"""The page as HTML: what it says, and that no text of a user leaves its place."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import aiohttp
+import pytest
+
+from proxy.admin.alarm_catalogue import ALARMS, runbook_of
+from proxy.admin.facts import ErrorLine, Overview, ReaderLine, TopicQuery, TopicSetting, TopicsPage
+from proxy.admin.html import Renderer, retention, runs
+from proxy.admin.lines import topic_line
+from proxy.admin.pages import HEADERS, STATIC, static_file
+from proxy.admin.source import FactSource, FactsUnavailableError
+from proxy.process.admin_http import admin_pages
+from tests.support.proxy.page_facts import NOW_MS, ScriptedFacts, many_topics, partition_line
+from tests.support.repository import ROOT
+
+HOSTILE = "<script>alert('x')</script>\"'&"
+RENDERER = Renderer("1.2.3")
+
+
+class NoPages:
+    """Implements `AdminPages`."""
+
+    async def metrics(self) -> bytes:
+        return b""
+
+    async def not_ready(self) -> list[str]:
+        return []
+
+
+@asynccontextmanager
+async def served(facts: FactSource) -> AsyncIterator[str]:
+    async with admin_pages(("127.0.0.1", 0), NoPages(), facts, version="1.2.3") as (host, port):
+        yield f"http://{host}:{port}"
+
+
+async def get(url: str) -> tuple[int, str, Mapping[str, str]]:
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status, await answer.text(), answer.headers
+
+
+def texts(html: str) -> str:
+    """Returns what a reader sees, on one line."""
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+async def test_the_list_shows_both_tiers_backlog_and_retention() -> None:
+    facts = ScriptedFacts(many_topics(1))
+    async with served(facts) as url:
+        status, html, _ = await get(f"{url}/topics")
+    assert status == 200
+    said = texts(html)
+    assert "1 topic, 1 partition" in said
+    assert "remote only 64.0 MiB, both tiers 128 MiB, local only" in said
+    assert "18 h 25 min ago" in said
+    assert "for 12 min 34 s" in said
+    assert "local 6 h file total 90 d topic" in said
+
+
+async def test_a_topic_leads_to_its_partitions_and_these_to_their_segments() -> None:
+    async with served(ScriptedFacts()) as url:
+        _, topics, _ = await get(f"{url}/topics")
+        (link,) = set(re.findall(r'href="(/topics/payments-0001)"', topics))
+        _, topic, _ = await get(url + link)
+        assert f'href="{link}/1"' in topic
+        _, partition, _ = await get(f"{url}{link}/1")
+    assert "leader 2, leader epoch 4" in texts(partition)
+    for bound in ("Rx", "Lx", "Ry", "Ly", "Lz"):
+        assert re.search(rf'<text class="bound"[^>]*>[^<]*\b{bound}\b', partition), bound
+    assert partition.count('<span class="state remote">') == 13
+
+
+@pytest.mark.parametrize("path", ["/topics/none", "/topics/orders-0000/99", "/runbook/none"])
+async def test_what_the_tier_does_not_know_is_not_found(path: str) -> None:
+    async with served(ScriptedFacts()) as url:
+        status, html, _ = await get(url + path)
+    assert status == 404
+    assert "Not found" in texts(html)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/topics?page=x", "/topics?sort=colour", "/topics?state=lost", "/topics/orders-0000/-1", "/topics/a/0?from=x"],
+)
+async def test_a_wrong_address_is_refused(path: str) -> None:
+    async with served(ScriptedFacts()) as url:
+        assert (await get(url + path))[0] == 400
+
+
+async def test_facts_that_are_not_known_are_no_error_of_the_page() -> None:
+    class Closed(ScriptedFacts):
+        async def topics(self, query: TopicQuery) -> TopicsPage:
+            raise FactsUnavailableError("the remote tier is not open yet")
+
+    async with served(Closed()) as url:
+        status, html, _ = await get(f"{url}/topics")
+    assert status == 503
+    assert "Not available now: the remote tier is not open yet." in texts(html)
+
+
+async def test_texts_of_users_stay_texts() -> None:
+    hostile = partition_line(HOSTILE, 0, 5)
+    lines = [replace(hostile, trouble=HOSTILE, alarms=(HOSTILE,))]
+    line = replace(
+        topic_line(HOSTILE, HOSTILE, "tiered", lines, HOSTILE),
+        settings=(TopicSetting(HOSTILE, HOSTILE, "topic"), TopicSetting("retention.ms", HOSTILE, "topic")),
+    )
+    facts = ScriptedFacts({HOSTILE: (line, lines)})
+    facts.readers_seen = (ReaderLine(HOSTILE, HOSTILE, 1, 1.0, 1, 1, 0, NOW_MS),)
+    facts.incidents = (
+        ErrorLine(NOW_MS, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE, "client", HOSTILE, 1, 2, (HOSTILE,)),
+    )
+    overview = await facts.overview()
+    topic, partition = await facts.topic(HOSTILE, 1), await facts.partition(HOSTILE, 0, 0)
+    assert topic is not None
+    assert partition is not None
+    pages = [
+        RENDERER.topics(await facts.topics(TopicQuery(search=HOSTILE))),
+        RENDERER.topics(await facts.topics(TopicQuery())),
+        RENDERER.topic(topic),
+        RENDERER.partition(HOSTILE, partition),
+        RENDERER.readers(await facts.readers()),
+        RENDERER.errors(await facts.errors()),
+        RENDERER.overview(_hostile(overview)),
+    ]
+    for html in pages:
+        assert "<script>alert" not in html
+        assert "&lt;script&gt;alert" in html
+        for value in re.findall(r'href="([^"]*)"', html):
+            assert value.startswith(("/", "#"))
+
+
+def _hostile(overview: Overview) -> Overview:
+    process = replace(overview.processes[0], name=HOSTILE, reasons=(HOSTILE,), state="FAILED")
+    store = replace(overview.stores[0], store=HOSTILE, open_circuits=(HOSTILE,))
+    return replace(overview, processes=(process,), stores=(store,))
+
+
+async def test_a_page_loads_nothing_from_elsewhere_and_runs_no_other_script() -> None:
+    async with served(ScriptedFacts()) as url:
+        for path in ("/", "/topics", "/readers", "/settings", "/errors", "/runbook/gap"):
+            _, html, headers = await get(url + path)
+            assert headers["Content-Security-Policy"] == HEADERS["Content-Security-Policy"]
+            assert "default-src 'none'" in headers["Content-Security-Policy"]
+            assert not re.findall(r'(?:src|href)="(?:https?:)?//', html)
+            assert not re.findall(r"\sstyle=|\son[a-z]+=|<style|<script(?! src=\"/static/)", html)
+    for name in STATIC:
+        assert "http" not in static_file(name).decode().replace("http://www.w3.org/2000/svg", "")
+
+
+async def test_static_files_are_those_of_the_page_alone() -> None:
+    async with served(ScriptedFacts()) as url:
+        for name, kind in STATIC.items():
+            status, _, headers = await get(f"{url}/static/{name}")
+            assert (status, headers["Content-Type"].partition(";")[0]) == (200, kind)
+        assert (await get(f"{url}/static/..%2Fhtml.py"))[0] == 404
+
+
+async def test_a_dead_store_and_a_dead_broker_are_named_with_what_to_do() -> None:
+    facts = ScriptedFacts(dead_store=True, gone_broker=True)
+    async with served(facts) as url:
+        _, html, _ = await get(f"{url}/")
+        said = texts(html)
+        assert "calls fail at once: home (writes)" in said
+        assert "not in the cluster since" in said
+        assert "Correct the disk, the credentials or the connection." in said
+        assert f'href="{runbook_of("copy-stalled")}"' in html
+        _, runbook, _ = await get(url + runbook_of("copy-stalled"))
+    assert ALARMS["copy-stalled"].action in texts(runbook)
+
+
+async def test_empty_pages_say_what_is_missing() -> None:
+    async with served(ScriptedFacts({})) as url:
+        assert "No topic is tiered yet." in texts((await get(f"{url}/topics"))[1])
+        assert "No client has read the remote tier." in texts((await get(f"{url}/readers"))[1])
+        assert "Nothing went wrong." in texts((await get(f"{url}/errors"))[1])
+    async with served(ScriptedFacts()) as url:
+        assert "No topic matches." in texts((await get(f"{url}/topics?search=nothing"))[1])
+
+
+async def test_a_thousand_topics_are_shown_page_by_page() -> None:
+    async with served(ScriptedFacts(many_topics(1000))) as url:
+        _, first, _ = await get(f"{url}/topics")
+        _, last, _ = await get(f"{url}/topics?page=10&sort=size&descending=true")
+    assert first.count("<tr>") == 101
+    assert "page 1 of 10" in texts(first)
+    assert 'href="/topics?sort=size&amp;descending=true&amp;page=9"' in last
+
+
+def test_the_retention_names_the_source_and_what_limits_the_broker() -> None:
+    settings = [
+        TopicSetting("local.retention.ms", "-2", "default"),
+        TopicSetting("remote.log.retention.minutes", "129600", "topic"),
+        TopicSetting("retention.ms", "86400000", "broker"),
+        TopicSetting("retention.bytes", "-1", "broker"),
+    ]
+    assert [(each.text, each.source) for each in retention(settings)] == [
+        ("total 90 d", "topic"),
+        ("broker 1 d", "broker"),
+    ]
+
+
+def test_numbers_are_written_as_runs() -> None:
+    assert runs([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert runs([]) == "\N{EN DASH}"
+
+
+def test_the_package_has_every_file_of_the_page() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["proxy"]
+    folder = ROOT / "proxy" / "admin"
+    files = [each for each in folder.rglob("*") if each.is_file() and each.suffix not in (".py", ".pyc")]
+    assert len(files) > 10
+    for each in files:
+        name = each.relative_to(ROOT / "proxy").as_posix()
+        assert any(fnmatchcase(name, pattern) for pattern in patterns), name

@@ -1,0 +1,74 @@
+"""How the supervisor reads its children: with a deadline, and with the reason why there is no answer."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+from aiohttp import web
+
+from proxy.process.child_pages import FACTS_TIMEOUT_S, ChildPages
+from proxy.process.facts_of_all import REMOTE_LOG, FactsOfAll
+from tests.support.proxy.parsed_config import parse_config
+
+CONFIG = """
+[upstream]
+bootstrap.servers = "a:1"
+[storage]
+implementation = "local"
+path = "/tier"
+[[topics]]
+name = "orders"
+"""
+
+
+def child(name: str, pid: int | None) -> Any:
+    process = None if pid is None else SimpleNamespace(pid=pid)
+    return cast(Any, SimpleNamespace(name=name, process=process, restarts=0))
+
+
+async def test_a_child_that_does_not_answer_is_named() -> None:
+    hangs = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        await hangs.wait()
+        return web.Response(text="late")
+
+    application = web.Application()
+    application.add_routes([web.get("/page", hang)])
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        async with aiohttp.ClientSession() as session:
+            pages = ChildPages({"a": port, "b": 1}, session)
+            assert await pages.ask(child("a", 7), "/page", timeout_s=0.01) == (503, "the process does not answer")
+            assert await pages.ask(child("a", None), "/page") == (503, "the process is not running")
+            assert await pages.ask(child("b", 7), "/page") == (503, "the process does not answer")
+            hangs.set()
+            assert await pages.ask(child("a", 7), "/page") == (200, "late")
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_dead_remote_log_process_leaves_the_rest_of_the_overview() -> None:
+    """The facts get the time that the child needs to notice that no broker answers."""
+    asked: list[tuple[str, float]] = []
+
+    async def ask(one: Any, path: str, parameters: object = None, timeout_s: float = 2.0) -> tuple[int, str]:
+        asked.append((path, timeout_s))
+        return 503, "the process does not answer"
+
+    supervisor = cast(Any, SimpleNamespace(children=[child("worker-1", 5), child(REMOTE_LOG, None)]))
+    facts = FactsOfAll(parse_config(CONFIG), supervisor, cast(Any, SimpleNamespace(ask=ask)), (), lambda: 1)
+    overview = await facts.overview()
+    assert (overview.cluster, overview.alarms, overview.is_tiered) == (None, (), True)
+    assert [(each.name, each.state) for each in overview.processes] == [
+        ("worker-1", "INITIALIZING"),
+        (REMOTE_LOG, "FAILED"),
+    ]
+    assert ("/api/v1/overview", FACTS_TIMEOUT_S) in asked

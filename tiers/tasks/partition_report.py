@@ -1,0 +1,49 @@
+"""`PartitionReport`: what the owner's tasks know about a partition now, for people who look at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tiers.tasks.partition_tasks import PartitionTasks
+
+STOPS: Final = frozenset({"metadata-lost", "diverged"})
+"""The alarms of a partition that has stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """A stage of the tasks. `failures` are those since the last success, `error` is the last of them."""
+
+    name: str
+    failures: int
+    error: str
+    is_running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """`lag_bytes` is an estimate of the bytes below the LSO that are not remote. `behind_ms` is how long one of their
+    records has waited. `alarms` are the reasons in docs/alarms.md whose alarms are raised now."""
+
+    lag_bytes: int
+    behind_ms: int
+    alarms: tuple[str, ...]
+    stages: tuple[StageReport, ...]
+    stopped: str = ""
+    """Why the partition stopped; empty while it has not."""
+
+    @property
+    def error(self) -> str:
+        """The last error of the first stage that fails; empty without one."""
+        return next((stage.error for stage in self.stages if stage.failures), "")
+
+
+def report_of(tasks: PartitionTasks) -> PartitionReport:
+    stages = tuple(
+        StageReport(name, stage.failures, stage.last_error, name in tasks.running)
+        for name, stage in tasks.stages.items()
+    )
+    alarms = tuple(sorted(tasks.alarms))
+    stopped = tasks.stages["survey"].last_error if STOPS & set(alarms) else ""
+    return PartitionReport(tasks.copy.lag_bytes, tasks.copy.behind_ms, alarms, stages, stopped)
