@@ -74,7 +74,9 @@ COPY_THROTTLE_TIME = SummarySpec(
 )
 SPOOL_BYTES = GaugeSpec("tidegate_spool_bytes", "Bytes of the segments being built.")
 OWNED_PARTITIONS = GaugeSpec("tidegate_owned_partitions", "Partitions that this process copies.")
-PAUSED = GaugeSpec("tidegate_paused", "1: an operator paused this work on the topic.", ("topic", "work"))
+PAUSED = GaugeSpec(
+    "tidegate_paused", "1: an operator paused this work on the topic.", ("topic", "work"), since="while work is paused"
+)
 REFUSED_TOPICS = GaugeSpec("tidegate_refused_topics", "Topics that the settings name and that cannot be tiered.")
 TRIMMED_OFFSETS = CounterSpec(
     "tidegate_local_trimmed_offsets", "Offsets removed from brokers by DeleteRecords.", _TOPIC

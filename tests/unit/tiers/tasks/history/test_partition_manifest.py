@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.manifests import KEEP_NOTHING, KEY, CountingStorage, Manifests, copied, trimmed
+from tests.support.tiers.manifests import KEEP_NOTHING, KEY, Manifests, copied, trimmed
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench, with_retention
 from tiers.config.total_retention import RETENTION_MINUTES
 from tiers.errors import (
     MetadataLostError,
     OwnershipLostError,
-    RemoteStorageError,
     RetriableRemoteStorageError,
 )
 from tiers.metadata.partition_manifest import (
@@ -26,12 +24,10 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.segment_deletion import write_state
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
-from tiers.tasks.history.store_place import StorePlace
 from tiers.tasks.history.stored_manifest import bury_manifest, manifest_of
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.rebuild import judge_scan
@@ -498,46 +494,3 @@ async def test_a_manifest_is_there_before_the_first_record(manifests: Manifests)
     assert await manifests.round() == ["get", "get", "put"]
     assert (await manifests.stored()).segments == ()
     assert manifests.bench.metadata.partitions() == []
-
-
-async def test_a_store_without_manifest_and_segments_may_be_another_place(manifests: Manifests) -> None:
-    """Copies would go where no other process reads them."""
-    bench = manifests.bench
-    await copied(bench)
-    await manifests.round()
-    await manifests.storage.delete_object(KEY)
-    for gone in bench.segments[:-1]:
-        await manifests.storage.delete_log_segment_data(gone)
-    manifests.new_owner()
-    assert await manifests.round() == ["get", "get", "put"], "the store has a segment, so the manifest was lost"
-    await manifests.storage.delete_object(KEY)
-    await manifests.storage.delete_log_segment_data(bench.segments[-1])
-    manifests.new_owner()
-    for _ in range(2):
-        with pytest.raises(MetadataLostError, match="does \\[storage\\] name another place"):
-            await manifests.round()
-    await bench.accept()
-    await manifests.round()
-    assert (await manifests.stored()).segments != ()
-
-
-async def test_no_new_partition_is_copied_into_a_folder_without_its_mount(manifests: Manifests, tmp_path: Path) -> None:
-    """The copies would be hidden when the file system is mounted again, and the brokers' records trimmed."""
-    await copied(manifests.bench)
-    await manifests.round()
-    new = TopicIdPartition(UUID(int=2), 0, "new")
-    bounds = await manifests.bench.log.bounds(PARTITION, 1000)
-    (tmp_path / "mount-point").mkdir()
-    unmounted = CountingStorage(tmp_path / "mount-point")
-    await unmounted.open()
-    services = replace(manifests.services, storage=unmounted, place=StorePlace())
-    for _ in range(2):
-        with pytest.raises(RemoteStorageError, match="neither the manifests nor the oldest segments of orders"):
-            await PartitionManifestTask(services, new).check(bounds)
-    assert [found async for found in unmounted.list_objects("")] == []
-    await unmounted.close()
-
-    await manifests.storage.delete_object(KEY)
-    services = replace(manifests.services, place=StorePlace())
-    await PartitionManifestTask(services, new).check(bounds)  # a segment of another partition is enough
-    assert await manifests.storage.get_object(partition_manifest_key("cluster", new))

@@ -1,0 +1,60 @@
+"""A store that has nothing of what was copied may be another place: nothing is copied to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.support.tiers.manifests import KEY, CountingStorage, Manifests, copied
+from tests.support.tiers.workbench import PARTITION
+from tiers.errors import MetadataLostError, RemoteStorageError
+from tiers.model.ids import TopicIdPartition
+from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
+from tiers.tasks.history.store_place import StorePlace
+
+
+async def test_a_store_without_manifest_and_segments_may_be_another_place(manifests: Manifests) -> None:
+    """Copies would go where no other process reads them."""
+    bench = manifests.bench
+    await copied(bench)
+    await manifests.round()
+    await manifests.storage.delete_object(KEY)
+    for gone in bench.segments[:-1]:
+        await manifests.storage.delete_log_segment_data(gone)
+    manifests.new_owner()
+    assert await manifests.round() == ["get", "get", "put"], "the store has a segment, so the manifest was lost"
+    await manifests.storage.delete_object(KEY)
+    await manifests.storage.delete_log_segment_data(bench.segments[-1])
+    manifests.new_owner()
+    for _ in range(2):
+        with pytest.raises(MetadataLostError, match="does \\[storage\\] name another place"):
+            await manifests.round()
+    await bench.accept()
+    await manifests.round()
+    assert (await manifests.stored()).segments != ()
+
+
+async def test_no_new_partition_is_copied_into_a_folder_without_its_mount(manifests: Manifests, tmp_path: Path) -> None:
+    """The copies would be hidden when the file system is mounted again, and the brokers' records trimmed."""
+    await copied(manifests.bench)
+    await manifests.round()
+    new = TopicIdPartition(UUID(int=2), 0, "new")
+    bounds = await manifests.bench.log.bounds(PARTITION, 1000)
+    (tmp_path / "mount-point").mkdir()
+    unmounted = CountingStorage(tmp_path / "mount-point")
+    await unmounted.open()
+    services = replace(manifests.services, storage=unmounted, place=StorePlace())
+    for _ in range(2):
+        with pytest.raises(RemoteStorageError, match="neither the manifests nor the oldest segments of orders"):
+            await PartitionManifestTask(services, new).check(bounds)
+    assert [found async for found in unmounted.list_objects("")] == []
+    await unmounted.close()
+
+    await manifests.storage.delete_object(KEY)
+    services = replace(manifests.services, place=StorePlace())
+    await PartitionManifestTask(services, new).check(bounds)  # a segment of another partition is enough
+    assert await manifests.storage.get_object(partition_manifest_key("cluster", new))
