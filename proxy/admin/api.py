@@ -28,6 +28,7 @@ from proxy.admin.source import FactSource, FactsUnavailableError
 
 PREFIX: Final = "/api/v1"
 DOCUMENT: Final = f"{PREFIX}/openapi.json"
+RELOAD: Final = f"{PREFIX}/reload"
 SORTS: Final = ("name", "size", "backlog", "age", "alarms")
 STATES: Final = get_args(TopicState)
 MAX_SEARCH: Final = 249
@@ -194,8 +195,12 @@ def openapi(version: str) -> Mapping[str, Any]:
     paths = {each.path: {"get": _operation(each, refs[each.path, _AS_WRITTEN])} for each in ENDPOINTS}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Tidegate", "version": version, "description": "The facts of the page. Nothing changes."},
-        "paths": paths,
+        "info": {
+            "title": "Tidegate",
+            "version": version,
+            "description": "The facts of the page. A GET changes nothing.",
+        },
+        "paths": paths | {RELOAD: {"post": _RELOAD}},
         "components": {
             "schemas": schemas,
             "securitySchemes": {
@@ -205,6 +210,28 @@ def openapi(version: str) -> Mapping[str, Any]:
         },
         "security": [{}, {"bearer": []}, {"basic": []}],
     }
+
+
+_RELOADED: Final = {
+    "type": "object",
+    "properties": {
+        "applied": {"type": "array", "items": {"type": "string"}, "description": "The settings that apply now."},
+        "need_restart": {"type": "array", "items": {"type": "string"}, "description": "Those that need a restart."},
+        "mistake": {"type": "string", "description": "What is wrong in the settings. Then nothing has changed."},
+    },
+    "required": ["applied", "need_restart", "mistake"],
+}
+_RELOAD: Final = {
+    "summary": "Reads the settings again, and applies those that need no restart. Only the bearer token counts.",
+    "operationId": "reload",
+    "security": [{"bearer": []}],
+    "responses": {
+        "200": {"description": "The settings are valid.", "content": {"application/json": {"schema": _RELOADED}}},
+        "401": {"description": "The bearer token is missing."},
+        "403": {"description": "The settings name no token file."},
+        "422": {"description": "The settings are wrong.", "content": {"application/json": {"schema": _RELOADED}}},
+    },
+}
 
 
 def _operation(endpoint: Endpoint, schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -105,14 +105,29 @@ class AdminAccess:
         answer.headers.add("WWW-Authenticate", 'Basic realm="Tidegate", charset="UTF-8"')
         return answer
 
+    def refusal_of_change(self, request: web.Request) -> web.Response | None:
+        """Returns the answer to a request that may not change anything; None if it may.
+
+        Only a bearer token counts: a browser sends a password or a certificate by itself, also for a page of a
+        stranger."""
+        if self._token is None:
+            return web.Response(status=403, text="a change needs the token: set token.file in [admin]\n")
+        header = request.headers.get("Authorization", "")
+        if header.startswith(_BEARER) and self._has_token(header):
+            return None
+        return web.Response(
+            status=401, text="a change needs the bearer token\n", headers={"WWW-Authenticate": "Bearer"}
+        )
+
     def _allows(self, request: web.Request) -> bool:
         if self._needs_certificate and request.get_extra_info("peercert"):
             return True  # the TLS handshake has verified it
-        if self._token is None:
-            return False
-        said = _token_in(request.headers.get("Authorization", ""))
+        return self._has_token(request.headers.get("Authorization", ""))
+
+    def _has_token(self, header: str) -> bool:
+        said = _token_in(header)
         # The comparison takes the same time whatever the client sends.
-        return said is not None and hmac.compare_digest(said, self._token().encode())
+        return self._token is not None and said is not None and hmac.compare_digest(said, self._token().encode())
 
 
 def _token_in(header: str) -> bytes | None:

@@ -15,12 +15,13 @@ from typing import Protocol
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from proxy.admin.api import adapter, api_routes
+from proxy.admin.api import RELOAD, adapter, api_routes
 from proxy.admin.counts import ProcessReport
 from proxy.admin.pages import page_routes
 from proxy.admin.source import FactSource, OwnFacts
 from proxy.process.admin_access import OPEN_TO_ALL, AdminAccess
 from proxy.process.admin_connections import AdminConnections, is_own_fault
+from proxy.process.reload import Reload, Reloaded
 from proxy.wire.context import Address
 from proxy.wire.server import bind
 
@@ -66,6 +67,7 @@ async def admin_http(
     facts: OwnFacts | None = None,
     access: AdminAccess = OPEN_TO_ALL,
     version: str = "",
+    reload: Reload | None = None,
 ) -> AsyncIterator[Address]:
     """Serves the pages of one process until the context exits, and yields the bound address.
 
@@ -76,7 +78,7 @@ async def admin_http(
         return web.Response(body=adapter(ProcessReport).dump_json(facts.report()), content_type="application/json")
 
     more = [(REPORT_PATH, report)] if facts is not None else []
-    async with admin_pages(at, _OneProcess(registry, not_ready), facts, access, version, more) as bound:
+    async with admin_pages(at, _OneProcess(registry, not_ready), facts, access, version, more, reload) as bound:
         yield bound
 
 
@@ -88,10 +90,12 @@ async def admin_pages(
     access: AdminAccess = OPEN_TO_ALL,
     version: str = "",
     more: Sequence[tuple[str, Page]] = (),
+    reload: Reload | None = None,
 ) -> AsyncIterator[Address]:
     """Serves `pages`, and the page and the API of `facts`, until the context exits. Yields the bound address.
 
-    `at` is the address to bind, or a socket that is already listening. Raises `OSError` if it cannot be bound."""
+    `reload` reads the settings again when a client asks. `at` is the address to bind, or a socket that is already
+    listening. Raises `OSError` if it cannot be bound."""
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=await pages.metrics(), headers={"Content-Type": _METRICS_TYPE})
@@ -102,6 +106,14 @@ async def admin_pages(
     async def readyz(request: web.Request) -> web.Response:
         reasons = await pages.not_ready()
         return web.Response(status=503, text="\n".join(reasons) + "\n") if reasons else web.Response(text="ready\n")
+
+    async def reload_settings(request: web.Request) -> web.Response:
+        assert reload is not None
+        if (refusal := access.refusal_of_change(request)) is not None:
+            return refusal
+        result = reload()
+        status = 422 if result.mistake else 200
+        return web.Response(status=status, body=adapter(Reloaded).dump_json(result), content_type="application/json")
 
     def guarded(page: Page) -> Page:
         async def answer(request: web.Request) -> web.Response:
@@ -116,6 +128,8 @@ async def admin_pages(
     application = web.Application()
     application.add_routes([web.get("/livez", livez), web.get("/readyz", readyz)])
     application.add_routes([web.get(path, guarded(page)) for path, page in routes])
+    if reload is not None:
+        application.add_routes([web.post(RELOAD, reload_settings)])
     runner = web.AppRunner(application, access_log=None, logger=logger)
     await runner.setup()
     assert runner.server is not None

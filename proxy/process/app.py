@@ -339,16 +339,18 @@ async def run(
             reasons = role.not_ready()
             return [f"state: {role.state}", *reasons] if reasons else []
 
+        reload = None if load is None else Reload(config, load, partial(_apply, role))
         if admin is not None or config.admin.port:
             at = (config.admin.host, config.admin.port) if admin is None else admin.listener
             access = admin_access(config.admin) if admin is None else AdminAccess(lambda: admin.token)
             facts = own_facts(config, role)
             if admin is None:
                 await stack.enter_async_context(sampled(facts.sample))
-            await stack.enter_async_context(admin_http(at, registry, not_ready, facts, access, installed_version()))
+            by_port = reload if admin is None else None  # the supervisor's port is the one for changes
+            pages = admin_http(at, registry, not_ready, facts, access, installed_version(), by_port)
+            await stack.enter_async_context(pages)
         await role.open(stack)
-        if load is not None:
-            reload = Reload(config, load, partial(_apply, role))
+        if reload is not None:
             loop.add_signal_handler(signal.SIGHUP, reload)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         if config.is_tiered and not await _open_tier(role, stack, stop):

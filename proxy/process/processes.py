@@ -129,7 +129,8 @@ async def _serve(config: TidegateConfig, file: Path) -> bool:
             for child in supervisor.children:
                 child.change_task(tasks[child.name])
 
-        loop.add_signal_handler(signal.SIGHUP, Reload(config, partial(load_config, file), apply))
+        reload = Reload(config, partial(load_config, file), apply)
+        loop.add_signal_handler(signal.SIGHUP, reload)
         stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         if config.admin.port:
             session = await stack.enter_async_context(
@@ -141,7 +142,7 @@ async def _serve(config: TidegateConfig, file: Path) -> bool:
             await stack.enter_async_context(sampled(facts.sample))
             at, access = (config.admin.host, config.admin.port), admin_access(config.admin)
             pages = WholePages(supervisor, children)
-            await stack.enter_async_context(admin_pages(at, pages, facts, access, installed_version()))
+            await stack.enter_async_context(admin_pages(at, pages, facts, access, installed_version(), reload=reload))
         logger.info("starting %d workers", config.workers)
         is_well = await supervisor.run(stop)
     logger.info("all processes ended")

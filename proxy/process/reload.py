@@ -1,4 +1,4 @@
-"""Reads the settings again while the process runs (SIGHUP), and applies those that need no restart.
+"""Reads the settings again while the process runs, at SIGHUP or by the admin port, and applies what needs no restart.
 
 The log level, `[limits]` and the fetch quotas apply at once. A limit that a connection takes over when it opens applies
 to new connections. The log names all other settings that have changed: they need a restart. Settings that are wrong
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from pydantic import BaseModel
 
@@ -21,6 +22,15 @@ logger = logging.getLogger(__name__)
 _FIXED_LIMITS = frozenset({"held.remote.responses.max.bytes"})
 _FETCH_QUOTA = "remote.log.manager.fetch."
 """How the keys of the fetch quotas at the top of the file begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What became of the settings: the keys that apply now, and those that need a restart. With `mistake`, nothing."""
+
+    applied: tuple[str, ...] = ()
+    need_restart: tuple[str, ...] = ()
+    mistake: str = ""
 
 
 class Reload:
@@ -36,22 +46,21 @@ class Reload:
         self._load = load
         self._apply = apply
 
-    def __call__(self) -> bool:
-        """Reads the settings, and returns whether they are valid."""
+    def __call__(self) -> Reloaded:
         try:
             read = self._load()
         except ConfigError as error:
             logger.error("the settings are not reloaded, because they are wrong: %s", error)
-            return False
+            return Reloaded(mistake=str(error))
         changed = list(changed_keys(self._config, read))
-        now = [key for key in changed if _is_live(key)]
-        later = [key for key in changed if not _is_live(key)]
+        now = tuple(key for key in changed if _is_live(key))
+        later = tuple(key for key in changed if not _is_live(key))
         self._config = with_live_settings(self._config, read)
         self._apply(self._config)
         logger.info("the settings are reloaded: %s", f"changed {', '.join(now)}" if now else "no change applies now")
         if later:
             logger.warning("these changed settings need a restart: %s", ", ".join(later))
-        return True
+        return Reloaded(now, later)
 
 
 def _is_live(key: str) -> bool:

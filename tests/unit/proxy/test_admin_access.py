@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -14,10 +15,12 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
+from proxy.admin.api import RELOAD
 from proxy.admin.source import OwnFacts, OwnParts
-from proxy.config import AdminConfig
+from proxy.config import AdminConfig, TidegateConfig
 from proxy.process.admin_access import CHECK_INTERVAL_MS, AdminTokenError, TokenFile, admin_access
 from proxy.process.admin_http import admin_http
+from proxy.process.reload import Reload
 from proxy.wire.error_log import ErrorLog
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.certificates import Authority
@@ -54,9 +57,11 @@ def token_file(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def admin_port(**settings: Any) -> AsyncIterator[int]:
-    access = admin_access(AdminConfig.model_validate(settings))
-    async with admin_http(("127.0.0.1", 0), CollectorRegistry(), list, facts_of(ErrorLog()), access) as (_, port):
+async def admin_port(*reload: Reload, **settings: Any) -> AsyncIterator[int]:
+    access, facts = admin_access(AdminConfig.model_validate(settings)), facts_of(ErrorLog())
+    async with admin_http(
+        ("127.0.0.1", 0), CollectorRegistry(), list, facts, access, reload=next(iter(reload), None)
+    ) as (_, port):
         yield port
 
 
@@ -232,3 +237,35 @@ def test_a_file_that_holds_no_token_says_why(tmp_path: Path, written: bytes, sai
     file.write_bytes(written)
     with pytest.raises(AdminTokenError, match=f"token-of-strangers: {said}"):
         TokenFile(file)
+
+
+async def posted(port: int, authorization: str) -> tuple[int, str]:
+    headers = {"Authorization": authorization}
+    url = f"http://127.0.0.1:{port}{RELOAD}"
+    async with aiohttp.ClientSession() as session, session.post(url, headers=headers) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_only_the_bearer_token_reloads_the_settings(token_file: Path) -> None:
+    """A browser sends a password by itself, also when the page of a stranger posts."""
+    read: list[str] = []
+
+    def load() -> TidegateConfig:
+        read.append("file")
+        raise ConfigError("tidegate.toml: unknown key x")
+
+    reload = Reload(parse_config('[upstream]\nbootstrap.servers = "a:1"'), load, lambda _: None)
+    async with admin_port(reload, **{"token.file": token_file}) as port:
+        password = base64.b64encode(b"anybody:secret").decode()
+        for refused in ("", "Bearer wrong", f"Basic {password}"):
+            assert (await posted(port, refused))[0] == 401
+        assert read == []
+        status, answer = await posted(port, "Bearer secret")
+        assert (status, json.loads(answer)["mistake"]) == (422, "tidegate.toml: unknown key x")
+        assert read == ["file"]
+
+
+async def test_a_port_without_a_token_changes_nothing() -> None:
+    reload = Reload(parse_config('[upstream]\nbootstrap.servers = "a:1"'), pytest.fail, lambda _: None)
+    async with admin_port(reload) as port:
+        assert await posted(port, "") == (403, "a change needs the token: set token.file in [admin]\n")

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.config import LimitsConfig, TidegateConfig
 from proxy.logging_setup import set_level
-from proxy.process.reload import Reload, changed_keys
+from proxy.process.reload import Reload, Reloaded, changed_keys
 from proxy.process.remote_reader import change_fetch_quotas
 from proxy.wire.admission import Admission, Admissions, Limit
 from tests.support.proxy.parsed_config import parse_config
@@ -27,7 +27,7 @@ name = "orders"
 """
 
 
-def reloaded(before: str, after: str | Callable[[], TidegateConfig]) -> tuple[bool, list[TidegateConfig]]:
+def reloaded(before: str, after: str | Callable[[], TidegateConfig]) -> tuple[Reloaded, list[TidegateConfig]]:
     applied: list[TidegateConfig] = []
     load = (lambda: parse_config(after)) if isinstance(after, str) else after
     return Reload(parse_config(before), load, applied.append)(), applied
@@ -55,8 +55,10 @@ def test_the_settings_that_differ_are_named(change: str, keys: list[str]) -> Non
 def test_only_some_settings_apply_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     change = "[limits]\nmax.connections = 7\nheld.remote.responses.max.bytes = 1\n"
-    is_valid, (config,) = reloaded(BASE, BASE + change + '[log]\nlevel = "error"\n[[topics]]\nname = "b"')
-    assert is_valid
+    result, (config,) = reloaded(BASE, BASE + change + '[log]\nlevel = "error"\n[[topics]]\nname = "b"')
+    assert result == Reloaded(
+        ("[log] level", "[limits] max.connections"), ("[[topics]]", "[limits] held.remote.responses.max.bytes")
+    )
     base = parse_config(BASE)
     assert config == base.model_copy(
         update={
@@ -72,8 +74,7 @@ def test_only_some_settings_apply_at_once(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_change_that_needs_a_restart_is_named_every_time(caplog: pytest.LogCaptureFixture) -> None:
     reload = Reload(parse_config(BASE), lambda: parse_config(BASE + '[[topics]]\nname = "b"'), lambda _: None)
-    assert reload()
-    assert reload()
+    assert reload() == reload() == Reloaded(need_restart=("[[topics]]",))
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         "these changed settings need a restart: [[topics]]"
     ] * 2
@@ -83,7 +84,7 @@ def test_wrong_settings_change_nothing(caplog: pytest.LogCaptureFixture) -> None
     def load() -> TidegateConfig:
         raise ConfigError("f.toml: unknown key x")
 
-    assert reloaded(BASE, load) == (False, [])
+    assert reloaded(BASE, load) == (Reloaded(mistake="f.toml: unknown key x"), [])
     assert "the settings are not reloaded, because they are wrong: f.toml: unknown key x" in caplog.text
 
 
