@@ -354,9 +354,15 @@ _NO_TOPIC = StateIdentity("", UUID(int=0), 1)
 class NothingTieredYet(TopicBasedRemoteLogMetadataManager):
     """The metadata of a cluster without a metadata topic, for a caller that must create nothing.
 
-    It knows no segment and no setting, is never fresh, and can write nothing."""
+    It knows no segment and no setting. That is all there is, so it is always fresh. It can write nothing."""
 
     async def open(self) -> None:
         self._opened_state = RemoteLogMetadataStateWriter.open(
             self._settings.state_folder, _NO_TOPIC, wall_clock_ms=lambda: time.time_ns() // 1_000_000
         )
+
+    def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
+        return True
+
+    async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        return

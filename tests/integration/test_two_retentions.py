@@ -38,8 +38,10 @@ def earliest(bootstrap: str, topic: str) -> int:
 
 
 def alarms(proxy: TidegateProcess, topic: str) -> dict[str, float]:
+    """Returns how often each alarm of the topic has begun, without those that never did."""
     lines = [line for line in proxy.metrics().splitlines() if line.startswith(f"{ALARM}{{") and f'"{topic}"' in line]
-    return {line.split('reason="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+    counts = {line.split('reason="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+    return {reason: count for reason, count in counts.items() if count}
 
 
 async def wait(condition: Callable[[], bool]) -> None:
