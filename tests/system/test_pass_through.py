@@ -345,7 +345,7 @@ def move(broker: Broker) -> None:
     (port,) = free_ports(1, broker.host)
     text = broker.properties.read_text()
     broker.properties.write_text(
-        text.replace(f"PLAINTEXT://{broker.host}:{broker.port},", f"PLAINTEXT://{broker.host}:{port},")
+        re.sub(rf"PLAINTEXT://{broker.host}:{broker.port}\b", f"PLAINTEXT://{broker.host}:{port}", text)
     )
     broker.port = port
 
