@@ -26,16 +26,21 @@ class StorePlace:
 
     def __init__(self) -> None:
         self._is_known = False
+        self._asked = 0
+        """The number of copied partitions, from the first on, for which the store was asked without success."""
 
     async def check(self, storage: RemoteStorageManager, metadata: RemoteLogMetadataReader, cluster_id: str) -> None:
         """Raises `RemoteStorageError` when the store has nothing of the partitions that were copied.
 
-        It asks for a few of them, and one is enough. If no partition was ever copied, every place is right."""
+        It asks for a few of them, and one is enough. The next call asks for others: the store may have lost some of
+        them. If no partition was ever copied, every place is right."""
         if self._is_known:
             return
-        copied = (each for each in metadata.partitions() if metadata.earliest_offset(each) is not None)
-        probed = [*islice(copied, _PROBED_PARTITIONS)]
+        probed = _copied(metadata, self._asked)
+        if not probed:
+            self._asked, probed = 0, _copied(metadata, 0)
         for partition in probed:
+            self._asked += 1  # before the store is asked, which may always fail for this partition
             has_manifest = await _has_manifest_of(storage, cluster_id, partition)
             if has_manifest or await has_segment_of(storage, metadata, partition):
                 self._is_known = True
@@ -46,6 +51,12 @@ class StorePlace:
                 " were copied: does [storage] name another place than that of the process which copied them, or is it"
                 " not mounted? Correct that; nothing new is copied here"
             )
+
+
+def _copied(metadata: RemoteLogMetadataReader, skipped: int) -> list[TopicIdPartition]:
+    """Returns a few of the partitions that have a readable segment. The first `skipped` ones are left out."""
+    copied = (each for each in metadata.partitions() if metadata.earliest_offset(each) is not None)
+    return [*islice(copied, skipped, skipped + _PROBED_PARTITIONS)]
 
 
 async def has_segment_of(

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.support.tiers import segment_metadata
 from tests.support.tiers.manifests import KEY, CountingStorage, Manifests, copied
 from tests.support.tiers.workbench import PARTITION
 from tiers.errors import MetadataLostError, RemoteStorageError
@@ -57,4 +58,19 @@ async def test_no_new_partition_is_copied_into_a_folder_without_its_mount(manife
     await manifests.storage.delete_object(KEY)
     services = replace(manifests.services, place=StorePlace())
     await PartitionManifestTask(services, new).check(bounds)  # a segment of another partition is enough
+    assert await manifests.storage.get_object(partition_manifest_key("cluster", new))
+
+
+async def test_topics_whose_objects_are_gone_keep_no_new_partition_out_for_ever(manifests: Manifests) -> None:
+    """An operator may have deleted the objects of topics that no owner works on any more."""
+    for index in range(5):
+        gone = segment_metadata.segment(TopicIdPartition(UUID(int=0), index, "gone"), 0, 9)
+        await segment_metadata.copied(manifests.bench.metadata, gone)
+    await copied(manifests.bench)
+    await manifests.round()
+    new = TopicIdPartition(UUID(int=2), 0, "new")
+    bounds = await manifests.bench.log.bounds(PARTITION, 1000)
+    with pytest.raises(RemoteStorageError, match="gone-0, gone-1, gone-2, which were copied"):
+        await PartitionManifestTask(manifests.services, new).check(bounds)
+    await PartitionManifestTask(manifests.services, new).check(bounds)
     assert await manifests.storage.get_object(partition_manifest_key("cluster", new))
