@@ -217,6 +217,10 @@ class TieredLog:
             found |= await offsets_for_times(
                 self._client, rest, is_committed_only=self._options.is_committed_only, timeout_ms=TIMEOUT_MS
             )
+            if self._tier is not None and rest:
+                # The owner may have copied and trimmed a segment before a leader answered.
+                await self._tier.refresh()
+                found |= await self._remote_times(rest, bounds)
         offsets: dict[TopicIdPartition, int] = {}
         for partition, time_ms in times_ms.items():
             offset = found.get(partition)

@@ -62,6 +62,9 @@ class RemoteSizes:
         except RemoteLogError as error:
             logger.debug("the sizes of the remote partitions cannot be read: %s", error)
             return
+        except Exception as error:  # a state that was replaced during the count must not end the server's task group
+            logger.warning("the sizes of the remote partitions cannot be read: %s", error)
+            return
         now_ms = self._clock_ms()
         self._until_ms = now_ms + max(MAX_AGE_MS, MAX_COST * (now_ms - began_ms))
 

@@ -22,6 +22,8 @@ FIRST_READ: Final = "with the client's first read"
 MAX_CLIENTS: Final = 100
 MAX_TOPICS: Final = 50
 """The topics of one client that have an account of their own."""
+MAX_ID_CHARS: Final = 200
+"""Longer client ids are cut: an id may have 32767 bytes, and stands in every series of its client."""
 IDLE_MS: Final = 900_000
 RATE_MS: Final = 60_000
 _BUCKET_MS: Final = 5_000
@@ -80,6 +82,7 @@ class ReadAccounts:
         self._clock_ms = clock_ms
         self._max_topics = max_topics
         self._clients: dict[str, dict[str, ReadAccount]] = {}
+        """By client id. The client that has been idle the longest is the first."""
         self._others: dict[str, ReadAccount] = {}
 
     def note_read(self, client_id: str, topic: str, size_bytes: int, *, is_cache_hit: bool) -> None:
@@ -101,11 +104,14 @@ class ReadAccounts:
         return sum(account.size_bytes for account in self.accounts())
 
     def _account(self, client_id: str, topic: str) -> ReadAccount:
-        topics = self._clients.get(client_id)
+        client_id = client_id[:MAX_ID_CHARS]
+        topics = self._clients.pop(client_id, None)
+        if topics is None and client_id != OTHERS and self._has_room():
+            topics = {}
         if topics is None:
             topics = self._others
-            if client_id != OTHERS and self._has_room():
-                topics = self._clients[client_id] = {}
+        else:
+            self._clients[client_id] = topics
         name = OTHERS if topics is self._others else client_id
         if topic not in topics and len(topics) >= self._max_topics:
             topic = OTHERS
@@ -115,9 +121,8 @@ class ReadAccounts:
         """Whether there is a place for one more client. Gives up the client that has been idle the longest."""
         if len(self._clients) < self.max_clients:
             return True
-        last_ms = {name: max(each.last_ms for each in topics.values()) for name, topics in self._clients.items()}
-        oldest = min(last_ms, key=last_ms.__getitem__)
-        if self._clock_ms() - last_ms[oldest] < IDLE_MS:
+        oldest, topics = next(iter(self._clients.items()))
+        if self._clock_ms() - max(each.last_ms for each in topics.values()) < IDLE_MS:
             return False
         for account in self._clients.pop(oldest).values():
             self._account(OTHERS, account.topic).add(account)

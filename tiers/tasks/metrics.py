@@ -164,9 +164,8 @@ class RemoteLogManagerMetrics:
         self.stage_failures = STAGE_FAILURES.metric(registry)
         self._of_partition = self._with(_PARTITION)
         self._of_topic_alone = self._with(_TOPIC)
-        self._of_topic = [
-            each for each in self._all() if "topic" in each._labelnames and each not in self._of_partition
-        ]
+        others = (*self._of_partition, self.paused)  # a pause is one of the topic, whoever owns its partitions
+        self._of_topic = [each for each in self._all() if "topic" in each._labelnames and each not in others]
         self._whole: set[str] = set()
         """The topics that have all series."""
         self._unowned_since_ms: dict[str, int | None] = {}

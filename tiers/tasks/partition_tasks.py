@@ -171,15 +171,10 @@ class PartitionTasks:
         return Surveyed(bounds, log_start)
 
     async def copy_start(self, surveyed: Surveyed) -> int | None:
-        """Returns where copying continues. Records gaps and ends them.
+        """Returns where copying continues. Records gaps and ends them, also while the partition is not copied.
 
-        A partition that is not copied has no gap until it is copied again. But the gap that an operator accepts is
-        recorded at once, since the acceptance does not count later."""
-        log_start = surveyed.log_start.offset
-        if self.is_copied or self.manifest.is_accepted:
-            return await self._gaps.copy_start(surveyed.bounds, log_start)
-        await self._gaps.end_passed(surveyed.bounds, log_start)
-        return None
+        No client gets past removed records that no gap explains, and copying may be disabled for good."""
+        return await self._gaps.copy_start(surveyed.bounds, surveyed.log_start.offset)
 
     def _must_finish(self, surveyed: Surveyed) -> bool:
         """Whether the open segment has the last copy of records that the broker removed."""

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from tiers.config.paused_work import paused_work
 from tiers.config.topic_settings import is_deletion_requested
 from tiers.config.total_retention import TOTAL_KEYS, longest_total, recorded_total
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
@@ -395,8 +396,9 @@ def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValu
 def tier_configs_of(plans: Iterable[PartitionPlan], writer: str, now_ms: int) -> Iterator[TopicTierConfigUpdate]:
     """Yields one update per topic with tier settings. The manifest of every partition repeats them.
 
-    A manifest may be older than the topic's last settings. So the longest total retention of all manifests counts. A
-    request to delete the remote log counts only if every manifest has it, since the user may have taken it back."""
+    A manifest may be older than the topic's last settings. So the longest total retention of all manifests counts, and
+    every pause of any manifest. A request to delete the remote log counts only if every manifest has it, since the user
+    may have taken it back."""
     by_topic: dict[UUID, list[PartitionPlan]] = {}
     for plan in plans:
         by_topic.setdefault(plan.topic_id_partition.topic_id, []).append(plan)
@@ -409,8 +411,9 @@ def tier_configs_of(plans: Iterable[PartitionPlan], writer: str, now_ms: int) ->
         keeping = [each for each in manifests if not is_deletion_requested(each)]
         chosen = next((each for each in keeping or manifests if each), {})
         own = {key: value for key, value in chosen.items() if key not in TOTAL_KEYS}
+        pauses = {work.key: "true" for each in manifests for work in paused_work(each)}
         total = longest_total([recorded_total(each) for each in manifests])
-        if config := own | total.config():
+        if config := own | pauses | total.config():
             yield TopicTierConfigUpdate(first, writer, now_ms, config)
 
 

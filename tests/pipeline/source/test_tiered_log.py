@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from kafka.protocol.consumer import ListOffsetsRequest
@@ -189,6 +190,39 @@ async def test_no_time_leads_past_records_whose_metadata_is_lost(
             await log.offsets(late, bounds)
         await tier.rlmm.put_log_gap(ORDERS, LogGap(10, 30), 0)
         assert await log.offsets(late, bounds) == {ORDERS: 100}
+
+
+async def test_no_time_leads_past_records_that_were_trimmed_meanwhile(
+    broker: ScriptedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look-up of many partitions takes so long that segments are copied and trimmed during it."""
+    tier = RemoteTier(tmp_path)
+    await tier.add(ORDERS, [batch_of(0, 30, timestamp=1000)], 0)
+    local = [batch_of(base, 10, timestamp=2000) for base in range(30, 100, 10)]
+    broker.logs["orders", 0] = LocalLog(local, log_start_offset=30)
+    file = file_of_tier(tier, broker.cluster_id, tmp_path, monkeypatch)
+    given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", "subscribe": "orders", "config": str(file)}
+    client = BrokerClient(broker.addresses, client_id="reader")
+    unread = [(local[:3], 30)]
+
+    async def trimmed_first(*arguments: Any, **options: Any) -> Mapping[TopicIdPartition, int | None]:
+        broker.logs["orders", 0].log_start_offset = 60
+        return await offsets_for_times(*arguments, **options)
+
+    async def refresh() -> None:
+        while unread:
+            await tier.add(ORDERS, *unread.pop())
+
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(client.close)
+        config = parse_pipeline_config(file.read_text())
+        log = TieredLog(parse_options(given, is_streaming=True), client, config, stack)
+        bounds = await log.bounds(await log.partitions())
+        assert log._tier is not None
+        monkeypatch.setattr(log._tier, "refresh", refresh)
+        monkeypatch.setattr(tiered_log, "offsets_for_times", trimmed_first)
+        at = Position(1500, is_time=True, on_no_match="error")
+        assert await log.offsets(at, bounds) == {ORDERS: 30}
 
 
 async def test_the_remote_tier_alone_never_goes_back(

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import cast
 from uuid import UUID
 
+import lmdb
+
 from protocol.apis.log_dirs import PartitionSizes
 from protocol.apis.metadata import PartitionMetadata
 from proxy.cluster.remote_sizes import MAX_AGE_MS, MAX_COST, SLICE_SEGMENTS, RemoteSizes
@@ -27,7 +29,7 @@ class Rig:
         self.metadata = InMemoryRemoteLogMetadataManager()
         self.now_ms = 0
         self.reads = 0
-        self.trouble: BrokerError | None = None
+        self.trouble: Exception | None = None
         self.before_answer: Callable[[], Awaitable[object]] | None = None
         self.sizes = RemoteSizes(self.metadata, cast(BrokerClient, self), lambda: self.now_ms, group.create_task)
 
@@ -126,6 +128,17 @@ async def test_a_cluster_that_does_not_answer_leaves_the_last_count() -> None:
         await rig.copy(ORDERS, 0)
         await rig.of_both()
         rig.trouble, rig.now_ms = BrokerError("no broker answers"), MAX_AGE_MS
+        assert await rig.sizes.led_by(1, LONG_MS) == {"orders": {0: 1000}}
+
+
+async def test_a_count_that_fails_for_any_reason_ends_no_other_task() -> None:
+    """The tasks of the server are in one group, and the client that asks chooses when to count."""
+    async with asyncio.TaskGroup() as group:
+        rig = Rig(group)
+        await rig.copy(ORDERS, 0)
+        rig.trouble = lmdb.Error("the state cannot be read")
+        assert await rig.sizes.led_by(1, LONG_MS) == {}
+        rig.trouble = None
         assert await rig.sizes.led_by(1, LONG_MS) == {"orders": {0: 1000}}
 
 

@@ -61,15 +61,6 @@ class LogGapTask:
             return next_offset
         return await self._behind_gap(LogGap(next_offset, bounds.log_start_offset), bounds.leader_epoch)
 
-    async def end_passed(self, bounds: LocalLogBounds, log_start: int | None) -> None:
-        """Ends the gaps that lie below the log start, and records that the owner saw the partition.
-
-        The manager calls it for a partition that is not copied."""
-        remote_end = self._services.metadata.remote_end_offset(self._partition)
-        next_offset = max(0 if remote_end is None else remote_end + 1, log_start or 0)
-        await self._end_gaps(bounds, next_offset, log_start or 0)
-        await self._record_seen(bounds)
-
     async def _record_seen(self, bounds: LocalLogBounds) -> None:
         """Records the first log start that an owner saw.
 

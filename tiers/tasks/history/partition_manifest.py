@@ -93,6 +93,7 @@ class PartitionManifestTask:
         self.error: RemoteStorageError | None = None
         """The store's error of the last write; None: it succeeded."""
         self._read_error: RemoteStorageError | None = None
+        """The store's error of the last `confirm`; None: it succeeded, or the manifest was read since."""
 
     def has_accepted(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Whether the manifest that this owner found or wrote last accepts the segment, with the same end."""
@@ -262,14 +263,15 @@ class PartitionManifestTask:
             return  # no segment was ever copied, so there is nothing to rebuild
         if self._stored is None and not self._do_tiers_meet():
             return  # a manifest that is made from the metadata alone is no witness for that metadata
-        is_read_again = self._read_again_at_ms is not None and services.clock_ms() >= self._read_again_at_ms
+        is_due = self._read_again_at_ms is not None and services.clock_ms() >= self._read_again_at_ms
         try:
             if not self._says_the_same(manifest):
                 await self._put()
-            elif is_read_again:
+            elif is_due or self._read_error is not None:
                 await self._restore()
-            if is_read_again:
+            if is_due:
                 self._read_again_at_ms = None
+            self._read_error = None
         except RemoteStorageError as error:
             self._alarm(error)
             self.error = error

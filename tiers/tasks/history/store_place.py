@@ -3,7 +3,9 @@
 The settings of this process may name another bucket or folder than those of the other processes, or a file system may
 not be mounted at its folder. The copies would go where no other process reads them, and this process would not find
 them after the next mount. The brokers' records would be trimmed. A partition that was copied before has its own
-manifest and segments for this check (`PartitionManifestTask`). A new partition has only those of the others.
+manifest and segments for this check (`PartitionManifestTask`). A new partition has only those of the others. Segments
+in other locations (`[[storage.locations]]`) do not count: the first manifest of a new partition goes to the home
+location.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from itertools import islice
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.storage.locations import HOME, decode_location
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
@@ -26,18 +29,23 @@ class StorePlace:
 
     def __init__(self) -> None:
         self._is_known = False
+        self._asked = 0
+        """The number of copied partitions, from the first on, for which the store was asked without success."""
 
     async def check(self, storage: RemoteStorageManager, metadata: RemoteLogMetadataReader, cluster_id: str) -> None:
         """Raises `RemoteStorageError` when the store has nothing of the partitions that were copied.
 
-        It asks for a few of them, and one is enough. If no partition was ever copied, every place is right."""
+        It asks for a few of them, and one is enough. The next call asks for others: the store may have lost some of
+        them. If no partition was ever copied, every place is right."""
         if self._is_known:
             return
-        copied = (each for each in metadata.partitions() if metadata.earliest_offset(each) is not None)
-        probed = [*islice(copied, _PROBED_PARTITIONS)]
+        probed = _copied(metadata, self._asked)
+        if not probed:
+            self._asked, probed = 0, _copied(metadata, 0)
         for partition in probed:
+            self._asked += 1  # before the store is asked, which may always fail for this partition
             has_manifest = await _has_manifest_of(storage, cluster_id, partition)
-            if has_manifest or await has_segment_of(storage, metadata, partition):
+            if has_manifest or await has_segment_of(storage, metadata, partition, is_home=True):
                 self._is_known = True
                 return
         if probed:
@@ -48,14 +56,26 @@ class StorePlace:
             )
 
 
+def _copied(metadata: RemoteLogMetadataReader, skipped: int) -> list[TopicIdPartition]:
+    """Returns a few of the partitions that have a readable segment. The first `skipped` ones are left out."""
+    copied = (each for each in metadata.partitions() if metadata.earliest_offset(each) is not None)
+    return [*islice(copied, skipped, skipped + _PROBED_PARTITIONS)]
+
+
 async def has_segment_of(
-    storage: RemoteStorageManager, metadata: RemoteLogMetadataReader, partition: TopicIdPartition
+    storage: RemoteStorageManager,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    *,
+    is_home: bool = False,
 ) -> bool:
     """Whether the store has one of the oldest segments of the partition, which are not merely late.
 
-    Raises the store's errors."""
+    `is_home`: only segments in the home location count. Raises the store's errors."""
     finished = [each for each in metadata.stored_segments(partition) if each.is_finished]
     for each in sorted(finished, key=lambda segment: segment.event_timestamp_ms)[:_PROBED_SEGMENTS]:
+        if is_home and decode_location(each.metadata.custom_metadata)[0] != HOME:
+            continue
         with suppress(RemoteResourceNotFoundError):
             await storage.fetch_indexes(each.metadata)
             return True

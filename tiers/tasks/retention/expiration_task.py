@@ -173,11 +173,9 @@ class RLMExpirationTask:
         services, partition = self._services, self._partition
         start = log_start.offset or 0
         expired_to = start if expiry_hold(policy) else self._expired_to(policy, start, local_only_bytes)
-        if (
-            expired_to > start
-            and await self._clock_is_trusted(self._readable())
-            and await self._settings_still_expire(policy)
-        ):
+        if expired_to <= start:
+            services.metrics.alarms.end(*self._skew_alarm)  # the clocks hold nothing up now
+        elif await self._clock_is_trusted(self._readable()) and await self._settings_still_expire(policy):
             self._check_ownership()
             last_epoch = remote_epoch_before(services.metadata, partition, expired_to)
             expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION, last_epoch)
@@ -200,6 +198,10 @@ class RLMExpirationTask:
             if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
         ]
 
+    @property
+    def _skew_alarm(self) -> tuple[str, AlarmReason, str]:
+        return self._partition.topic, AlarmReason.CLOCK_SKEW, str(self._partition)
+
     async def _clock_is_trusted(self, segments: list[RemoteLogSegmentMetadata]) -> bool:
         """Returns whether the clocks' skew is within the limit.
 
@@ -211,11 +213,10 @@ class RLMExpirationTask:
         if abs(measured_ms) > limit_ms:
             measured_ms = await services.metadata.clock_skew_ms(self._partition, anew=True)
         skew_ms = max(0, newest_ms - services.wall_clock_ms(), abs(measured_ms))
-        alarmed = self._partition.topic, AlarmReason.CLOCK_SKEW, str(self._partition)
         if skew_ms <= limit_ms:
-            services.metrics.alarms.end(*alarmed)
+            services.metrics.alarms.end(*self._skew_alarm)
             return True
-        services.metrics.alarms.begin(*alarmed)
+        services.metrics.alarms.begin(*self._skew_alarm)
         logger.error(
             "nothing expires while this machine's clock and the brokers' clock differ: synchronize the clocks",
             extra={"partition": str(self._partition), "skew_ms": skew_ms},

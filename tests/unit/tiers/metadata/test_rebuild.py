@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.tiers.segment_metadata import segment
+from tiers.config.paused_work import TierWork
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
 from tiers.metadata.records.serde import decode_key, decode_value
@@ -444,3 +445,16 @@ def test_a_deletion_that_one_manifest_does_not_ask_for_is_not_rebuilt(other: dic
     assert [each.config for each in tier_configs_of([asking, keeping], "writer", 1)] == ([other] if other else [])
     [config] = tier_configs_of([asking, asking], "writer", 1)
     assert config.config == asks
+
+
+def test_a_pause_counts_if_any_manifest_has_it() -> None:
+    """The store may have refused the others since. A pause too many costs nothing, and an operator ends it."""
+    paused = {TierWork.EXPIRING.key: "true", "local.retention.ms": "1000"}
+    old, none, new = (
+        PartitionPlan(replace(PARTITION, partition=number), has_manifest=True, tier_config=config)
+        for number, config in enumerate([{"local.retention.ms": "60000"}, {}, paused])
+    )
+    for plans in ([old, new], [new, old], [none, new, old]):
+        [config] = tier_configs_of(plans, "writer", 1)
+        assert config.config[TierWork.EXPIRING.key] == "true"
+        assert TierWork.TRIMMING.key not in config.config

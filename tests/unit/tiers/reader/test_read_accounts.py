@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from tiers.reader.read_accounts import IDLE_MS, OTHERS, RATE_MS, ReadAccountMetrics, ReadAccounts
+from tiers.reader.read_accounts import IDLE_MS, MAX_ID_CHARS, OTHERS, RATE_MS, ReadAccountMetrics, ReadAccounts
 
 
 class Clock:
@@ -64,6 +64,24 @@ def test_an_idle_client_gives_its_place_and_its_bytes_away() -> None:
     accounts.note_read("new", "orders", 40, is_cache_hit=False)
     assert totals(accounts) == {("busy", "orders"): 20, ("new", "orders"): 40, (OTHERS, "orders"): 10}
     assert accounts.total_bytes == 70
+
+
+def test_the_client_that_is_idle_the_longest_gives_its_place() -> None:
+    clock = Clock()
+    accounts = ReadAccounts(clock, max_clients=2)
+    for client in ("first", "second"):
+        accounts.note_read(client, "orders", 10, is_cache_hit=False)
+    clock.ms += IDLE_MS
+    accounts.note_read("first", "payments", 10, is_cache_hit=False)
+    accounts.note_read("new", "orders", 40, is_cache_hit=False)
+    assert {each.client_id for each in accounts.accounts()} == {"first", "new", OTHERS}
+
+
+def test_a_long_client_id_is_cut() -> None:
+    accounts = ReadAccounts(Clock())
+    for end in ("a", "b"):
+        accounts.note_read("x" * MAX_ID_CHARS + end, "orders", 10, is_cache_hit=False)
+    assert totals(accounts) == {("x" * MAX_ID_CHARS, "orders"): 20}
 
 
 def test_any_number_of_client_ids_makes_a_bounded_number_of_series() -> None:

@@ -15,6 +15,7 @@ from tiers.config.paused_work import TierWork, paused_work
 from tiers.config.topic_policy import TopicPolicy
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
+from tiers.model.log_start import LogGap
 
 KEEP_NOTHING = replace(POLICY, partition_count=1, local_retention_bytes=0)
 EXPIRES_ALL = replace(KEEP_NOTHING, retention_bytes=0)
@@ -161,6 +162,32 @@ async def test_a_pause_does_not_cost_the_last_copy(running: Running) -> None:
         assert isinstance(log, CountingLog)
         await log.rounds(3)
         assert bench.finished[-1] == (90, 99)
+
+
+@pytest.mark.parametrize("stopped", [paused(POLICY, TierWork.COPYING), replace(POLICY, copy_disable=True)])
+async def test_records_that_brokers_remove_while_nothing_is_copied_are_a_gap(
+    bench: Workbench, stopped: TopicPolicy
+) -> None:
+    """Otherwise no client gets past them, and no search by timestamp has an answer, until something is copied."""
+    bench.services = replace(bench.services, settings=replace(bench.services.settings, gap_alarm_ms=1))
+    running, log = Running(bench, POLICY), CountingLog()
+    running.logs.of[PARTITION] = log
+    produce(running, 0, 10)
+    running.topics.policies = {POLICY.topic_id: replace(POLICY, partition_count=1)}
+    async with running.run():
+        await until(lambda: len(bench.finished) == 3)
+        work = running.manager._managed[PARTITION]
+        running.topics.policies = {POLICY.topic_id: replace(stopped, partition_count=1)}
+        await until(lambda: not work.is_copied)
+        produce(running, 10, 12)
+        work.copy.discard()
+        log.log_start_offset = 110
+        await until(lambda: bench.metadata.gaps(PARTITION) == [LogGap(90, 110)])
+        await log.rounds(3)
+        assert (len(bench.finished), bench.finished[-1]) == (3, (60, 89))
+        running.topics.policies = {POLICY.topic_id: replace(POLICY, partition_count=1)}
+        produce(running, 12, 15)
+        await until(lambda: bench.finished[-1] == (110, 139))
 
 
 async def test_paused_expiry_keeps_segments_that_users_deleted(running: Running) -> None:

@@ -19,7 +19,7 @@ from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicConfig, exclusion
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
-from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.metrics import TOPIC_KEPT_MS, RemoteLogManagerMetrics
 from tiers.tasks.tiered_topics import TieredTopics
 
 TIMEOUT_MS = 60_000
@@ -125,6 +125,21 @@ async def test_what_is_paused_is_told_at_its_beginning_and_at_its_end(
     assert registry.get_sample_value("tidegate_paused", labels) is None
     said = [each.message for each in caplog.records if "an operator" in each.message]
     assert said == ["an operator paused work on a topic", "an operator resumed work on a topic"]
+
+
+async def test_a_pause_is_shown_for_as_long_as_it_lasts(cluster: Cluster) -> None:
+    """Also when this process has had no partition of the topic for so long that the topic's other series went."""
+    topic_id = cluster.add("orders", 1)
+    metadata = settings({topic_id: {TierWork.TRIMMING.key: "true"}})
+    registry = CollectorRegistry()
+    metrics = RemoteLogManagerMetrics(registry)
+    topics = TieredTopics(cluster.client, [TopicConfig(pattern="orders")], metrics, metadata)
+    await topics.refresh(TIMEOUT_MS)
+    metrics.add(TopicIdPartition(topic_id, 0, "orders"))
+    for now_ms in (0, TOPIC_KEPT_MS):
+        metrics.keep_topics(set(), now_ms)
+    await topics.refresh(TIMEOUT_MS)
+    assert registry.get_sample_value("tidegate_paused", {"topic": "orders", "work": "trimming"}) == 1
 
 
 @pytest.mark.parametrize(

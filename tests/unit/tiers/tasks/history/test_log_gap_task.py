@@ -129,21 +129,13 @@ async def test_a_deletion_that_is_recorded_late_is_no_gap(bench: Workbench) -> N
 
 
 async def test_records_removed_before_the_first_copy_are_no_gap(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 9))
-    bench.log.log_start_offset = 30
-    assert await copy_start(bench) == 30
-    assert bench.metadata.gaps(PARTITION) == []
-    assert [start.reason for start in bench.metadata.recorded_log_starts[PARTITION]] == [LogStartReason.SEEN]
-
-
-async def test_a_partition_that_is_not_copied_is_recorded_as_seen_too(bench: Workbench) -> None:
-    """Without a record, proxies cannot know whether metadata was lost, and clients wait."""
+    """Without a record of what the owner saw, proxies cannot know whether metadata was lost, and clients wait."""
     bench.log.append(*batches(0, 9))
     bench.log.log_start_offset = 30
     for _ in range(2):
-        await bench.gap_task.end_passed(await bench.log.bounds(PARTITION, 1000), None)
-        recorded = bench.metadata.recorded_log_starts[PARTITION]
-        assert recorded == [LogStart(30, 0, LogStartReason.SEEN)]
+        assert await copy_start(bench) == 30
+        assert bench.metadata.gaps(PARTITION) == []
+        assert bench.metadata.recorded_log_starts[PARTITION] == [LogStart(30, 0, LogStartReason.SEEN)]
 
 
 async def test_a_gap_grows_with_the_brokers_retention_without_a_second_alarm(bench: Workbench) -> None:

@@ -8,10 +8,14 @@ from uuid import UUID
 
 import pytest
 
+from tests.support.tiers import segment_metadata
 from tests.support.tiers.manifests import KEY, CountingStorage, Manifests, copied
 from tests.support.tiers.workbench import PARTITION
+from tiers.config.settings import StorageConfig
+from tiers.config.storage_registry import create_storage
 from tiers.errors import MetadataLostError, RemoteStorageError
 from tiers.model.ids import TopicIdPartition
+from tiers.storage.locations import LocatedRemoteStorageManager, decode_location
 from tiers.storage.object_key import partition_manifest_key
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.history.store_place import StorePlace
@@ -58,3 +62,51 @@ async def test_no_new_partition_is_copied_into_a_folder_without_its_mount(manife
     services = replace(manifests.services, place=StorePlace())
     await PartitionManifestTask(services, new).check(bounds)  # a segment of another partition is enough
     assert await manifests.storage.get_object(partition_manifest_key("cluster", new))
+
+
+async def test_topics_whose_objects_are_gone_keep_no_new_partition_out_for_ever(manifests: Manifests) -> None:
+    """An operator may have deleted the objects of topics that no owner works on any more."""
+    for index in range(5):
+        gone = segment_metadata.segment(TopicIdPartition(UUID(int=0), index, "gone"), 0, 9)
+        await segment_metadata.copied(manifests.bench.metadata, gone)
+    await copied(manifests.bench)
+    await manifests.round()
+    new = TopicIdPartition(UUID(int=2), 0, "new")
+    bounds = await manifests.bench.log.bounds(PARTITION, 1000)
+    with pytest.raises(RemoteStorageError, match="gone-0, gone-1, gone-2, which were copied"):
+        await PartitionManifestTask(manifests.services, new).check(bounds)
+    await PartitionManifestTask(manifests.services, new).check(bounds)
+    assert await manifests.storage.get_object(partition_manifest_key("cluster", new))
+
+
+async def test_a_segment_in_another_location_does_not_show_that_home_is_mounted(
+    manifests: Manifests, tmp_path: Path
+) -> None:
+    """The new partition's first manifest goes home, and so may its copies."""
+    for name in ("east", "mount-point"):
+        (tmp_path / name).mkdir()
+    east = {"name": "east", "path": str(tmp_path / "east")}
+
+    def store(home: str) -> LocatedRemoteStorageManager:
+        config = {"implementation": "local", "path": str(tmp_path / home), "locations": [east]}
+        return create_storage(StorageConfig.model_validate(config), "cluster")
+
+    mounted, unmounted = store("remote"), store("mount-point")
+    await mounted.open()
+    await unmounted.open()
+    bench = manifests.bench
+    bench.services = replace(bench.services, storage=mounted)
+    bench.restart()
+    await copied(bench)
+    assert {decode_location(each.custom_metadata)[0] for each in bench.segments} == {"east"}
+    await PartitionManifestTask(bench.services, PARTITION).run()
+    new = TopicIdPartition(UUID(int=2), 0, "new")
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    services = replace(bench.services, storage=unmounted, place=StorePlace())
+    for _ in range(2):
+        with pytest.raises(RemoteStorageError, match="neither the manifests nor the oldest segments of orders"):
+            await PartitionManifestTask(services, new).check(bounds)
+    services = replace(bench.services, place=StorePlace())
+    await PartitionManifestTask(services, new).check(bounds)
+    for each in (mounted, unmounted):
+        await each.close()

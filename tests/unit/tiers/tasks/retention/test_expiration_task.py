@@ -113,6 +113,19 @@ async def test_nothing_expires_while_the_clocks_differ(copied: Workbench, our_cl
     assert copied.active("clock-skew") == 0
 
 
+async def test_the_alarm_about_the_clocks_ends_also_if_nothing_is_due_any_more(copied: Workbench) -> None:
+    """A clock that was ahead made the records look too old."""
+    keeps = replace(POLICY, retention_ms=10 * HOUR_MS)
+    copied.wall_ms += 10 * HOUR_MS
+    copied.metadata.skew_ms = -10 * HOUR_MS
+    assert await copied.expire(keeps) == 0
+    assert copied.active("clock-skew") == 1
+    copied.wall_ms -= 10 * HOUR_MS
+    copied.metadata.skew_ms = 0
+    assert await copied.expire(keeps) == 0
+    assert copied.active("clock-skew") == 0
+
+
 async def test_a_skew_that_a_new_measurement_does_not_find_stops_nothing(copied: Workbench) -> None:
     copied.metadata.skew_ms, copied.metadata.true_skew_ms = 61_000, 0
     assert await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS)) == 1
