@@ -101,6 +101,10 @@ class OwnFacts:
     def report(self) -> ProcessReport:
         return self._parts.report()
 
+    def change(self, config: TidegateConfig) -> None:
+        """Shows other settings, after a reload."""
+        self._config = config
+
     async def sample(self) -> None:
         """Adds a sample to the history."""
         self.history.add(self._wall_clock_ms(), {self._name: self.report()})

@@ -47,7 +47,7 @@ from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.process_state import ProcessState, StateMetric
 from proxy.process.process_view import ProcessView
-from proxy.process.reload import Reload
+from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
 from proxy.process.remote_reader import change_fetch_quotas
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier
@@ -339,20 +339,24 @@ async def run(
             reasons = role.not_ready()
             return [f"state: {role.state}", *reasons] if reasons else []
 
+        facts = own_facts(config, role)
         if admin is not None or config.admin.port:
             at = (config.admin.host, config.admin.port) if admin is None else admin.listener
             access = admin_access(config.admin) if admin is None else AdminAccess(lambda: admin.token)
-            facts = own_facts(config, role)
             if admin is None:
                 await stack.enter_async_context(sampled(facts.sample))
             await stack.enter_async_context(admin_http(at, registry, not_ready, facts, access, installed_version()))
         await role.open(stack)
-        if load is not None:
-            reload = Reload(config, load, partial(_apply, role))
+        reload = None if load is None else Reload(config, load, partial(apply_settings, role, facts))
+        if reload is not None:
             loop.add_signal_handler(signal.SIGHUP, reload)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
+            take_reloads()
+            stack.callback(hold_reloads)
         if config.is_tiered and not await _open_tier(role, stack, stop):
             return
+        if reload is not None:
+            role.change(reload.config)  # SIGHUP may have come before the tier was open
         role.serve(stack)
         await stop.wait()
         logger.info("stopping: draining")
@@ -360,9 +364,11 @@ async def run(
     logger.info("stopped")
 
 
-def _apply(role: Role, config: TidegateConfig) -> None:
+def apply_settings(role: Role, facts: OwnFacts, config: TidegateConfig) -> None:
+    """Applies the settings of a reload."""
     set_level(config.log.level)
     role.change(config)
+    facts.change(config)
 
 
 def own_facts(config: TidegateConfig, role: Role) -> OwnFacts:

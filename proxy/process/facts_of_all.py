@@ -59,6 +59,10 @@ class FactsOfAll:
         self._wall_clock_ms = wall_clock_ms
         self._states = States()
 
+    def change(self, config: TidegateConfig) -> None:
+        """Shows other settings, after a reload."""
+        self._config = config
+
     async def sample(self) -> None:
         """Adds a sample of all processes to the history."""
         self.history.add(self._wall_clock_ms(), await self._reports())

@@ -8,6 +8,7 @@ change nothing.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterator
 
 from pydantic import BaseModel
@@ -23,6 +24,16 @@ _FETCH_QUOTA = "remote.log.manager.fetch."
 """How the keys of the fetch quotas at the top of the file begin."""
 
 
+def hold_reloads() -> None:
+    """Lets SIGHUP wait until `take_reloads`. Without a handler, the signal would end the process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def take_reloads() -> None:
+    """Call it when the signal has a handler. The handler gets the signal that waits."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+
 class Reload:
     """`config` are the settings of the process, and `load` reads them again. `apply` gets those that apply now."""
 
@@ -35,6 +46,11 @@ class Reload:
         self._config = config
         self._load = load
         self._apply = apply
+
+    @property
+    def config(self) -> TidegateConfig:
+        """The settings that are in effect."""
+        return self._config
 
     def __call__(self) -> bool:
         """Reads the settings, and returns whether they are valid."""
