@@ -25,6 +25,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
 from protocol.api_keys import ApiKey
+from proxy.admin.facts import ProcessState
 from proxy.admin.sampling import sampled
 from proxy.admin.source import OwnFacts
 from proxy.cluster.broker_listeners import Listen, ListenerAddresses
@@ -45,7 +46,7 @@ from proxy.process.loop_latency import LoopLatency
 from proxy.process.open_files import fit_open_files
 from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
-from proxy.process.process_state import ProcessState, StateMetric
+from proxy.process.process_state import STATE_LINE, StateMetric
 from proxy.process.process_view import ProcessView
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
@@ -337,7 +338,7 @@ async def run(
 
         def not_ready() -> list[str]:
             reasons = role.not_ready()
-            return [f"state: {role.state}", *reasons] if reasons else []
+            return [f"{STATE_LINE}{role.state}", *reasons] if reasons else []
 
         facts = own_facts(config, role)
         if admin is not None or config.admin.port:
@@ -377,6 +378,7 @@ def own_facts(config: TidegateConfig, role: Role) -> OwnFacts:
         config,
         installed_version(),
         role.view.parts,
+        lambda: role.state,
         role.not_ready,
         role.errors,
         tuple(os.environ),

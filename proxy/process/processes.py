@@ -28,6 +28,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from proxy.admin.facts import ProcessState
 from proxy.admin.sampling import sampled
 from proxy.config import TidegateConfig, load_config
 from proxy.logging_setup import set_level
@@ -38,7 +39,7 @@ from proxy.process.child import Duty, Task, end_timeout_ms
 from proxy.process.child_pages import ChildPages
 from proxy.process.facts_of_all import REMOTE_LOG, FactsOfAll
 from proxy.process.port_claims import make_claims
-from proxy.process.process_state import ProcessState, metrics_of_the_dead
+from proxy.process.process_state import STATE_LINE, metrics_of_the_dead
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import metadata_folder
 from proxy.process.remote_reader import REMOTE_READER
@@ -215,7 +216,7 @@ class WholePages:
             f"{child.name}: {line}"
             for child, (status, text) in zip(self._supervisor.children, answers, strict=True)
             if status != 200
-            for line in (*([f"state: {ProcessState.FAILED}"] if child.process is None else []), *text.splitlines())
+            for line in (*([f"{STATE_LINE}{ProcessState.FAILED}"] if child.process is None else []), *text.splitlines())
         ]
 
     async def metrics(self) -> bytes:

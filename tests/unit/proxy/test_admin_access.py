@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
+from proxy.admin.facts import ProcessState
 from proxy.admin.source import OwnFacts, OwnParts
 from proxy.config import AdminConfig
 from proxy.process.admin_access import CHECK_INTERVAL_MS, AdminTokenError, TokenFile, admin_access
@@ -38,6 +39,7 @@ def facts_of(log: ErrorLog) -> OwnFacts:
         config,
         "1.0",
         OwnParts(),
+        lambda: ProcessState.SERVING,
         list,
         lambda: log.incidents,
         (),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,11 +14,11 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from proxy.admin.facts import ProcessState
 from proxy.config import LimitsConfig, TidegateConfig
 from proxy.logging_setup import set_level
 from proxy.process.app import Role, apply_settings, own_facts, run
 from proxy.process.child import Duty, Task, settings_again, share_of_duty
-from proxy.process.process_state import ProcessState
 from proxy.process.process_view import ProcessView
 from proxy.process.reload import Reload, changed_keys, hold_reloads, take_reloads
 from proxy.process.remote_reader import change_fetch_quotas
@@ -164,6 +164,11 @@ def test_a_child_keeps_its_share_until_a_restart(workers: int, tmp_path: Path) -
     assert settings_again(Task(before, "name", Duty.WORKER, None, file=file)).limits.max_connections == 30
 
 
+def send_sighup() -> None:
+    """Sends it to the main thread. Threads of other tests hold nothing."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGHUP)
+
+
 class SlowRole:
     """Gets SIGHUP while it opens, and begins with the settings that it was made with."""
 
@@ -192,7 +197,7 @@ class SlowRole:
 
     async def _pause(self, place: str) -> None:
         if place == self._signals_in:
-            os.kill(os.getpid(), signal.SIGHUP)
+            send_sighup()
             for _ in range(10):
                 await asyncio.sleep(0)
 
@@ -209,7 +214,7 @@ class SlowRole:
             self.serves_with_seven.set()
 
     async def drain(self) -> None:
-        os.kill(os.getpid(), signal.SIGHUP)
+        send_sighup()
 
 
 @pytest.fixture
