@@ -94,11 +94,11 @@ def listener_addresses(listener: ListenerConfig) -> ListenerAddresses:
 
 def entrance_of(listener: ListenerConfig, ports: PortClaims | None) -> Entrance:
     """Returns how clients come in. `ports` opens the ports that workers share. Raises `TlsError`."""
-    is_alone = ports is None or listener.reuse_port
+    shared = None if ports is None or listener.reuse_port else partial(ports.open, listener.name)
     return Entrance(
         listener_tls(listener.tls),
         listener.proxy_protocol_trusted_networks,
-        partial(bind, reuse_port=listener.reuse_port) if is_alone or ports is None else ports.open,
+        shared or partial(bind, reuse_port=listener.reuse_port),
     )
 
 
