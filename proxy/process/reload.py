@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from proxy.config import TidegateConfig
 from tiers.config.setting_keys import key_of, own_fields
+from tiers.config.settings import Section
 from tiers.config.tier_config import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -78,19 +79,23 @@ def _is_live(key: str) -> bool:
 
 def with_live_settings(config: TidegateConfig, read: TidegateConfig) -> TidegateConfig:
     """Returns `config` with those settings of `read` that need no restart."""
-    fields = own_fields(type(config.limits)).items()
-    limits = {name: getattr(read.limits, name) for name, field in fields if key_of(name, field) not in _FIXED_LIMITS}
-    fields = own_fields(type(config.remote_log)).items()
-    quotas = {
-        name: getattr(read.remote_log, name) for name, field in fields if key_of(name, field).startswith(_FETCH_QUOTA)
-    }
     return config.model_copy(
         update={
-            "log": config.log.model_copy(update={"level": read.log.level}),
-            "limits": config.limits.model_copy(update=limits),
-            "remote_log": config.remote_log.model_copy(update=quotas),
+            "log": _with_fields(config.log, read.log, lambda key: key == "level"),
+            "limits": _with_fields(config.limits, read.limits, lambda key: key not in _FIXED_LIMITS),
+            "remote_log": _with_fields(config.remote_log, read.remote_log, lambda key: key.startswith(_FETCH_QUOTA)),
         }
     )
+
+
+def _with_fields(before: Section, after: Section, is_live: Callable[[str], bool]) -> Section:
+    """Returns `before` with the live fields of `after` that differ. The others keep their source, such as the file."""
+    changed = {
+        name: getattr(after, name)
+        for name, field in own_fields(type(before)).items()
+        if is_live(key_of(name, field)) and getattr(before, name) != getattr(after, name)
+    }
+    return before.model_copy(update=changed)
 
 
 def changed_keys(before: TidegateConfig, after: TidegateConfig) -> Iterator[str]:

@@ -73,6 +73,15 @@ def test_the_page_shows_the_settings_of_a_reload(root_level: None) -> None:
     assert [each.value for each in shown if each.key == "max.connections"] == ["7"]
 
 
+def test_the_settings_that_a_reload_leaves_keep_their_source() -> None:
+    before, (after,) = parse_config(BASE), reloaded(BASE, BASE + "[limits]\nmax.connections = 7")[1]
+    assert after.limits.model_fields_set - before.limits.model_fields_set == {"max_connections"}
+    assert (after.remote_log.model_fields_set, after.log.model_fields_set) == (
+        before.remote_log.model_fields_set,
+        before.log.model_fields_set,
+    )
+
+
 def test_only_some_settings_apply_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     change = "[limits]\nmax.connections = 7\nheld.remote.responses.max.bytes = 1\n"
