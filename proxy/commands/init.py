@@ -167,7 +167,7 @@ advertised.host = {_string(answers.advertised_host)}
 bootstrap.port = {answers.bootstrap_port}
 base.port = {answers.base_port}
 
-[admin]                           # /metrics, /errors, /livez, /readyz
+[admin]                           # the page, /metrics, /livez, /readyz
 host = "127.0.0.1"                # another address needs token.file
 port = 9190
 
