@@ -35,6 +35,7 @@ from proxy.config import load_config
 from proxy.logging_setup import set_up_logging
 from proxy.process.app import serve as serve_forever
 from proxy.process.processes import serve_processes
+from proxy.process.reload import hold_reloads
 from tiers.commands import console
 from tiers.commands.console import ConfigFile, explained
 
@@ -100,6 +101,7 @@ def serve(config: ConfigFile) -> None:
     SIGTERM or SIGINT ends it: the proxy stops accepting clients, answers the requests in progress, and exits. SIGHUP
     reads the settings again: the log level, [limits] and the fetch quotas apply at once, and the log names what needs
     a restart."""
+    hold_reloads()
     settings = load_config(config)
     set_up_logging(settings.log.level, settings.log.format)
     if not settings.workers:

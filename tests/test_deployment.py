@@ -181,6 +181,12 @@ def test_the_unit_starts_a_command_that_exists() -> None:
     check_command(arguments)
 
 
+def test_a_reload_of_the_unit_sends_sighup() -> None:
+    """Before the proxy has a handler, the signal ends it, and systemd takes that for a good end."""
+    assert lines_of(UNIT, "ExecReload") == ["/bin/kill -HUP $MAINPID"]
+    assert lines_of(UNIT, "RestartForceExitStatus") == ["SIGHUP"]
+
+
 def test_the_unit_waits_for_the_drain_and_has_open_files() -> None:
     limits = TidegateConfig.section_models["limits"]()
     (stop_s,) = lines_of(UNIT, "TimeoutStopSec")

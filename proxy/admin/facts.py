@@ -7,12 +7,24 @@ other end is a next offset. None stands for a fact that this process does not kn
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal
 
 SettingSource = Literal["topic", "file", "environment", "broker", "default"]
 TopicState = Literal["tiered", "paused", "refused", "missing", "deleted"]
 SegmentState = Literal["copying", "remote", "cut", "quarantined", "deleting"]
-ProcessState = Literal["INITIALIZING", "SERVING", "DRAINING", "FAILED"]
+
+
+class ProcessState(StrEnum):
+    """What a process does for clients now."""
+
+    INITIALIZING = "INITIALIZING"
+    """It starts: it opens the remote tier, or has not read the cluster yet."""
+    SERVING = "SERVING"
+    DRAINING = "DRAINING"
+    """It accepts no more clients, and answers the requests in progress."""
+    FAILED = "FAILED"
+    """The brokers reject the proxy, or the process died and is about to be restarted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from proxy.admin.facts import (
@@ -61,42 +61,58 @@ class SegmentSums:
         return self.size_bytes - sum(each.size_bytes - each.bytes_below(offset) for each in self.tail)
 
 
-def sums_of(segments: Iterable[StoredSegment], tail_from: int) -> SegmentSums:
-    """Walks the segments once. Those that the copy has not finished, or whose deletion has begun, do not count.
+class SegmentWalk:
+    """Adds up the segments of a partition, which come by start offset. Those that the copy has not finished, or whose
+    deletion has begun, do not count.
 
     A tier may have a million segments, so the walk makes no object of a segment below `tail_from`."""
-    size_bytes = count = cut_count = cut_bytes = 0
-    oldest_ms = newest_ms = None
-    tail: list[Piece] = []
-    newest: deque[tuple[int, int]] = deque(maxlen=_DENSITY_SEGMENTS)
-    for segment in segments:
+
+    def __init__(self, tail_from: int) -> None:
+        self._tail_from = tail_from
+        self._size_bytes = self._count = self._cut_count = self._cut_bytes = 0
+        self._oldest_ms: int | None = None
+        self._newest_ms: int | None = None
+        self._tail: list[Piece] = []
+        self._newest: deque[tuple[int, int]] = deque(maxlen=_DENSITY_SEGMENTS)
+
+    def add(self, segment: StoredSegment) -> None:
         if segment.state != _FINISHED:
-            continue
+            return
         start, end, kept_end, piece_bytes = (
             segment.start_offset, segment.end_offset, segment.kept_end_offset, segment.segment_size_bytes
         )  # fmt: skip
         if kept_end < end:
             if kept_end < start:
-                cut_count += 1
-                cut_bytes += piece_bytes
-                continue
+                self._cut_count += 1
+                self._cut_bytes += piece_bytes
+                return
             piece_bytes = Piece(start, end + 1, piece_bytes).bytes_below(kept_end + 1)
             end = kept_end
-        size_bytes += piece_bytes
-        count += 1
+        self._size_bytes += piece_bytes
+        self._count += 1
         newest_at_ms = segment.max_timestamp_ms
         if newest_at_ms >= 0:
-            if oldest_ms is None:
-                oldest_ms = newest_at_ms
-            newest_ms = newest_at_ms
-        if end >= tail_from:
-            tail.append(Piece(start, end + 1, piece_bytes))
-        newest.append((end + 1 - start, piece_bytes))
-    offsets = sum(length for length, _ in newest)
-    density = sum(piece_bytes for _, piece_bytes in newest) / offsets if offsets else 0.0
-    return SegmentSums(
-        size_bytes, count, cut_count, cut_bytes, oldest_ms, newest_ms, density, tail_from, tuple(tail)
-    )  # fmt: skip
+            if self._oldest_ms is None:
+                self._oldest_ms = newest_at_ms
+            self._newest_ms = newest_at_ms
+        if end >= self._tail_from:
+            self._tail.append(Piece(start, end + 1, piece_bytes))
+        self._newest.append((end + 1 - start, piece_bytes))
+
+    def result(self) -> SegmentSums:
+        offsets = sum(length for length, _ in self._newest)
+        density = sum(piece_bytes for _, piece_bytes in self._newest) / offsets if offsets else 0.0
+        return SegmentSums(
+            self._size_bytes,
+            self._count,
+            self._cut_count,
+            self._cut_bytes,
+            self._oldest_ms,
+            self._newest_ms,
+            density,
+            self._tail_from,
+            tuple(self._tail),
+        )
 
 
 @dataclass(frozen=True, slots=True)

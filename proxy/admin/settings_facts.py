@@ -1,4 +1,8 @@
-"""The effective settings of a proxy, each with its source. Secrets are redacted. Pure."""
+"""The effective settings of a proxy, each with its source. Secrets are redacted. Pure.
+
+Tidegate knows which of its own keys hold a secret. A manager of a third party declares none, so all of its values are
+redacted.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,15 @@ from pydantic.fields import FieldInfo
 from proxy.admin.facts import SettingLine, SettingSource, SettingsPage
 from proxy.config import TidegateConfig
 from tiers.config.environment import PREFIX
-from tiers.config.setting_keys import is_table, key_of, keys_of_field, own_fields
+from tiers.config.setting_keys import is_one_or_more, is_table, key_of, keys_of_field, own_fields
+from tiers.config.settings import StorageConfig, StorageLocationConfig
 
 REDACTED: Final = "••••••"
 _SECRET_WORD: Final = re.compile(r"secret|password|passphrase|token|credential|key|sas|account|connection", re.I)
-_USER_IN_URL: Final = re.compile(r"(?<=://)[^/@\s]+@")
+_USER_IN_URL: Final = re.compile(r"(?<=://)\S*@")
+"""Up to the last @, because a password may have one, or a slash."""
 _QUERY_OF_URL: Final = re.compile(r"(?<=://)([^\s?]*)\?\S*")
+_OWN_STORES: Final = frozenset({"local", "s3", "hdfs", "arrow"})
 
 
 def settings_page(config: TidegateConfig, environ: Collection[str] = ()) -> SettingsPage:
@@ -30,11 +37,18 @@ def _lines(config: TidegateConfig, variables: frozenset[str]) -> Iterator[Settin
     for name in TidegateConfig.keys_at_top():
         field = TidegateConfig.model_fields[name]
         yield _line("", (), name, field, getattr(config, name), name in config.model_fields_set, variables)
-    yield from _section("", (), config.remote_log, variables)
+    yield from _section("", (), config.remote_log, variables, is_known=False)
     for section in TidegateConfig.section_models:
         if section:
             for path, model in _models_of(config, section):
-                yield from _section(section, path, model, variables)
+                yield from _section(section, path, model, variables, is_known=_is_own_store(config, model))
+
+
+def _is_own_store(config: TidegateConfig, model: BaseModel) -> bool:
+    """Whether a storage manager of Tidegate declares the keys of the section."""
+    if not isinstance(model, StorageConfig | StorageLocationConfig) or config.storage is None:
+        return False
+    return (model.implementation or config.storage.implementation) in _OWN_STORES
 
 
 def _models_of(config: TidegateConfig, section: str) -> Iterator[tuple[tuple[str, ...], BaseModel]]:
@@ -52,12 +66,16 @@ def _models_of(config: TidegateConfig, section: str) -> Iterator[tuple[tuple[str
     yield from ((path, model) for path, model in found if isinstance(model, BaseModel))
 
 
-def _section(section: str, path: tuple[str, ...], model: BaseModel, variables: frozenset[str]) -> Iterator[SettingLine]:
+def _section(
+    section: str, path: tuple[str, ...], model: BaseModel, variables: frozenset[str], *, is_known: bool
+) -> Iterator[SettingLine]:
+    """`is_known`: whether only the names of the manager's keys tell its secrets."""
     title = _title(section, path)
     for name, field in own_fields(type(model)).items():
         value = getattr(model, name)
         if is_table(field):
-            yield from _table(title, path, name, value, variables)
+            prefix = "" if name == "settings" else f"{key_of(name, field).removesuffix('.*')}."
+            yield from _table(title, path, prefix, value, variables, is_known=is_known)
         else:
             yield _line(title, path, name, field, value, name in model.model_fields_set, variables)
 
@@ -77,7 +95,7 @@ def _line(
     variables: frozenset[str],
 ) -> SettingLine:
     keys = keys_of_field(name, field)
-    names = [_variable((*path, each)) for key in keys for each in (key, f"{key}.file")]
+    names = [_variable((*each, end)) for key in keys for end in (key, f"{key}.file") for each in _forms(path)]
     used = next((each for each in names if each in variables), None)
     source: SettingSource = "environment" if used else "file" if is_set else "default"
     return SettingLine(
@@ -91,17 +109,35 @@ def _line(
 
 
 def _table(
-    section: str, path: tuple[str, ...], name: str, values: Mapping[str, object], variables: frozenset[str]
+    section: str,
+    path: tuple[str, ...],
+    prefix: str,
+    values: Mapping[str, object],
+    variables: frozenset[str],
+    *,
+    is_known: bool,
 ) -> Iterator[SettingLine]:
-    """Yields the settings of a manager, whose secrets only their names tell."""
-    prefix = "" if name == "settings" else f"{name}."
+    """Yields the settings of a manager. Those that are no `SecretStr` are never a secret."""
     for key, value in values.items():
         variable = _variable((*path, f"{prefix}{key}"))
-        plain = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-        is_secret = not prefix and _SECRET_WORD.search(key) is not None and not key.endswith(".file")
-        shown = REDACTED if is_secret else _QUERY_OF_URL.sub(r"\1", _USER_IN_URL.sub("", plain))
         source: SettingSource = "environment" if variable in variables else "file"
-        yield SettingLine(section, f"{prefix}{key}", shown, source, variable, "")
+        yield SettingLine(section, f"{prefix}{key}", _shown(key, value, is_known=is_known), source, variable, "")
+
+
+def _shown(key: str, value: object, *, is_known: bool) -> str:
+    if not isinstance(value, SecretStr):
+        return str(value)
+    is_file = key.endswith(".file")
+    if not is_file and (not is_known or _SECRET_WORD.search(key) is not None):
+        return REDACTED
+    return _QUERY_OF_URL.sub(r"\1", _USER_IN_URL.sub("", value.get_secret_value()))
+
+
+def _forms(path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yields the path of a section as variables may name it: the first entry of some lists needs no number."""
+    yield path
+    if path[1:2] == ("0",) and is_one_or_more(TidegateConfig.model_fields[path[0]]):
+        yield (path[0], *path[2:])
 
 
 def _variable(path: Collection[str]) -> str:

@@ -79,6 +79,7 @@ class OwnFacts:
         config: TidegateConfig,
         version: str,
         parts: OwnParts,
+        state: Callable[[], ProcessState],
         not_ready: Callable[[], list[str]],
         incidents: Callable[[], Sequence[Incident]],
         environ: Sequence[str],
@@ -87,11 +88,11 @@ class OwnFacts:
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self.history = History()
-        self._states = States()
         self._name = name
         self._config = config
         self._version = version
         self._parts = parts
+        self._state = state
         self._not_ready = not_ready
         self._incidents = incidents
         self._environ = environ
@@ -100,6 +101,10 @@ class OwnFacts:
 
     def report(self) -> ProcessReport:
         return self._parts.report()
+
+    def change(self, config: TidegateConfig) -> None:
+        """Shows other settings, after a reload."""
+        self._config = config
 
     async def sample(self) -> None:
         """Adds a sample to the history."""
@@ -117,7 +122,7 @@ class OwnFacts:
         process = ProcessFacts(
             name=self._name,
             pid=report.pid,
-            state=self._states.of(self._name, report.pid, reasons),
+            state=self._state(),
             reasons=tuple(reasons),
             restarts=0,
             rss_bytes=report.rss_bytes,
@@ -185,24 +190,6 @@ class OwnFacts:
 
     async def errors(self) -> ErrorsPage:
         return ErrorsPage(tuple(ErrorLine(**asdict(each)) for each in self._incidents()))
-
-
-class States:
-    """The states of processes, by name. A process that is not ready has failed if it was ready before."""
-
-    def __init__(self) -> None:
-        self._ready: dict[str, int | None] = {}
-        """By name: the process id of the process that was ready."""
-
-    def of(self, name: str, pid: int | None, reasons: Sequence[str]) -> ProcessState:
-        if pid is None:
-            return "FAILED"
-        if not reasons:
-            self._ready[name] = pid
-            return "SERVING"
-        if "stopping" in reasons:
-            return "DRAINING"
-        return "FAILED" if self._ready.get(name) == pid else "INITIALIZING"
 
 
 def raised(alarms: Sequence[tuple[str, str, str]]) -> list[RaisedAlarm]:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from proxy.admin.facts import PartitionLine, TopicLine, TopicState
-from proxy.admin.lines import PartitionKnowledge, SegmentSums, partition_line, sums_of, topic_line
+from proxy.admin.lines import PartitionKnowledge, SegmentSums, SegmentWalk, partition_line, topic_line
 from proxy.cluster.broker_configs import BrokerValue
 from tiers.bounded_gather import bounded_gather
 from tiers.broker.cluster_metadata import ClusterMetadata
@@ -29,6 +29,7 @@ LEADER_TIMEOUT_MS: Final = 2_500
 _SUMS_KEPT_MS: Final = 300_000
 _ASKED_AT_ONCE: Final = 250
 _PARTITIONS_PER_SLICE: Final = 20
+_SEGMENTS_PER_SLICE: Final = 1_000
 
 
 class Cluster(Protocol):
@@ -112,7 +113,7 @@ class Looker:
                 await asyncio.sleep(0)
             key = self._key_of(partition, cluster)
             ids[key] = partition.topic_id
-            lines.setdefault(key, []).append(self._line(partition, cluster, answer))
+            lines.setdefault(key, []).append(await self._line(partition, cluster, answer))
         self._sums = {each: self._sums[each] for each in partitions}
         for number, (key, listed) in enumerate(lines.items(), 1):
             if not number % _PARTITIONS_PER_SLICE:
@@ -166,7 +167,7 @@ class Looker:
             return "refused", reason
         return "paused", "no rule of the settings tiers the topic: its remote log stays readable"
 
-    def _line(
+    async def _line(
         self, partition: TopicIdPartition, cluster: ClusterMetadata | None, answer: LocalLogBounds | str | None
     ) -> PartitionLine:
         parts, metadata = self._parts, self._parts.metadata
@@ -187,14 +188,14 @@ class Looker:
         entry = None if cluster is None else cluster.partition(partition)
         return partition_line(
             known,
-            self._sums_of(known, local_start),
+            await self._sums_of(known, local_start),
             bounds,
             parts.report(partition),
             None if entry is None or entry.leader_id < 0 else entry.leader_id,
             answer if isinstance(answer, str) else None,
         )
 
-    def _sums_of(self, known: PartitionKnowledge, local_start: int) -> SegmentSums:
+    async def _sums_of(self, known: PartitionKnowledge, local_start: int) -> SegmentSums:
         """Walks the segments, unless the ends of the remote log are as before."""
         now_ms, ends = self._clock_ms(), (known.remote_start, known.remote_end)
         before = self._sums.get(known.partition)
@@ -202,6 +203,11 @@ class Looker:
             walked_ms, walked_ends, sums = before
             if walked_ends == ends and sums.tail_from <= local_start and now_ms - walked_ms < _SUMS_KEPT_MS:
                 return sums
-        sums = sums_of(self._parts.metadata.stored_segments(known.partition), local_start)
+        walk = SegmentWalk(local_start)
+        for number, segment in enumerate(self._parts.metadata.stored_segments(known.partition), 1):
+            walk.add(segment)
+            if not number % _SEGMENTS_PER_SLICE:
+                await asyncio.sleep(0)
+        sums = walk.result()
         self._sums[known.partition] = now_ms, ends, sums
         return sums

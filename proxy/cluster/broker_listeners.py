@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +29,7 @@ MAX_PORT: Final = 65_535
 NODE_ID: Final = "{id}"
 _MAX_NODE_ID = 2**31 - 1
 _DISCARD_PORT = 9
+_EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # they are compared, and not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,25 @@ class ListenerAddresses:
         found = None if server_name is None else re.fullmatch(pattern, server_name)
         node_id = None if found is None else int(found[1])
         return node_id if node_id is None or node_id <= _MAX_NODE_ID else None
+
+
+def shared_ports(
+    listeners: Sequence[ListenerAddresses], node_ids: Collection[int], admin: Address | None = None
+) -> Iterator[str]:
+    """Yields the ports that two listeners, or a listener and the admin port, both need, one line each.
+
+    The ports of one listener are compared in `ListenerAddresses.trouble_of`."""
+    uses = [] if admin is None else [(*admin, "admin.port", -1)]
+    for number, each in enumerate(listeners):
+        uses.append((each.host, each.bootstrap_port, f"the bootstrap port of {each.name}", number))
+        if each.base_port is not None:
+            uses += [(each.host, each.base_port + id_, f"broker {id_} at {each.name}", number) for id_ in node_ids]
+    known: dict[int, list[tuple[str, str, int]]] = {}
+    for host, port, use, number in uses:
+        for other_host, other_use, other_number in known.setdefault(port, []):
+            if number != other_number and (host == other_host or not _EVERYWHERE.isdisjoint((host, other_host))):
+                yield f"port {port} is {other_use} and {use}: change the ports of one of them"
+        known[port].append((host, use, number))
 
 
 class BrokerListeners:

@@ -15,6 +15,7 @@ import typer
 import uvloop
 from kafka.protocol.metadata import MetadataRequest
 
+from proxy.cluster.broker_listeners import shared_ports
 from proxy.cluster.permissions import missing_permissions, principal_of
 from proxy.commands.store_check import check_store
 from proxy.commands.topic_check import topic_findings
@@ -180,6 +181,8 @@ async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: R
         for each in listeners:
             if (no_address := each.trouble_of(node_id)) is not None:
                 report.problems.append(f"broker {node_id} has no address at {each.name}: {no_address}")
+    admin = (config.admin.host, config.admin.port) if config.admin.port else None
+    report.problems += [f"[listener] {line}" for line in shared_ports(listeners, metadata.brokers, admin)]
 
 
 async def _check_rights(config: TidegateConfig, client: BrokerClient, report: Report) -> None:

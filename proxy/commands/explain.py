@@ -53,6 +53,7 @@ from tiers.tasks.history.stored_manifest import read_manifest
 
 _READ_TIMEOUT_MS = 10_000
 _PARTITIONS_AT_ONCE = 16
+_MOST_MS = 2**63 - 1
 _PLACES = {
     Place.REMOTE: "in the remote tier",
     Place.BOTH: "in both tiers",
@@ -62,9 +63,11 @@ _PLACES = {
 
 def _time_ms(text: str) -> int:
     """Reads a time: milliseconds since 1970, or ISO 8601, in UTC unless it names a zone."""
-    if text.lstrip("-").isdecimal():
-        return int(text)
     try:
+        if text.removeprefix("-").isdecimal():
+            if abs(found_ms := int(text)) > _MOST_MS:
+                raise ValueError("no timestamp of a record")
+            return found_ms
         found = datetime.fromisoformat(text)
     except ValueError as error:
         raise typer.BadParameter(

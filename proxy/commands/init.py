@@ -133,8 +133,12 @@ class _Questions:
 
 def write(file: Path, answers: Answers) -> None:
     """Writes the file, and removes it again if Tidegate could not read it. Raises `ConfigError`, `OSError`."""
-    with file.open("x", encoding="utf-8") as opened:
-        opened.write(text_of(answers))
+    try:
+        content = text_of(answers).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError("an answer has bytes that are no text") from error
+    with file.open("xb") as opened:
+        opened.write(content)
     try:
         load_config(file)
     except ConfigError:
@@ -163,7 +167,7 @@ advertised.host = {_string(answers.advertised_host)}
 bootstrap.port = {answers.bootstrap_port}
 base.port = {answers.base_port}
 
-[admin]                           # /metrics, /errors, /livez, /readyz
+[admin]                           # the page, /metrics, /livez, /readyz
 host = "127.0.0.1"                # another address needs token.file
 port = 9190
 

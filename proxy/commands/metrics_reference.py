@@ -24,7 +24,7 @@ import tiers.reader.metrics
 import tiers.reader.read_accounts
 import tiers.storage.instrumented
 import tiers.tasks.metrics
-from proxy.process.process_state import ProcessState
+from proxy.admin.facts import ProcessState
 from tiers.config.paused_work import TierWork
 from tiers.metric_spec import FROM_THE_START, MetricSpec
 from tiers.reader.read_accounts import MAX_CLIENTS, OTHERS

@@ -31,6 +31,9 @@ logger.addFilter(is_own_fault)
 NotReady = Callable[[], list[str]]
 """Returns the reasons why clients should not connect to this process, one line each. Ready: no reasons."""
 
+ReloadNow = Callable[[], Reload | None]
+"""Returns what reads the settings again. None while the process starts."""
+
 Page = Callable[[web.Request], Awaitable[web.Response]]
 REPORT_PATH = "/internal/report"
 """A child answers it to the supervisor."""
@@ -67,7 +70,7 @@ async def admin_http(
     facts: OwnFacts | None = None,
     access: AdminAccess = OPEN_TO_ALL,
     version: str = "",
-    reload: Reload | None = None,
+    reload: ReloadNow | None = None,
 ) -> AsyncIterator[Address]:
     """Serves the pages of one process until the context exits, and yields the bound address.
 
@@ -90,7 +93,7 @@ async def admin_pages(
     access: AdminAccess = OPEN_TO_ALL,
     version: str = "",
     more: Sequence[tuple[str, Page]] = (),
-    reload: Reload | None = None,
+    reload: ReloadNow | None = None,
 ) -> AsyncIterator[Address]:
     """Serves `pages`, and the page and the API of `facts`, until the context exits. Yields the bound address.
 
@@ -111,7 +114,9 @@ async def admin_pages(
         assert reload is not None
         if (refusal := access.refusal_of_change(request)) is not None:
             return refusal
-        result = reload()
+        if (reload_now := reload()) is None:
+            return web.Response(status=503, text="the process starts: try again\n")
+        result = reload_now()
         status = 422 if result.mistake else 200
         return web.Response(status=status, body=adapter(Reloaded).dump_json(result), content_type="application/json")
 

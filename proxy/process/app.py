@@ -25,6 +25,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
 from protocol.api_keys import ApiKey
+from proxy.admin.facts import ProcessState
 from proxy.admin.sampling import sampled
 from proxy.admin.source import OwnFacts
 from proxy.cluster.broker_listeners import Listen, ListenerAddresses
@@ -45,9 +46,9 @@ from proxy.process.loop_latency import LoopLatency
 from proxy.process.open_files import fit_open_files
 from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
-from proxy.process.process_state import ProcessState, StateMetric
+from proxy.process.process_state import STATE_LINE, StateMetric
 from proxy.process.process_view import ProcessView
-from proxy.process.reload import Reload
+from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
 from proxy.process.remote_reader import change_fetch_quotas
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier
@@ -93,11 +94,11 @@ def listener_addresses(listener: ListenerConfig) -> ListenerAddresses:
 
 def entrance_of(listener: ListenerConfig, ports: PortClaims | None) -> Entrance:
     """Returns how clients come in. `ports` opens the ports that workers share. Raises `TlsError`."""
-    is_alone = ports is None or listener.reuse_port
+    shared = None if ports is None or listener.reuse_port else partial(ports.open, listener.name)
     return Entrance(
         listener_tls(listener.tls),
         listener.proxy_protocol_trusted_networks,
-        partial(bind, reuse_port=listener.reuse_port) if is_alone or ports is None else ports.open,
+        shared or partial(bind, reuse_port=listener.reuse_port),
     )
 
 
@@ -337,24 +338,29 @@ async def run(
 
         def not_ready() -> list[str]:
             reasons = role.not_ready()
-            return [f"state: {role.state}", *reasons] if reasons else []
+            return [f"{STATE_LINE}{role.state}", *reasons] if reasons else []
 
-        reload = None if load is None else Reload(config, load, partial(_apply, role))
+        reload: Reload | None = None
+        facts = own_facts(config, role)
         if admin is not None or config.admin.port:
             at = (config.admin.host, config.admin.port) if admin is None else admin.listener
             access = admin_access(config.admin) if admin is None else AdminAccess(lambda: admin.token)
-            facts = own_facts(config, role)
             if admin is None:
                 await stack.enter_async_context(sampled(facts.sample))
-            by_port = reload if admin is None else None  # the supervisor's port is the one for changes
+            by_port = (lambda: reload) if admin is None else None  # the supervisor's port is the one for changes
             pages = admin_http(at, registry, not_ready, facts, access, installed_version(), by_port)
             await stack.enter_async_context(pages)
         await role.open(stack)
-        if reload is not None:
+        if load is not None:
+            reload = Reload(config, load, partial(apply_settings, role, facts))
             loop.add_signal_handler(signal.SIGHUP, reload)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
+            take_reloads()
+            stack.callback(hold_reloads)
         if config.is_tiered and not await _open_tier(role, stack, stop):
             return
+        if reload is not None:
+            role.change(reload.config)  # SIGHUP may have come before the tier was open
         role.serve(stack)
         await stop.wait()
         logger.info("stopping: draining")
@@ -362,9 +368,11 @@ async def run(
     logger.info("stopped")
 
 
-def _apply(role: Role, config: TidegateConfig) -> None:
+def apply_settings(role: Role, facts: OwnFacts, config: TidegateConfig) -> None:
+    """Applies the settings of a reload."""
     set_level(config.log.level)
     role.change(config)
+    facts.change(config)
 
 
 def own_facts(config: TidegateConfig, role: Role) -> OwnFacts:
@@ -373,6 +381,7 @@ def own_facts(config: TidegateConfig, role: Role) -> OwnFacts:
         config,
         installed_version(),
         role.view.parts,
+        lambda: role.state,
         role.not_ready,
         role.errors,
         tuple(os.environ),

@@ -5,6 +5,12 @@ The supervisor also puts the child's name on the command line, so that `ps` show
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    import signal as _signal
+
+    # The imports take seconds. SIGHUP waits until the process can read its settings again, and does not end it.
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGHUP})
+
 import logging
 import os
 import pickle
@@ -23,6 +29,7 @@ from proxy.logging_setup import set_up_logging
 from proxy.process.app import ChildAdmin, MakeRole, Proxy, RemoteLogProcess, serve
 from proxy.process.budgets import reader_share_of, remote_log_share_of, share_of
 from proxy.process.port_claims import PortClaims
+from proxy.process.reload import with_live_settings
 from proxy.process.remote_reader import RemoteReaderProcess
 from proxy.process.remote_tier import WorkerPlace
 from proxy.process.supervisor import UNUSABLE
@@ -47,11 +54,11 @@ class Duty(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The task of a child.
+    """The task of a child. `config` has the settings of the whole proxy.
 
     `admin_fd` is the inherited listener of the child's admin pages, which ask for `admin_token`. `ports_fd` is the
-    inherited file of port claims, for a worker. `reads_fd` is the
-    inherited listener of the remote reader, and `reads_address` is its name."""
+    inherited file of port claims, for a worker. `reads_fd` is the inherited listener of the remote reader, and
+    `reads_address` is its name."""
 
     config: TidegateConfig
     name: str
@@ -80,7 +87,6 @@ def end_timeout_ms(config: TidegateConfig) -> int:
 
 
 def main() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the settings can be read again
     sys.exit(run(pickle.load(sys.stdin.buffer)))  # only the supervisor, which is the same program, writes to this pipe
 
 
@@ -92,7 +98,7 @@ def run(task: Task) -> int:
         handler.addFilter(partial(_name, task.name))
     admin = None if task.admin_fd is None else ChildAdmin(socket.socket(fileno=task.admin_fd), task.admin_token)
     try:
-        serve(task.config, _role(task), admin, lambda: share_of_duty(load_config(task.file), task.duty))
+        serve(share_of_duty(task.config, task.duty), _role(task), admin, partial(settings_again, task))
     except (RemoteTierError, TlsError, BrokerRefusedError, OSError) as error:
         said = error.strerror if isinstance(error, OSError) else None
         sys.stderr.write(f"tidegate: {said or error}\n")
@@ -101,6 +107,13 @@ def run(task: Task) -> int:
         logger.exception("internal error")
         return FAILED
     return 0
+
+
+def settings_again(task: Task) -> TidegateConfig:
+    """Reads the settings of the child again. Raises `ConfigError`.
+
+    The child's share depends on settings that need a restart, such as `workers`. Those stay as the task has them."""
+    return share_of_duty(with_live_settings(task.config, load_config(task.file)), task.duty)
 
 
 def _role(task: Task) -> MakeRole:

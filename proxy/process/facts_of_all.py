@@ -21,6 +21,7 @@ from proxy.admin.facts import (
     Overview,
     PartitionPage,
     ProcessFacts,
+    ProcessState,
     ReadersPage,
     SettingsPage,
     TopicPage,
@@ -28,10 +29,11 @@ from proxy.admin.facts import (
     TopicsPage,
 )
 from proxy.admin.settings_facts import settings_page
-from proxy.admin.source import FactsUnavailableError, States
+from proxy.admin.source import FactsUnavailableError
 from proxy.config import TidegateConfig
 from proxy.process.admin_http import REPORT_PATH
 from proxy.process.child_pages import FACTS_TIMEOUT_S, ChildPages
+from proxy.process.process_state import STATE_LINE
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.supervisor import Child, Supervisor
 from proxy.version import installed_version
@@ -57,7 +59,12 @@ class FactsOfAll:
         self._pages = pages
         self._environ = environ
         self._wall_clock_ms = wall_clock_ms
-        self._states = States()
+        self._answered: dict[str, int | None] = {}
+        """By name: the id of the process that answered."""
+
+    def change(self, config: TidegateConfig) -> None:
+        """Shows other settings, after a reload."""
+        self._config = config
 
     async def sample(self) -> None:
         """Adds a sample of all processes to the history."""
@@ -94,18 +101,33 @@ class FactsOfAll:
 
     async def _process(self, child: Child, reports: Mapping[str, ProcessReport]) -> ProcessFacts:
         status, text = await self._pages.ask(child, "/readyz")
-        reasons = () if status == 200 else tuple(text.splitlines())
+        state, reasons = self._state_of(child, status, text)
         report = reports.get(child.name)
         pid = None if child.process is None else child.process.pid
         return ProcessFacts(
             name=child.name,
             pid=pid,
-            state=self._states.of(child.name, pid, reasons),
+            state=state,
             reasons=reasons,
             restarts=child.restarts,
             rss_bytes=None if report is None else report.rss_bytes,
             connections=None if report is None else report.connections,
         )
+
+    def _state_of(self, child: Child, status: int, text: str) -> tuple[ProcessState, tuple[str, ...]]:
+        """Returns the state that a child tells, and why it is not ready.
+
+        A child that does not answer still starts. If it has answered before, it has failed."""
+        reasons = () if status == 200 else tuple(text.splitlines())
+        if child.process is None:
+            return ProcessState.FAILED, reasons
+        tells = bool(reasons) and reasons[0].startswith(STATE_LINE)
+        if tells or status == 200:
+            self._answered[child.name] = child.process.pid
+            state = ProcessState(reasons[0].removeprefix(STATE_LINE)) if tells else ProcessState.SERVING
+            return state, reasons[1:]
+        has_answered = self._answered.get(child.name) == child.process.pid
+        return (ProcessState.FAILED if has_answered else ProcessState.INITIALIZING), reasons
 
     async def topics(self, query: TopicQuery) -> TopicsPage:
         return await self._of(REMOTE_LOG, TopicsPage, "/topics", query_of(query))

@@ -1,27 +1,19 @@
-"""`ProcessState`: what a process does for clients now, as a metric and as the first line of `/readyz`."""
+"""The state of a process as a metric, and as the first line of `/readyz`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import StrEnum
+from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from proxy.admin.facts import ProcessState
 from tiers.metric_spec import GaugeSpec
 
-
-class ProcessState(StrEnum):
-    INITIALIZING = "INITIALIZING"
-    """It starts: it opens the remote tier, or has not read the cluster yet."""
-    SERVING = "SERVING"
-    DRAINING = "DRAINING"
-    """It accepts no more clients, and answers the requests in progress."""
-    FAILED = "FAILED"
-    """The brokers reject the proxy, or the process died and is about to be restarted."""
-
-
+STATE_LINE: Final = "state: "
+"""How the first line of `/readyz` begins if the process is not ready. The state follows."""
 STATE = GaugeSpec("tidegate_process_state", "1 for the state of the process, else 0.", ("state",))
 
 

@@ -28,18 +28,19 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from proxy.admin.facts import ProcessState
 from proxy.admin.sampling import sampled
 from proxy.config import TidegateConfig, load_config
 from proxy.logging_setup import set_level
 from proxy.process.admin_access import admin_access
 from proxy.process.admin_http import admin_pages
 from proxy.process.budgets import remove_other_chunk_folders
-from proxy.process.child import Duty, Task, end_timeout_ms, share_of_duty
+from proxy.process.child import Duty, Task, end_timeout_ms
 from proxy.process.child_pages import ChildPages
 from proxy.process.facts_of_all import REMOTE_LOG, FactsOfAll
 from proxy.process.port_claims import make_claims
-from proxy.process.process_state import ProcessState, metrics_of_the_dead
-from proxy.process.reload import Reload
+from proxy.process.process_state import STATE_LINE, metrics_of_the_dead
+from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import metadata_folder
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.supervisor import ChildCommand, Supervisor
@@ -123,8 +124,13 @@ async def _serve(config: TidegateConfig, file: Path) -> bool:
         stages_of = partial(_stages, file, listeners, claims, reads, token)
         supervisor = Supervisor(stages_of(config), stop_timeout_ms=end_timeout_ms(config))
 
+        facts: FactsOfAll | None = None
+
         def apply(changed: TidegateConfig) -> None:
             set_level(changed.log.level)
+            supervisor.stop_timeout_ms = end_timeout_ms(changed)
+            if facts is not None:
+                facts.change(changed)
             tasks = {each.name: each.stdin for stage in stages_of(changed) for each in stage}
             for child in supervisor.children:
                 child.change_task(tasks[child.name])
@@ -132,6 +138,7 @@ async def _serve(config: TidegateConfig, file: Path) -> bool:
         reload = Reload(config, partial(load_config, file), apply)
         loop.add_signal_handler(signal.SIGHUP, reload)
         stack.callback(loop.remove_signal_handler, signal.SIGHUP)
+        stack.callback(hold_reloads)
         if config.admin.port:
             session = await stack.enter_async_context(
                 aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"})
@@ -142,7 +149,10 @@ async def _serve(config: TidegateConfig, file: Path) -> bool:
             await stack.enter_async_context(sampled(facts.sample))
             at, access = (config.admin.host, config.admin.port), admin_access(config.admin)
             pages = WholePages(supervisor, children)
-            await stack.enter_async_context(admin_pages(at, pages, facts, access, installed_version(), reload=reload))
+            await stack.enter_async_context(
+                admin_pages(at, pages, facts, access, installed_version(), reload=lambda: reload)
+            )
+        take_reloads()
         logger.info("starting %d workers", config.workers)
         is_well = await supervisor.run(stop)
     logger.info("all processes ended")
@@ -182,8 +192,7 @@ def _stages(
         ports_fd = claims.fileno() if duty is Duty.WORKER else None
         reads_fd = reads.fileno() if reads is not None and duty is Duty.REMOTE_READER else None
         address = b"" if reads is None else reads.getsockname()
-        share = share_of_duty(config, duty)
-        task = Task(share, name, duty, admin_fd, admin_token, ports_fd, reads_fd, address, file)
+        task = Task(config, name, duty, admin_fd, admin_token, ports_fd, reads_fd, address, file)
         fds = [fd for fd in (admin_fd, ports_fd, reads_fd) if fd is not None]
         return ChildCommand(
             name, [sys.executable, "-P", "-m", "proxy.process.child", name], task.to_bytes(), environment, fds
@@ -210,7 +219,7 @@ class WholePages:
             f"{child.name}: {line}"
             for child, (status, text) in zip(self._supervisor.children, answers, strict=True)
             if status != 200
-            for line in (*([f"state: {ProcessState.FAILED}"] if child.process is None else []), *text.splitlines())
+            for line in (*([f"{STATE_LINE}{ProcessState.FAILED}"] if child.process is None else []), *text.splitlines())
         ]
 
     async def metrics(self) -> bytes:

@@ -8,6 +8,7 @@ change nothing.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 
 from proxy.config import TidegateConfig
 from tiers.config.setting_keys import key_of, own_fields
+from tiers.config.settings import Section
 from tiers.config.tier_config import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,16 @@ class Reloaded:
     mistake: str = ""
 
 
+def hold_reloads() -> None:
+    """Lets SIGHUP wait until `take_reloads`. Without a handler, the signal would end the process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def take_reloads() -> None:
+    """Call it when the signal has a handler. The handler gets the signal that waits."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+
 class Reload:
     """`config` are the settings of the process, and `load` reads them again. `apply` gets those that apply now."""
 
@@ -45,6 +57,11 @@ class Reload:
         self._config = config
         self._load = load
         self._apply = apply
+
+    @property
+    def config(self) -> TidegateConfig:
+        """The settings that are in effect."""
+        return self._config
 
     def __call__(self) -> Reloaded:
         try:
@@ -71,19 +88,23 @@ def _is_live(key: str) -> bool:
 
 def with_live_settings(config: TidegateConfig, read: TidegateConfig) -> TidegateConfig:
     """Returns `config` with those settings of `read` that need no restart."""
-    fields = own_fields(type(config.limits)).items()
-    limits = {name: getattr(read.limits, name) for name, field in fields if key_of(name, field) not in _FIXED_LIMITS}
-    fields = own_fields(type(config.remote_log)).items()
-    quotas = {
-        name: getattr(read.remote_log, name) for name, field in fields if key_of(name, field).startswith(_FETCH_QUOTA)
-    }
     return config.model_copy(
         update={
-            "log": config.log.model_copy(update={"level": read.log.level}),
-            "limits": config.limits.model_copy(update=limits),
-            "remote_log": config.remote_log.model_copy(update=quotas),
+            "log": _with_fields(config.log, read.log, lambda key: key == "level"),
+            "limits": _with_fields(config.limits, read.limits, lambda key: key not in _FIXED_LIMITS),
+            "remote_log": _with_fields(config.remote_log, read.remote_log, lambda key: key.startswith(_FETCH_QUOTA)),
         }
     )
+
+
+def _with_fields(before: Section, after: Section, is_live: Callable[[str], bool]) -> Section:
+    """Returns `before` with the live fields of `after` that differ. The others keep their source, such as the file."""
+    changed = {
+        name: getattr(after, name)
+        for name, field in own_fields(type(before)).items()
+        if is_live(key_of(name, field)) and getattr(before, name) != getattr(after, name)
+    }
+    return before.model_copy(update=changed)
 
 
 def changed_keys(before: TidegateConfig, after: TidegateConfig) -> Iterator[str]:

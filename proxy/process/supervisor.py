@@ -156,7 +156,8 @@ class Supervisor:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._stages = [[Child(command, clock_ms, jitter) for command in stage] for stage in stages]
-        self._stop_timeout_ms = stop_timeout_ms
+        self.stop_timeout_ms = stop_timeout_ms
+        """How long a child may take to end. It may change at any time."""
         self.is_stopping = False
 
     @property
@@ -175,5 +176,5 @@ class Supervisor:
             for stage in self._stages:
                 for child in stage:
                     child.terminate()
-                await asyncio.gather(*(child.wait_ended(self._stop_timeout_ms) for child in stage))
+                await asyncio.gather(*(child.wait_ended(self.stop_timeout_ms) for child in stage))
         return not any(child.is_unusable or child.ended_badly for child in self.children)

@@ -16,6 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from proxy.admin.api import RELOAD
+from proxy.admin.facts import ProcessState
 from proxy.admin.source import OwnFacts, OwnParts
 from proxy.config import AdminConfig, TidegateConfig
 from proxy.process.admin_access import CHECK_INTERVAL_MS, AdminTokenError, TokenFile, admin_access
@@ -41,6 +42,7 @@ def facts_of(log: ErrorLog) -> OwnFacts:
         config,
         "1.0",
         OwnParts(),
+        lambda: ProcessState.SERVING,
         list,
         lambda: log.incidents,
         (),

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from proxy.cluster.broker_listeners import BrokerListeners, ListenerAddresses
+from proxy.cluster.broker_listeners import BrokerListeners, ListenerAddresses, shared_ports
 from proxy.config import LimitsConfig
 from proxy.metrics import ProxyMetrics
 from proxy.wire.context import Address, Endpoint, Router
@@ -203,3 +203,17 @@ async def test_two_listeners_of_a_proxy_never_share_a_port() -> None:
         _, port = server.listen("127.0.0.1", 0, endpoint, shared)
         with pytest.raises(OSError, match="another listener of this proxy"):
             server.listen("127.0.0.1", port, endpoint, shared)
+
+
+def test_ports_that_two_listeners_need_are_named() -> None:
+    first = ListenerAddresses("0.0.0.0", "inside", 9092, 9100)  # no address is bound
+    second = ListenerAddresses("127.0.0.1", "outside", 9101, 9102)
+    found = list(shared_ports([first, second], [0, 1, 2], ("127.0.0.1", 9103)))
+    assert [line.removesuffix(": change the ports of one of them") for line in found] == [
+        "port 9101 is broker 1 at 0.0.0.0:9092 and the bootstrap port of 127.0.0.1:9101",
+        "port 9102 is broker 2 at 0.0.0.0:9092 and broker 0 at 127.0.0.1:9101",
+        "port 9103 is admin.port and broker 1 at 127.0.0.1:9101",
+    ]
+    by_sni = ListenerAddresses("127.0.0.1", "b-{id}", 9093, None)
+    elsewhere = ListenerAddresses("127.0.0.2", "outside", 9101, 9102)
+    assert list(shared_ports([second, by_sni, elsewhere], [0, 1, 2])) == []

@@ -23,6 +23,8 @@ path = "/tier"
 name = "orders"
 """
 
+UNTIERED = '[upstream]\nbootstrap.servers = "a:1"\n'
+
 
 def child(name: str, pid: int | None) -> Any:
     process = None if pid is None else SimpleNamespace(pid=pid)
@@ -72,3 +74,30 @@ async def test_a_dead_remote_log_process_leaves_the_rest_of_the_overview() -> No
         (REMOTE_LOG, "FAILED"),
     ]
     assert ("/api/v1/overview", FACTS_TIMEOUT_S) in asked
+
+
+async def test_the_page_shows_the_state_that_a_child_tells() -> None:
+    answers = [
+        (503, "the process does not answer"),
+        (503, "state: INITIALIZING\nno broker answers\n"),
+        (503, "state: SERVING\nthe remote log metadata: stale\n"),
+        (200, "ready\n"),
+        (503, "state: DRAINING\nstopping\n"),
+        (503, "the process does not answer"),
+    ]
+    readyz = iter(answers)
+
+    async def ask(one: Any, path: str, parameters: object = None, timeout_s: float = 2.0) -> tuple[int, str]:
+        return next(readyz) if path == "/readyz" else (503, "the process does not answer")
+
+    supervisor = cast(Any, SimpleNamespace(children=[child("worker-1", 5)]))
+    facts = FactsOfAll(parse_config(UNTIERED), supervisor, cast(Any, SimpleNamespace(ask=ask)), (), lambda: 1)
+    seen = [(await facts.overview()).processes[0] for _ in answers]
+    assert [(each.state, each.reasons) for each in seen] == [
+        ("INITIALIZING", ("the process does not answer",)),
+        ("INITIALIZING", ("no broker answers",)),
+        ("SERVING", ("the remote log metadata: stale",)),
+        ("SERVING", ()),
+        ("DRAINING", ("stopping",)),
+        ("FAILED", ("the process does not answer",)),
+    ]

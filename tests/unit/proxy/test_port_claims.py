@@ -21,31 +21,54 @@ def test_the_workers_of_a_proxy_share_a_port() -> None:
     (port,) = free_ports(1)
     with make_claims() as file:
         first, second = PortClaims(file.fileno()), PortClaims(file.fileno())
-        with closing(first.open(HOST, port)), closing(second.open(HOST, port)):
+        with closing(first.open("a", HOST, port)), closing(second.open("a", HOST, port)):
             pass
 
 
 def test_two_proxies_do_not_share_a_port() -> None:
     (port,) = free_ports(1)
-    with make_claims() as ours, make_claims() as theirs, closing(PortClaims(theirs.fileno()).open(HOST, port)):
+    with make_claims() as ours, make_claims() as theirs, closing(PortClaims(theirs.fileno()).open("a", HOST, port)):
         for _ in range(2):
             with pytest.raises(OSError, match=f"{port}: Address already in use"):
-                PortClaims(ours.fileno()).open(HOST, port)
+                PortClaims(ours.fileno()).open("a", HOST, port)
 
 
 def test_a_port_of_another_program_is_refused_although_it_allows_sharing() -> None:
     (port,) = free_ports(1)
     with make_claims() as file, closing(bind(HOST, port, reuse_port=True)), pytest.raises(OSError, match="in use"):
-        PortClaims(file.fileno()).open(HOST, port)
+        PortClaims(file.fileno()).open("a", HOST, port)
 
 
 def test_a_worker_that_starts_again_finds_the_claims() -> None:
     (port,) = free_ports(1)
     with make_claims() as file:
-        with closing(PortClaims(file.fileno()).open(HOST, port)), closing(PortClaims(file.fileno()).open(HOST, port)):
+        with (
+            closing(PortClaims(file.fileno()).open("a", HOST, port)),
+            closing(PortClaims(file.fileno()).open("a", HOST, port)),
+        ):
             pass
-        with closing(PortClaims(file.fileno()).open(HOST, port)):
+        with closing(PortClaims(file.fileno()).open("a", HOST, port)):
             pass
+
+
+def test_two_listeners_do_not_divide_the_workers_on_one_port() -> None:
+    """The ports of their brokers overlap, and each worker met the brokers in another order."""
+    (port,) = free_ports(1)
+    with make_claims() as file:
+        first, second = PortClaims(file.fileno()), PortClaims(file.fileno())
+        with closing(first.open("a", HOST, port)):
+            for other in (HOST, "0.0.0.0"):  # no address of a real port
+                with pytest.raises(OSError, match=r"listener a of this proxy|in use"):
+                    second.open("b", other, port)
+            second.open("a", HOST, port).close()
+
+
+def test_a_claim_of_a_port_holds_for_one_address() -> None:
+    (port,) = free_ports(1)
+    with make_claims() as file, closing(bind("127.0.0.2", port, reuse_port=True)):
+        claims = PortClaims(file.fileno())
+        with closing(claims.open("a", HOST, port)), pytest.raises(OSError, match="Address already in use"):
+            claims.open("b", "127.0.0.2", port)
 
 
 async def test_a_proxy_with_a_port_of_another_program_is_not_ready() -> None:

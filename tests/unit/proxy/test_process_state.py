@@ -6,8 +6,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy.admin.facts import ProcessState
 from proxy.process.app import Proxy
-from proxy.process.process_state import ProcessState, StateMetric, metrics_of_the_dead
+from proxy.process.process_state import StateMetric, metrics_of_the_dead
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.ports import free_ports
 from tiers.errors import BrokerRefusedError

@@ -136,6 +136,8 @@ async def test_a_reload_reaches_every_process(tmp_path: Path) -> None:
             if "the settings are reloaded: changed [limits] max.connections" in line:
                 reloaded.append(line.rpartition("child=")[2].strip())
         assert set(reloaded) > WORKERS
+        shown = json.loads((await get(admin_port, "/api/v1/settings"))[1])["settings"]
+        assert [each["value"] for each in shown if each["key"] == "max.connections"] == ["4"]
         process.send_signal(signal.SIGTERM)
         output = (await process.stderr.read()).decode()
         assert await process.wait() == 0

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from proxy.admin.facts import ProcessState
 from proxy.config import LimitsConfig, TidegateConfig
 from proxy.logging_setup import set_level
-from proxy.process.reload import Reload, Reloaded, changed_keys
+from proxy.process.app import Role, apply_settings, own_facts, run
+from proxy.process.child import Duty, Task, settings_again, share_of_duty
+from proxy.process.process_view import ProcessView
+from proxy.process.reload import Reload, Reloaded, changed_keys, hold_reloads, take_reloads
 from proxy.process.remote_reader import change_fetch_quotas
 from proxy.wire.admission import Admission, Admissions, Limit
+from proxy.wire.error_log import Incident
 from tests.support.proxy.parsed_config import parse_config
 from tiers.config.tier_config import ConfigError
 from tiers.quota import RemoteFetchQuotas
@@ -50,6 +62,24 @@ def test_the_settings_that_differ_are_named(change: str, keys: list[str]) -> Non
     assert list(changed_keys(parse_config("workers = 2\n" + BASE), parse_config(BASE))) == ["workers"]
     top = "remote.log.reader.threads = 3\n" + BASE
     assert list(changed_keys(parse_config(BASE), parse_config(top))) == ["remote.log.reader.threads"]
+
+
+def test_the_page_shows_the_settings_of_a_reload(root_level: None) -> None:
+    registry = CollectorRegistry()
+    role = cast(Role, SlowRole(parse_config(BASE), registry, ""))
+    facts = own_facts(parse_config(BASE), role)
+    apply_settings(role, facts, parse_config(BASE + "[limits]\nmax.connections = 7"))
+    shown = asyncio.run(facts.settings()).settings
+    assert [each.value for each in shown if each.key == "max.connections"] == ["7"]
+
+
+def test_the_settings_that_a_reload_leaves_keep_their_source() -> None:
+    before, (after,) = parse_config(BASE), reloaded(BASE, BASE + "[limits]\nmax.connections = 7")[1]
+    assert after.limits.model_fields_set - before.limits.model_fields_set == {"max_connections"}
+    assert (after.remote_log.model_fields_set, after.log.model_fields_set) == (
+        before.remote_log.model_fields_set,
+        before.log.model_fields_set,
+    )
 
 
 def test_only_some_settings_apply_at_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,3 +159,102 @@ def test_the_fetch_quotas_apply_at_once() -> None:
     assert known.reserve("orders", "client", 1) is None
     change_fetch_quotas(known, parse_config(BASE))
     assert known.reserve("orders", "client", 1) is not None
+
+
+@pytest.mark.parametrize("workers", [0, 8])
+def test_a_child_keeps_its_share_until_a_restart(workers: int, tmp_path: Path) -> None:
+    """The limits of a worker depend on the number of workers, which needs a restart."""
+    file = tmp_path / "f.toml"
+    file.write_text(f"workers = {workers}\n{BASE}[limits]\nmax.connections = 60\n")
+    before = parse_config(f"workers = 2\n{BASE}")
+    for duty in Duty:
+        again = settings_again(Task(before, "name", duty, None, file=file))
+        now = parse_config(f"workers = 2\n{BASE}[limits]\nmax.connections = 60\n")
+        assert again == share_of_duty(now, duty)
+    assert settings_again(Task(before, "name", Duty.WORKER, None, file=file)).limits.max_connections == 30
+
+
+def send_sighup() -> None:
+    """Sends it to the main thread. Threads of other tests hold nothing."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGHUP)
+
+
+class SlowRole:
+    """Gets SIGHUP while it opens, and begins with the settings that it was made with."""
+
+    def __init__(self, config: TidegateConfig, registry: CollectorRegistry, signals_in: str) -> None:
+        self.view = ProcessView(registry)
+        self.serves_with_seven = asyncio.Event()
+        self._serves = False
+        self._connections = 0
+        self._begins_with = config
+        self._signals_in = signals_in
+
+    state = ProcessState.INITIALIZING
+
+    def not_ready(self) -> list[str]:
+        return []
+
+    def errors(self) -> Sequence[Incident]:
+        return ()
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        await self._pause("open")
+
+    async def open_tier(self, stack: AsyncExitStack) -> None:
+        await self._pause("open_tier")
+        self._connections = self._begins_with.limits.max_connections
+
+    async def _pause(self, place: str) -> None:
+        if place == self._signals_in:
+            send_sighup()
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+    def serve(self, stack: AsyncExitStack) -> None:
+        self._serves = True
+        self._look()
+
+    def change(self, config: TidegateConfig) -> None:
+        self._connections = config.limits.max_connections
+        self._look()
+
+    def _look(self) -> None:
+        if self._serves and self._connections == 7:
+            self.serves_with_seven.set()
+
+    async def drain(self) -> None:
+        send_sighup()
+
+
+@pytest.fixture
+def ended_by() -> Iterator[list[int]]:
+    """The signals that would have ended the process."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _: seen.append(number))
+    yield seen
+    take_reloads()
+    signal.signal(signal.SIGHUP, before)
+
+
+NO_ADMIN = f"{BASE}[admin]\nport = 0\n"
+
+
+@pytest.mark.parametrize("signals_in", ["open", "open_tier"])
+async def test_a_reload_during_the_start_is_kept(signals_in: str, ended_by: list[int], root_level: None) -> None:
+    stop, made = asyncio.Event(), asyncio.Queue[SlowRole]()
+
+    def make(config: TidegateConfig, registry: CollectorRegistry) -> Role:
+        role = SlowRole(config, registry, signals_in)
+        made.put_nowait(role)
+        return cast(Role, role)
+
+    def load() -> TidegateConfig:
+        return parse_config(f"{NO_ADMIN}[limits]\nmax.connections = 7\n")
+
+    hold_reloads()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(run(parse_config(NO_ADMIN), stop, make, load=load))
+        await (await made.get()).serves_with_seven.wait()
+        stop.set()
+    assert ended_by == []

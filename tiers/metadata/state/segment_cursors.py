@@ -1,7 +1,8 @@
 """Iterates over a partition's segments: one seek for each piece of them, then from each to the next.
 
 A piece is read in a transaction of its own, which ends before the iterator yields anything of it. So no reader keeps
-the writer from reusing pages. Changes are visible from the next piece on, as in a series of look-ups.
+the writer from reusing pages. Changes are visible from the next piece on, as in a series of look-ups. The state may be
+closed between two pieces: the next one then raises `RemoteLogMetadataNotReadyError`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple, cast
 
 import lmdb
 
-from tiers.errors import RemoteLogMetadataError
+from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.state.layout import (
     END_AND_ORDER,
     I64,
@@ -70,8 +71,15 @@ def answering(env: lmdb.Environment, db: Databases, key: bytes, offset: int) -> 
         position = max(position, U64.unpack_from(piece[-1][0], PARTITION_KEY_BYTES)[0] + 1)
 
 
+def _begin(env: lmdb.Environment) -> lmdb.Transaction:
+    try:
+        return env.begin()
+    except lmdb.Error as error:
+        raise RemoteLogMetadataNotReadyError(f"the saved state cannot be read any more: {error}") from error
+
+
 def _cover_piece(env: lmdb.Environment, db: Databases, key: bytes, position: int) -> list[Entry]:
-    with env.begin() as txn:
+    with _begin(env) as txn:
         cursor = txn.cursor(db.cover)
         if not cursor.set_range(key + U64.pack(position)):
             return []
@@ -94,7 +102,7 @@ def listed(env: lmdb.Environment, db: Databases, key: bytes, min_offset: int) ->
     """Yields every listable segment that ends at or above `min_offset`, by start offset."""
     after: bytes | None = None
     while True:
-        with env.begin() as txn:
+        with _begin(env) as txn:
             starts = _starts_piece(txn, db, key, min_offset, after)
             segments = list(_segments_of(txn, db, key, min_offset, starts))
         yield from segments

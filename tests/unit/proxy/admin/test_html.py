@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from proxy.admin.alarm_catalogue import ALARMS, runbook_of
-from proxy.admin.facts import ErrorLine, Overview, ReaderLine, TopicQuery, TopicSetting, TopicsPage
+from proxy.admin.facts import ErrorLine, Overview, ProcessState, ReaderLine, TopicQuery, TopicSetting, TopicsPage
 from proxy.admin.html import Renderer, retention, runs
 from proxy.admin.lines import topic_line
 from proxy.admin.pages import HEADERS, STATIC, static_file
@@ -139,7 +139,7 @@ async def test_texts_of_users_stay_texts() -> None:
 
 
 def _hostile(overview: Overview) -> Overview:
-    process = replace(overview.processes[0], name=HOSTILE, reasons=(HOSTILE,), state="FAILED")
+    process = replace(overview.processes[0], name=HOSTILE, reasons=(HOSTILE,), state=ProcessState.FAILED)
     store = replace(overview.stores[0], store=HOSTILE, open_circuits=(HOSTILE,))
     return replace(overview, processes=(process,), stores=(store,))
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from uuid import UUID, uuid4
 
 from proxy.admin.facts import TierBytes
-from proxy.admin.lines import PartitionKnowledge, Spans, partition_line, segment_facts, sums_of, topic_line
+from proxy.admin.lines import (
+    PartitionKnowledge,
+    SegmentSums,
+    SegmentWalk,
+    Spans,
+    partition_line,
+    segment_facts,
+    topic_line,
+)
 from tests.support.fakes.stored_segments import stored
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -41,6 +50,13 @@ def segment(
 
 def known(remote_start: int | None = 0, remote_end: int | None = 299) -> PartitionKnowledge:
     return PartitionKnowledge(PARTITION, remote_start, remote_start, remote_end, trimmed_to=100, gaps=0)
+
+
+def sums_of(segments: Iterable[StoredSegment], tail_from: int) -> SegmentSums:
+    walk = SegmentWalk(tail_from)
+    for each in segments:
+        walk.add(each)
+    return walk.result()
 
 
 THREE = [segment(0, 100), segment(100, 200), segment(200, 300)]

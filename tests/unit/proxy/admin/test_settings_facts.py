@@ -78,3 +78,44 @@ def test_no_secret_is_shown() -> None:
     assert lines["storage", "secret.access.key"].value == REDACTED
     assert lines["storage", "bucket"].value == "tier"
     assert lines["storage", "endpoint.url"].value == "https://s3.example.org/"
+
+
+def test_a_variable_of_the_first_listener_needs_no_number() -> None:
+    environ = {"TIDEGATE__LISTENER__HOST": "0.0.0.0", "TIDEGATE__LISTENER__0__BASE_PORT": "9200"}
+    lines = by_key(parse_config_text(FILE, TidegateConfig, "file", environ), *environ)
+    for key, variable in zip(("host", "base.port"), environ, strict=True):
+        line = lines["listener 1", key]
+        assert (line.source, line.variable) == ("environment", variable)
+
+
+OTHERS_MANAGERS = """
+remote.log.metadata.manager.class.name = "their:Manager"
+remote.log.metadata.pw = "of-their-metadata"
+[upstream]
+bootstrap.servers = "kafka-1:9092"
+[storage]
+implementation = "their:Store"
+auth = "of-their-store"
+login.file = "/their/file"
+[[storage.locations]]
+name = "b"
+auth = "of-their-location"
+[[storage.locations]]
+name = "c"
+implementation = "s3"
+bucket = "ours"
+endpoint.url = "https://user:of/the@url@s3.example.org"
+"""
+
+
+def test_no_value_of_another_manager_is_shown() -> None:
+    """Tidegate does not know which of its keys hold a secret."""
+    config = parse_config(OTHERS_MANAGERS)
+    assert "of-their" not in str(settings_page(config))
+    lines = by_key(config)
+    assert lines["", "remote.log.metadata.pw"].value == REDACTED
+    assert lines["", "remote.log.metadata.pw"].variable == "TIDEGATE__REMOTE_LOG_METADATA_PW"
+    assert lines["storage", "auth"].value == lines["storage.locations 1", "auth"].value == REDACTED
+    assert lines["storage", "login.file"].value == "/their/file"
+    assert lines["storage.locations 2", "bucket"].value == "ours"
+    assert lines["storage.locations 2", "endpoint.url"].value == "https://s3.example.org"

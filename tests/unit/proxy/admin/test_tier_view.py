@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
@@ -11,12 +11,13 @@ from uuid import UUID, uuid4
 import pytest
 
 from protocol.apis.metadata import PartitionMetadata
-from proxy.admin import tier_view
+from proxy.admin import tier_look, tier_view
 from proxy.admin.facts import TierBytes, TopicQuery, TopicSetting
 from proxy.admin.tier_look import TierParts
 from proxy.admin.tier_view import PARTITIONS_PER_PAGE, SEGMENTS_PER_PAGE, TierView
 from proxy.cluster.broker_configs import BrokerValue
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.proxy.turn_counter import counted_turns
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata, TopicMetadata
 from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicConfig, TopicPolicy
@@ -29,6 +30,7 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, OffsetAndEpoch
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.stored_segment import StoredSegment
 from tiers.tasks.partition_report import PartitionReport, StageReport
 
 ORDERS, AUDIT, GONE = UUID(int=1), UUID(int=2), UUID(int=3)
@@ -248,6 +250,26 @@ async def test_a_fresh_look_serves_all_callers() -> None:
         await asyncio.gather(*(view.topics(TopicQuery()) for _ in range(10)))
         await view.topics(TopicQuery())
         assert (stage.asked_bounds, stage.asked_configs) == (2, 1)
+
+
+async def test_a_walk_over_many_segments_lets_other_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_look, "_SEGMENTS_PER_SLICE", 10)
+    stage = Stage()
+    for number in range(3, 100):
+        stage.copied(partition(ORDERS), number * 100, number * 100 + 100)
+    stored = stage.metadata.stored_segments
+    async with counted_turns() as turns:
+
+        def noted(where: TopicIdPartition, min_offset: int = 0) -> Iterator[StoredSegment]:
+            for each in stored(where, min_offset):
+                turns.note()
+                yield each
+
+        monkeypatch.setattr(stage.metadata, "stored_segments", noted)
+        async with viewed(stage) as view:
+            (topic,) = (await view.topics(TopicQuery())).topics
+    assert (topic.segments, sum(turns.notes.values())) == (100, 100)
+    assert max(turns.notes.values()) <= 10
 
 
 async def test_nobody_who_asks_costs_nothing() -> None:

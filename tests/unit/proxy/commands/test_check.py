@@ -41,3 +41,18 @@ certificate = "missing.pem"
     trouble = "port 9093 is listener.bootstrap.port: change one of the two settings"
     assert f"problem: broker 7 has no address at 0.0.0.0:9093: {trouble}" in lines
     assert any(line.startswith("problem: [listener.tls] ") for line in lines)
+
+
+async def test_a_port_of_two_listeners_is_a_problem() -> None:
+    async with ScriptedBroker(7) as broker:
+        settings = f"""
+[upstream]
+bootstrap.servers = "127.0.0.1:{broker.port}"
+[[listener]]
+[[listener]]
+bootstrap.port = 9107
+base.port = 9200
+"""
+        problems = (await check(parse_config(settings))).problems
+    both = "broker 7 at 0.0.0.0:9092 and the bootstrap port of 0.0.0.0:9107"
+    assert problems == [f"[listener] port 9107 is {both}: change the ports of one of them"]

@@ -89,6 +89,8 @@ def test_one_offset_tells_the_object_and_who_serves_it() -> None:
         (["orders", "--offset", "-1"], "Input should be greater than or equal to 0"),
         (["orders", "--offset", "1", "--time", "2"], "use --offset or --time, not both"),
         (["orders", "--time", "yesterday"], "expected a time such as 2026-11-26T14:00:00Z"),
+        (["orders", "--time=--5"], "expected a time such as 2026-11-26T14:00:00Z"),
+        (["orders", f"--time={2**63}"], "expected a time such as 2026-11-26T14:00:00Z"),
         ([], "Missing argument 'TOPIC[:PARTITION]'"),
     ],
 )

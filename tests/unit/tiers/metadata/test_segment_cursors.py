@@ -26,7 +26,7 @@ from tests.support.tiers.metadata_state import (
     to,
     user,
 )
-from tiers.errors import RemoteLogMetadataError
+from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.state import segment_cursors
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
@@ -137,3 +137,17 @@ def test_a_change_during_a_listing_is_seen_from_the_next_piece_on(state: RemoteL
 def test_bytes_that_are_no_segment_are_refused() -> None:
     with pytest.raises(RemoteLogMetadataError, match="unreadable segment"):
         stored_segment(b"\0" * 20, b"short")
+
+
+@pytest.mark.parametrize("walk", ["stored_segments", "answering_segments"])
+def test_a_walk_over_a_state_that_is_closed_meanwhile_is_retried(walk: str, tmp_path: Path) -> None:
+    """A process that shares the state opens it again when it is replaced."""
+    with closing(open_state(tmp_path)) as state, mock.patch.object(segment_cursors, "_PIECE", 1):
+        replay(Topic(state), [("add", (0, 9, PARTITION), 0), ("add", (10, 9, PARTITION), 0)])
+        for one in state.stored_segments(PARTITION):
+            Topic(state).put(to(one.metadata, State.COPY_SEGMENT_FINISHED))
+        segments = getattr(state, walk)(PARTITION)
+        assert next(segments).start_offset == 0
+        state.close()
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            next(segments)
