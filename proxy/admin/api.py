@@ -229,6 +229,7 @@ _RELOAD: Final = {
         "200": {"description": "The settings are valid.", "content": {"application/json": {"schema": _RELOADED}}},
         "401": {"description": "The bearer token is missing."},
         "403": {"description": "The settings name no token file."},
+        "503": {"description": "The process starts."},
         "422": {"description": "The settings are wrong.", "content": {"application/json": {"schema": _RELOADED}}},
     },
 }

@@ -62,7 +62,7 @@ def token_file(tmp_path: Path) -> Path:
 async def admin_port(*reload: Reload, **settings: Any) -> AsyncIterator[int]:
     access, facts = admin_access(AdminConfig.model_validate(settings)), facts_of(ErrorLog())
     async with admin_http(
-        ("127.0.0.1", 0), CollectorRegistry(), list, facts, access, reload=next(iter(reload), None)
+        ("127.0.0.1", 0), CollectorRegistry(), list, facts, access, reload=lambda: next(iter(reload), None)
     ) as (_, port):
         yield port
 
@@ -271,3 +271,8 @@ async def test_a_port_without_a_token_changes_nothing() -> None:
     reload = Reload(parse_config('[upstream]\nbootstrap.servers = "a:1"'), pytest.fail, lambda _: None)
     async with admin_port(reload) as port:
         assert await posted(port, "") == (403, "a change needs the token: set token.file in [admin]\n")
+
+
+async def test_a_process_that_starts_reloads_nothing(token_file: Path) -> None:
+    async with admin_port(**{"token.file": token_file}) as port:
+        assert await posted(port, "Bearer secret") == (503, "the process starts: try again\n")
