@@ -17,6 +17,8 @@ from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 pytestmark = pytest.mark.integration
 
 RECORDS = 2000
+RECORDS_OF_A_SEGMENT = 90
+"""The most that fit in `segment_bytes`."""
 
 
 def samples_of(proxy: TidegateProcess, name: str) -> list[Sample]:
@@ -58,8 +60,9 @@ def test_the_first_read_of_a_copied_segment_requests_no_index(
             return sum_of(proxy, "tidegate_remote_storage_requests_total", operation=operation)
 
         produce(proxy.bootstrap_servers, topic_name, values)
-        until_trimmed(kafka, topic_name, RECORDS // 2)
         until(lambda: all_is_copied(proxy, topic_name))
+        # Each trim reads the indexes of the segments. The last segment stays on the broker.
+        until_trimmed(kafka, topic_name, RECORDS - RECORDS_OF_A_SEGMENT)
         indexes, logs = gets("fetch_indexes"), gets("fetch_log_segment")
         with consumer_at(proxy.bootstrap_servers, topic_name, 0) as consumer:
             assert read(consumer, RECORDS) == list(enumerate(values))
