@@ -213,7 +213,7 @@ class WholePages:
 
     async def not_ready(self) -> list[str]:
         if self._supervisor.is_stopping:
-            return ["stopping"]
+            return [f"{STATE_LINE}{ProcessState.DRAINING}", "stopping"]
         answers = await asyncio.gather(*(self._ask(child, "/readyz") for child in self._supervisor.children))
         return [
             f"{child.name}: {line}"

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from proxy.process.child_pages import FACTS_TIMEOUT_S, ChildPages
 from proxy.process.facts_of_all import REMOTE_LOG, FactsOfAll
+from proxy.process.processes import WholePages
 from tests.support.proxy.parsed_config import parse_config
 
 CONFIG = """
@@ -101,3 +102,9 @@ async def test_the_page_shows_the_state_that_a_child_tells() -> None:
         ("DRAINING", ("stopping",)),
         ("FAILED", ("the process does not answer",)),
     ]
+
+
+async def test_a_proxy_with_workers_tells_its_state_while_it_stops() -> None:
+    supervisor = cast(Any, SimpleNamespace(children=[], is_stopping=True))
+    pages = WholePages(supervisor, cast(Any, SimpleNamespace(ask=None)))
+    assert await pages.not_ready() == ["state: DRAINING", "stopping"]

@@ -128,18 +128,19 @@ async def test_a_reload_reaches_every_process(tmp_path: Path) -> None:
             said = {line.partition(": ")[0] for line in text.splitlines() if ": state: INITIALIZING" in line}
         add_settings(tmp_path, '[limits]\nmax.connections = 4\n[log]\nformat = "json"\n')
         process.send_signal(signal.SIGHUP)
-        reloaded: list[str] = []
+        reloaded, output = list[str](), ""
         assert process.stderr is not None
         while len(reloaded) < 3:
             line = (await process.stderr.readline()).decode()
             assert line, "the proxy ended"
+            output += line
             if "the settings are reloaded: changed [limits] max.connections" in line:
                 reloaded.append(line.rpartition("child=")[2].strip())
         assert set(reloaded) > WORKERS
         shown = json.loads((await get(admin_port, "/api/v1/settings"))[1])["settings"]
         assert [each["value"] for each in shown if each["key"] == "max.connections"] == ["4"]
         process.send_signal(signal.SIGTERM)
-        output = (await process.stderr.read()).decode()
+        output += (await process.stderr.read()).decode()
         assert await process.wait() == 0
     assert "these changed settings need a restart: [log] format" in output
 
