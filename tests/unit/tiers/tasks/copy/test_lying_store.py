@@ -111,7 +111,8 @@ async def test_readers_try_again_and_are_served_later(lie: Lie, tmp_path: Path) 
         life.store.lie = lie
         for _ in range(3):
             # Never OFFSET_OUT_OF_RANGE: it would make consumers jump.
-            assert await refusal(reader) is REFUSALS.get(lie, ErrorCode.REPLICA_NOT_AVAILABLE)
+            expected = REFUSALS.get(lie, ErrorCode.REPLICA_NOT_AVAILABLE)
+            assert await refusal(reader, expected) is expected
         assert life.store.lies_told > 0
         life.store.lie = None
         await life.model.read_all(reader, 0, life.log.log_start_offset)
@@ -130,15 +131,16 @@ async def test_an_object_that_shrinks_during_a_read_is_never_served(tmp_path: Pa
         await life.model.read_all(reader, 0, segment.end_offset + 1)
 
 
-async def refusal(reader: RemoteLogReader) -> ErrorCode:
+async def refusal(reader: RemoteLogReader, expected: ErrorCode) -> ErrorCode:
     """Returns the answer to a client.
 
-    If the time is over before the store's first answer, on a busy machine, the client asks again with more time."""
+    If the time is over before the store's first answer, on a busy machine, the client asks again with more time. It
+    does not if it expects that the time is over."""
     for timeout_ms in (200, 2_000, 20_000):
         with pytest.raises(RemoteLogError) as raised:
             await read(reader, timeout_ms)
         code = fetch_error(raised.value)
-        if code is not ErrorCode.NONE:
+        if code is not ErrorCode.NONE or code is expected:
             break
     return code
 
