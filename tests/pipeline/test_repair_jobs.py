@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -159,7 +161,8 @@ def test_an_empty_metadata_topic_is_filled_with_what_the_store_tells(tiered: Tie
     options = RebuildOptions(into=into)
     done = asyncio.run(rebuild(tiered.config, InlineRunner(), options))
     assert (done.written, done.undecided) == (False, [])
-    tiered.proxy.stop()  # no owner may run beside it
+    os.kill(tiered.proxy.pid, signal.SIGTERM)  # no owner may run beside it
+    assert tiered.proxy.wait() == 0
     done = asyncio.run(rebuild(tiered.config, InlineRunner(), replace(options, is_applied=True)))
     tiered.proxy.start()
     assert (done.written, done.undecided) == (True, [])
