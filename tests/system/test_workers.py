@@ -257,7 +257,7 @@ async def test_sigterm_answers_waiting_requests(tidegate: TidegateProcess, topic
                 fetch_raw(client, 1, [position], max_bytes=1000, max_wait_ms=TIMEOUT_MS, timeout_ms=2 * TIMEOUT_MS)
             )
             async with asyncio.timeout(TIMEOUT_S):
-                while not samples(tidegate, "tidegate_requests_total", api="Fetch"):
+                while not any(samples(tidegate, "tidegate_requests_total", api="Fetch").values()):
                     assert not waiting.done()
                     await asyncio.sleep(0.05)
             os.kill(tidegate.pid, signal.SIGTERM)
