@@ -1,6 +1,6 @@
 """`TierView` answers questions about the tier, in the process that keeps the metadata and runs the RLM tasks.
 
-A task of the view takes a look at the tier while somebody asks, and costs nothing otherwise. A caller gets the last
+A task of the view looks at the tier while clients of the page ask, and rests otherwise. A caller gets the last
 look, and waits for a new one only if that is old.
 """
 

@@ -110,7 +110,7 @@ def init(
 
 
 class _Questions:
-    """Asks for a value that no option says. Raises `ConfigError` where nobody can be asked."""
+    """Asks for a value that no option says. Raises `ConfigError` without a terminal."""
 
     def __init__(self, is_interactive: bool) -> None:
         self._is_interactive = is_interactive

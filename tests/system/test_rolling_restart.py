@@ -74,6 +74,12 @@ def restart(proxy: TidegateProcess) -> None:
     proxy.start()
 
 
+def until_more_is_read(seen: list[Seen], count: int = 50) -> None:
+    """Waits until each consumer has read `count` more records."""
+    wanted = [len(each.read) + count for each in seen]
+    until(lambda: all(len(each.read) > enough for each, enough in zip(seen, wanted, strict=True)))
+
+
 def test_a_rolling_restart_costs_no_client_anything(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
     port = consecutive_free_ports(2)
     seen = [Seen(name) for name in CLIENTS]
@@ -98,8 +104,7 @@ def test_a_rolling_restart_costs_no_client_anything(kafka: KafkaCluster, topic_n
             for proxy in proxies:
                 until(lambda: are_all_up(commands))
                 restart(proxy)
-                counts = [len(each.read) for each in seen]
-                until(lambda: all(len(each.read) > before + 50 for each, before in zip(seen, counts, strict=True)))  # noqa: B023
+                until_more_is_read(seen)
         clients.close()
     assert {each.name: each.errors for each in seen} == {each.name: [] for each in seen}
     assert {each.name: each.assignments for each in seen} == {each.name: 1 for each in seen}
