@@ -1,7 +1,7 @@
 """`FactSource`: what the page and the API ask, and `OwnFacts`: the answers of one process.
 
 With workers, every process answers what it knows, and the supervisor puts the answers together
-(`proxy/process/facts_of_all.py`).
+(`proxy/process/admin/facts_of_all.py`).
 """
 
 from __future__ import annotations

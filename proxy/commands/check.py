@@ -21,7 +21,7 @@ from proxy.commands.store_check import check_store
 from proxy.commands.topic_check import topic_findings
 from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
-from proxy.process.admin_access import AdminTokenError, admin_access
+from proxy.process.admin.access import AdminTokenError, admin_access
 from proxy.process.app import listener_addresses
 from proxy.wire.context import Address
 from proxy.wire.tls import listener_tls

@@ -39,15 +39,15 @@ from proxy.handlers.fetch.pass_through import PassThroughFetchHandler, ShareFetc
 from proxy.handlers.produce import ProduceHandler
 from proxy.logging_setup import set_level
 from proxy.metrics import BuildInfo, ProxyMetrics
-from proxy.process.admin_access import AdminAccess, admin_access
-from proxy.process.admin_http import admin_http
+from proxy.process.admin.access import AdminAccess, admin_access
+from proxy.process.admin.http import admin_http
+from proxy.process.admin.process_view import ProcessView
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.loop_latency import LoopLatency
 from proxy.process.open_files import fit_open_files
 from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.process_state import STATE_LINE, StateMetric
-from proxy.process.process_view import ProcessView
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
 from proxy.process.remote_reader import change_fetch_quotas

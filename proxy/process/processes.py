@@ -32,12 +32,12 @@ from proxy.admin.facts import ProcessState
 from proxy.admin.sampling import sampled
 from proxy.config import TidegateConfig, load_config
 from proxy.logging_setup import set_level
-from proxy.process.admin_access import admin_access
-from proxy.process.admin_http import admin_pages
+from proxy.process.admin.access import admin_access
+from proxy.process.admin.child_pages import ChildPages
+from proxy.process.admin.facts_of_all import REMOTE_LOG, FactsOfAll
+from proxy.process.admin.http import admin_pages
 from proxy.process.budgets import remove_other_chunk_folders
 from proxy.process.child import Duty, Task, end_timeout_ms
-from proxy.process.child_pages import ChildPages
-from proxy.process.facts_of_all import REMOTE_LOG, FactsOfAll
 from proxy.process.port_claims import make_claims
 from proxy.process.process_state import STATE_LINE, metrics_of_the_dead
 from proxy.process.reload import Reload, hold_reloads, take_reloads

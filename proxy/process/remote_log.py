@@ -16,7 +16,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
-from proxy.process.process_view import RunningTasks
+from proxy.process.admin.process_view import RunningTasks
 from proxy.process.store_probe import StoreProbe
 from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient, monotonic_ms

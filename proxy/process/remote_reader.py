@@ -20,10 +20,10 @@ from prometheus_client.registry import Collector
 
 from proxy.admin.facts import ProcessState
 from proxy.config import TidegateConfig
+from proxy.process.admin.process_view import ProcessView
 from proxy.process.budgets import chunk_folder
 from proxy.process.local_indexes import local_indexes_of_reader
 from proxy.process.open_files import raise_open_files
-from proxy.process.process_view import ProcessView
 from proxy.process.remote_log import metadata_folder, open_storage, wait_for_cluster_id
 from proxy.wire.error_log import Incident
 from tiers.access.open_tier import open_key_ring

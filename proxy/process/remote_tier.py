@@ -39,10 +39,10 @@ from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.handlers.own_ids_guard import own_ids_guards
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
+from proxy.process.admin.process_view import ProcessView
 from proxy.process.budgets import remove_other_chunk_folders
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.probes import process_fitness, run_probes
-from proxy.process.process_view import ProcessView
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager
 from proxy.process.remote_reader import open_reader, open_shared_metadata
 from proxy.wire.exchange import Handler, PrefixHandler

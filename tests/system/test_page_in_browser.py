@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.admin.facts import ErrorLine, ReaderLine
-from proxy.process.admin_http import admin_pages
+from proxy.process.admin.http import admin_pages
 from tests.support.proxy.page_facts import MIB, NOW_MS, ScriptedFacts, many_topics
 from tests.support.servers.chromium import BrowserPage, browser_page
 

@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 from proxy.cluster.broker_listeners import ListenerAddresses
 from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
-from proxy.process.process_view import ProcessView
+from proxy.process.admin.process_view import ProcessView
 from proxy.process.remote_tier import ProxyParts, RemoteTier, own_topics_of, remote_tier
 from proxy.wire.exchange import Handler
 from tests.support.simulation.cluster import HOST, PORT

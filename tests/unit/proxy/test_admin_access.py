@@ -19,8 +19,8 @@ from proxy.admin.api import RELOAD
 from proxy.admin.facts import ProcessState
 from proxy.admin.source import OwnFacts, OwnParts
 from proxy.config import AdminConfig, TidegateConfig
-from proxy.process.admin_access import CHECK_INTERVAL_MS, AdminTokenError, TokenFile, admin_access
-from proxy.process.admin_http import admin_http
+from proxy.process.admin.access import CHECK_INTERVAL_MS, AdminTokenError, TokenFile, admin_access
+from proxy.process.admin.http import admin_http
 from proxy.process.reload import Reload
 from proxy.wire.error_log import ErrorLog
 from tests.support.proxy.parsed_config import parse_config

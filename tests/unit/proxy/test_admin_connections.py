@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from proxy.process import admin_connections
-from proxy.process.admin_connections import AdminConnections
-from proxy.process.admin_http import admin_http
+from proxy.process.admin import connections as admin_connections
+from proxy.process.admin.connections import AdminConnections
+from proxy.process.admin.http import admin_http
 from proxy.wire.server import bind
 from tests.support.proxy.tls_sides import broker_side, client_side
 from tests.support.servers.certificates import Authority

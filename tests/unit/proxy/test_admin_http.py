@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.api_keys import ApiKey
 from proxy.metrics import ProxyMetrics
-from proxy.process.admin_http import admin_http
+from proxy.process.admin.http import admin_http
 
 
 async def get(port: int, path: str) -> tuple[int, str]:

@@ -9,8 +9,8 @@ from typing import Any, cast
 import aiohttp
 from aiohttp import web
 
-from proxy.process.child_pages import FACTS_TIMEOUT_S, ChildPages
-from proxy.process.facts_of_all import REMOTE_LOG, FactsOfAll
+from proxy.process.admin.child_pages import FACTS_TIMEOUT_S, ChildPages
+from proxy.process.admin.facts_of_all import REMOTE_LOG, FactsOfAll
 from proxy.process.processes import WholePages
 from tests.support.proxy.parsed_config import parse_config
 

@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry
 from proxy.admin.facts import ProcessState
 from proxy.config import LimitsConfig, TidegateConfig
 from proxy.logging_setup import set_level
+from proxy.process.admin.process_view import ProcessView
 from proxy.process.app import Role, apply_settings, own_facts, run
 from proxy.process.child import Duty, Task, settings_again, share_of_duty
-from proxy.process.process_view import ProcessView
 from proxy.process.reload import Reload, Reloaded, changed_keys, hold_reloads, take_reloads
 from proxy.process.remote_reader import change_fetch_quotas
 from proxy.wire.admission import Admission, Admissions, Limit

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.admin.api import DOCUMENT, ENDPOINTS, RELOAD, api_routes, openapi
 from proxy.admin.facts import ErrorLine, ReaderLine
-from proxy.process.admin_http import admin_pages
+from proxy.process.admin.http import admin_pages
 from tests.support.proxy.page_facts import NOW_MS, ScriptedFacts
 
 

@@ -18,7 +18,7 @@ from proxy.admin.html import Renderer, retention, runs
 from proxy.admin.lines import topic_line
 from proxy.admin.pages import HEADERS, STATIC, static_file
 from proxy.admin.source import FactSource, FactsUnavailableError
-from proxy.process.admin_http import admin_pages
+from proxy.process.admin.http import admin_pages
 from tests.support.proxy.page_facts import NOW_MS, ScriptedFacts, many_topics, partition_line
 from tests.support.repository import ROOT
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.api_keys import ApiKey
 from proxy.metrics import LATENCY_BUCKETS_S, ProxyMetrics
-from proxy.process.process_report import CountedParts, process_report
+from proxy.process.admin.process_report import CountedParts, process_report
 from tiers.storage.instrumented import RemoteStorageMetrics
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 

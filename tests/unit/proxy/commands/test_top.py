@@ -16,8 +16,8 @@ from proxy import cli
 from proxy.commands.scrape import Scrape, admin_client, parse_scrape
 from proxy.commands.top import bytes_text, quantile_text, screens, tables
 from proxy.config import AdminConfig
-from proxy.process.admin_access import admin_access
-from proxy.process.admin_http import admin_http
+from proxy.process.admin.access import admin_access
+from proxy.process.admin.http import admin_http
 from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import RemoteTierError
 from tiers.commands.live import LiveTable, show_live

@@ -19,8 +19,8 @@ from proxy.admin.api import RELOAD, adapter, api_routes
 from proxy.admin.counts import ProcessReport
 from proxy.admin.pages import page_routes
 from proxy.admin.source import FactSource, OwnFacts
-from proxy.process.admin_access import OPEN_TO_ALL, AdminAccess
-from proxy.process.admin_connections import AdminConnections, is_own_fault
+from proxy.process.admin.access import OPEN_TO_ALL, AdminAccess
+from proxy.process.admin.connections import AdminConnections, is_own_fault
 from proxy.process.reload import Reload, Reloaded
 from proxy.wire.context import Address
 from proxy.wire.server import bind

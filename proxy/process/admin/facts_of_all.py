@@ -31,8 +31,8 @@ from proxy.admin.facts import (
 from proxy.admin.settings_facts import settings_page
 from proxy.admin.source import FactsUnavailableError
 from proxy.config import TidegateConfig
-from proxy.process.admin_http import REPORT_PATH
-from proxy.process.child_pages import FACTS_TIMEOUT_S, ChildPages
+from proxy.process.admin.child_pages import FACTS_TIMEOUT_S, ChildPages
+from proxy.process.admin.http import REPORT_PATH
 from proxy.process.process_state import STATE_LINE
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.supervisor import Child, Supervisor

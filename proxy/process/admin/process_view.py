@@ -18,7 +18,7 @@ from proxy.admin.tier_view import TierView
 from proxy.cluster.broker_configs import BrokerConfigs
 from proxy.config import TidegateConfig
 from proxy.metrics import ProxyMetrics
-from proxy.process.process_report import CountedParts, process_report
+from proxy.process.admin.process_report import CountedParts, process_report
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal
