@@ -75,6 +75,11 @@ class Topology:
         return None if self._metadata is None else self._metadata.cluster_id
 
     @property
+    def node_ids(self) -> Collection[int]:
+        """The brokers that the last answer named. Empty before the first."""
+        return () if self._metadata is None else self._metadata.brokers.keys()
+
+    @property
     def trouble(self) -> str | None:
         """Why the last attempt to read the cluster failed. None if it succeeded."""
         return self._trouble

@@ -239,7 +239,7 @@ class Proxy:
 
     async def drain(self) -> None:
         self._stops = True
-        await self.server.drain()
+        await self.server.drain(node_ids=self.topology.node_ids)
 
 
 class RemoteLogProcess:

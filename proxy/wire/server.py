@@ -13,7 +13,7 @@ import errno
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network
@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 1024
 _IDLE_SWEEPS = 4
+DRAIN_PAUSE_MS = 500
+"""How long a drain keeps the connections to half of the brokers. A client reconnects to the other half meanwhile: Kafka's
+clients wait 50 ms (`reconnect.backoff.ms`)."""
 _IDLE_PAUSE_S = 60.0
 """How often to look whether there is a limit for idle connections now."""
 
@@ -135,6 +138,7 @@ class ProxyServer:
         upstream_tls: TlsContext | None = None,
         brokers_ask_for_sasl: bool = False,
         close_timeout_ms: int = CLOSE_TIMEOUT_MS,
+        drain_pause_ms: int = DRAIN_PAUSE_MS,
         make_pipes: Callable[[], PipePool] | None = PipePool,
     ) -> None:
         """`upstream_tls` None means plain text with the brokers. `make_pipes` is for the context."""
@@ -147,6 +151,7 @@ class ProxyServer:
         self._upstream_tls = upstream_tls
         self._brokers_ask_for_sasl = brokers_ask_for_sasl
         self._close_timeout_ms = close_timeout_ms
+        self._drain_pause_ms = drain_pause_ms
         self._make_pipes = make_pipes
         self._connections = ConnectionRegistry[ClientConnection]()
         self._servers: dict[Address, ClientListener] = {}
@@ -221,15 +226,24 @@ class ProxyServer:
             server.close()
         self._servers.clear()
 
-    async def drain(self, timeout_ms: int | None = None) -> bool:
+    async def drain(self, timeout_ms: int | None = None, node_ids: Collection[int] = ()) -> bool:
         """Stops accepting, answers the requests in progress, and closes the connections.
 
+        The connections to every other broker of `node_ids` close after a pause. A Java client that loses all its
+        brokers at once forgets the cluster's metadata (KIP-899), and its consumer group then rebalances.
         Aborts the connections that are still open at the timeout, and then returns False."""
         self.stop_listening()
-        for connection in list(self._connections):
-            connection.drain()
+        last = set(sorted(node_ids)[1::2])
+        timeout_ms = self._limits.drain_timeout_ms if timeout_ms is None else timeout_ms
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout((self._limits.drain_timeout_ms if timeout_ms is None else timeout_ms) / 1000):
+            async with asyncio.timeout(timeout_ms / 1000):
+                for connection in list(self._connections):
+                    if connection.node_id not in last:
+                        connection.drain()
+                if any(connection.node_id in last for connection in self._connections):
+                    await asyncio.sleep(min(self._drain_pause_ms, timeout_ms / 2) / 1000)
+                for connection in list(self._connections):
+                    connection.drain()
                 await self._connections.empty.wait()
                 await self._context.upstreams.empty.wait()
         survivors = len(self._connections)

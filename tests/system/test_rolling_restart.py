@@ -23,6 +23,8 @@ from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 pytestmark = pytest.mark.integration
 
 ROUNDS = 2
+PORTS = 4
+"""Those of a proxy before three brokers."""
 CHECK = "option httpchk GET /readyz\n  default-server inter 200ms fall 1 rise 1"
 
 
@@ -30,7 +32,7 @@ CHECK = "option httpchk GET /readyz\n  default-server inter 200ms fall 1 rise 1"
 def balanced(port: int, proxies: list[TidegateProcess], folder: Path) -> Iterator[Path]:
     """Runs haproxy, and yields the socket for its commands.
 
-    It relays `port` and `port + 1` to the bootstrap port and to the port for broker 1 of the proxies."""
+    It relays `port` to the bootstrap ports of the proxies, and the next ports to their ports for brokers 1 to 3."""
     program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     assert program is not None, "haproxy is not installed (apt-get install haproxy)"
     commands = folder / "haproxy.socket"
@@ -44,7 +46,7 @@ def balanced(port: int, proxies: list[TidegateProcess], folder: Path) -> Iterato
         "  timeout server 1h",
     ]
     lines += ["  option redispatch", "  retries 3", f"  {CHECK}"]
-    for number in (0, 1):
+    for number in range(PORTS):
         lines += [f"listen kafka-{number}", f"  bind 127.0.0.1:{port + number}"]
         for name, proxy in enumerate(proxies):
             host, first = proxy.address
@@ -65,7 +67,7 @@ def are_all_up(commands: Path) -> bool:
         asking.sendall(b"show stat\n")
         rows = b"".join(iter(lambda: asking.recv(65_536), b"")).decode().splitlines()
     states = [row.split(",")[17] for row in rows if ",proxy-" in row]
-    return len(states) == 4 and set(states) == {"UP"}
+    return len(states) == 2 * PORTS and set(states) == {"UP"}
 
 
 def restart(proxy: TidegateProcess) -> None:
@@ -80,8 +82,10 @@ def until_more_is_read(seen: list[Seen], count: int = 50) -> None:
     until(lambda: all(len(each.read) > enough for each, enough in zip(seen, wanted, strict=True)))
 
 
-def test_a_rolling_restart_costs_no_client_anything(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
-    port = consecutive_free_ports(2)
+def test_a_rolling_restart_costs_no_client_anything(
+    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    port = consecutive_free_ports(PORTS)
     seen = [Seen(name) for name in CLIENTS]
     with ExitStack() as stack:
         proxies = []
@@ -90,16 +94,17 @@ def test_a_rolling_restart_costs_no_client_anything(kafka: KafkaCluster, topic_n
                 "remote.log.metadata.topic.name": f"__metadata-{topic_name}"[:200],
             }
             home = tmp_path / f"proxy-{number}"
-            proxy = tidegate_over(kafka, home, settings=settings, advertised_base_port=port)
+            proxy = tidegate_over(kafka_of_three, home, settings=settings, advertised_base_port=port)
             proxies.append(stack.enter_context(proxy))
         commands = stack.enter_context(balanced(port, proxies, tmp_path))
         until(commands.exists)
         clients = stack.enter_context(ExitStack())
         for each in seen:
             topic = f"{topic_name}-{each.name}"
-            create_topic(kafka.bootstrap_servers, topic)
+            create_topic(kafka_of_three.bootstrap_servers, topic, replicas=3)
             clients.enter_context(CLIENTS[each.name](f"127.0.0.1:{port}", topic, each, tmp_path))
         until(lambda: all(len(each.read) > 50 for each in seen))
+        assignments = {each.name: each.assignments for each in seen}
         for _ in range(ROUNDS):
             for proxy in proxies:
                 until(lambda: are_all_up(commands))
@@ -107,6 +112,6 @@ def test_a_rolling_restart_costs_no_client_anything(kafka: KafkaCluster, topic_n
                 until_more_is_read(seen)
         clients.close()
     assert {each.name: each.errors for each in seen} == {each.name: [] for each in seen}
-    assert {each.name: each.assignments for each in seen} == {each.name: 1 for each in seen}
+    assert {each.name: each.assignments for each in seen} == assignments
     for each in seen:
         assert each.read == sorted(each.written) == list(range(len(each.written))), each.name

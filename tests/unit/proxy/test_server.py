@@ -6,6 +6,7 @@ import asyncio
 
 from proxy.config import LimitsConfig
 from proxy.wire.exchange import Buffers, Exchange
+from proxy.wire.server import BrokerEndpoint
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
 from tests.support.proxy.proxy_harness import ForwardingHandler, proxy_before
@@ -90,6 +91,38 @@ async def test_a_waiting_fetch_is_answered_empty() -> None:
             assert await local.ended() == frame(response(3, b"answered"))
             assert await drained
         assert [state.times_abandoned for state in handler.states] == [1, 1]
+
+
+async def test_connections_to_every_other_broker_outlive_the_first_half_of_a_drain() -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy:
+        _, port = proxy.server.listen("127.0.0.1", 0, BrokerEndpoint(2, lambda: broker.addresses))
+        async with connected(proxy.port) as to_1, connected(port) as to_2:
+            await to_1.send(request(OPAQUE, 4, 1))
+            await (await broker.accepted()).send(response(1))
+            await to_1.receive()
+            await to_2.send(request(OPAQUE, 4, 1))
+            upstream = await broker.accepted()
+            await upstream.send(response(1))
+            await to_2.receive()
+            async with asyncio.TaskGroup() as tasks:
+                drained = tasks.create_task(proxy.server.drain(node_ids=(2, 1)))
+                assert await to_1.ended() == b""
+                await to_2.send(request(OPAQUE, 4, 2))
+                await upstream.send(response(2, b"still served"))
+                assert await to_2.receive() == response(2, b"still served")
+                assert await to_2.ended() == b""
+                assert await drained
+
+
+async def test_a_drain_shorter_than_its_pause_closes_all_connections_in_order() -> None:
+    limits = LimitsConfig(drain_timeout_ms=20)
+    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy:
+        _, port = proxy.server.listen("127.0.0.1", 0, BrokerEndpoint(2, lambda: broker.addresses))
+        async with connected(proxy.port), connected(port):
+            while proxy.server.open_connections < 2:  # noqa: ASYNC110 - a counter has no event
+                await asyncio.sleep(0.001)
+            assert await proxy.server.drain(node_ids=(1, 2))
+        assert proxy.metrics.closed == {"drained": 2}
 
 
 async def test_a_connection_that_outlives_the_drain_is_cut() -> None:
