@@ -93,7 +93,7 @@ async def test_a_waiting_fetch_is_answered_empty() -> None:
         assert [state.times_abandoned for state in handler.states] == [1, 1]
 
 
-async def test_connections_to_every_other_broker_outlive_the_first_half_of_a_drain() -> None:
+async def test_every_other_broker_is_served_in_the_first_half_of_a_drain() -> None:
     async with FakeBroker() as broker, proxy_before(broker) as proxy:
         _, port = proxy.server.listen("127.0.0.1", 0, BrokerEndpoint(2, lambda: broker.addresses))
         async with connected(proxy.port) as to_1, connected(port) as to_2:
@@ -114,7 +114,7 @@ async def test_connections_to_every_other_broker_outlive_the_first_half_of_a_dra
                 assert await drained
 
 
-async def test_a_drain_shorter_than_its_pause_closes_all_connections_in_order() -> None:
+async def test_a_short_drain_halves_its_pause() -> None:
     limits = LimitsConfig(drain_timeout_ms=20)
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy:
         _, port = proxy.server.listen("127.0.0.1", 0, BrokerEndpoint(2, lambda: broker.addresses))
