@@ -35,6 +35,14 @@ class StagedUpload(NamedTuple):
     etags: tuple[str, ...]
 
 
+class _FilePart(NamedTuple):
+    """The bytes of an open file that a request sends."""
+
+    descriptor: int
+    start: int
+    size_bytes: int
+
+
 class TaggedObject(NamedTuple):
     data: bytes
     etag: str
@@ -42,8 +50,8 @@ class TaggedObject(NamedTuple):
 
 class S3Uploader:
     def __init__(self, client: Any, bucket: str, timeout_s: float, part_bytes: int, window: PartWindow) -> None:
-        """`timeout_s` is the time without progress after which a request ends. An upload holds up to `PARTS_AT_ONCE`
-        parts in memory. `window` bounds the parts and small segments in flight, over all uploads."""
+        """`timeout_s` is the time without progress after which a request ends. `window` bounds the parts and small
+        segments in flight, over all uploads."""
         self._client = client
         self._bucket = bucket
         self._timeout_s = timeout_s
@@ -90,7 +98,7 @@ class S3Uploader:
             size = os.fstat(descriptor).st_size
             try:
                 if size <= self._part_bytes:
-                    await self._put(key, await self._read(descriptor, 0, size))
+                    await self._put(key, _FilePart(descriptor, 0, size))
                 else:
                     await self._put_parts(key, descriptor, size)
             except PreconditionFailedError:
@@ -116,19 +124,25 @@ class S3Uploader:
             raise error_of_exception(self._bucket, key, error) from error
 
     async def call(self, operation: str, key: str, **parameters: Any) -> Any:
-        """Sends one request. Raises `RemoteStorageError` for every error of the client library.
+        """Sends one request. `Body` is bytes or a `_FilePart`.
 
-        It raises `StoreOverloadedError` when no piece moved in the time of the deadline."""
+        Raises `RemoteStorageError` for every error of the client library, and `StoreOverloadedError` when no piece
+        moved in the time of the deadline."""
+        body: _Body | None = None
         try:
             async with while_active(self._timeout_s) as activity:
-                body = parameters.get("Body")
-                if body is not None:
-                    parameters["Body"] = _Body(body, activity)
+                if "Body" in parameters:
+                    body = parameters["Body"] = _Body(parameters["Body"], activity)
                 return await getattr(self._client, operation)(Bucket=self._bucket, **parameters)
         except Exception as error:
+            if body is not None and body.trouble is not None:
+                raise body.trouble from error
             raise error_of_exception(self._bucket, key, error) from error
+        finally:
+            if body is not None:
+                body.close()
 
-    async def _put(self, key: str, data: bytes) -> None:
+    async def _put(self, key: str, data: bytes | _FilePart) -> None:
         await self._send(lambda: self.call("put_object", key, Key=key, Body=data, IfNoneMatch="*"))
 
     async def _send(self, send: Callable[[], Awaitable[Any]]) -> Any:
@@ -158,8 +172,8 @@ class S3Uploader:
 
         async def put_part(number: int, start: int) -> str:
             async with free:
-                body = await self._read(descriptor, start, min(part_bytes, size - start))
-                answer = await self._send(lambda: self.call("upload_part", key, **upload, PartNumber=number, Body=body))
+                part = _FilePart(descriptor, start, min(part_bytes, size - start))
+                answer = await self._send(lambda: self.call("upload_part", key, **upload, PartNumber=number, Body=part))
                 return str(answer["ETag"])
 
         try:
@@ -180,15 +194,6 @@ class S3Uploader:
         with contextlib.suppress(RemoteStorageError):
             await self.call("abort_multipart_upload", key, Key=key, UploadId=upload_id)
 
-    async def _read(self, descriptor: int, start: int, length: int) -> bytes:
-        try:
-            data = await asyncio.to_thread(os.pread, descriptor, length, start)
-        except OSError as error:
-            raise RemoteStorageError(f"the segment to copy cannot be read: {error.strerror}") from error
-        if len(data) != length:
-            raise RemoteStorageError(f"the segment to copy ends at {start + len(data)} instead of {start + length}")
-        return data
-
     async def _check_size(self, key: str, size: int) -> None:
         found = (await self.call("head_object", key, Key=key))["ContentLength"]
         if found != size:
@@ -197,19 +202,55 @@ class S3Uploader:
             )
 
 
-class _Body(io.BytesIO):
-    """The body of a request. The HTTP client reads the next piece when the connection has taken the last one."""
+class _Body(io.RawIOBase):
+    """The body of a request. In a thread, the HTTP client reads the next piece when the connection has taken the last.
 
-    def __init__(self, data: bytes, activity: Activity) -> None:
-        super().__init__(data)
-        self._size = len(data)
+    A part of a file is never in memory as a whole: fresh memory for it would cost as much CPU time as sending it."""
+
+    def __init__(self, data: bytes | _FilePart, activity: Activity) -> None:
+        self.trouble: RemoteStorageError | None = None
+        """Why the file cannot be read. The HTTP client only tells that it could not send the body."""
+        self._data = data
+        self._size = data.size_bytes if isinstance(data, _FilePart) else len(data)
         self._activity = activity
+        self._position = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Returns at least `size` bytes, if there are as many: the client asks for less than a good piece."""
-        piece = super().read(-1 if size is None or size < 0 else max(size, PIECE_BYTES))
-        if self.tell() < self._size:
+        rest = self._size - self._position
+        length = rest if size is None or size < 0 else min(rest, max(size, PIECE_BYTES))
+        piece = self._piece(length)
+        self._position += length
+        if self._position < self._size:
             self._activity.moved_elsewhere()
         else:
             self._activity.handed_over_elsewhere()
+        return piece
+
+    def _piece(self, length: int) -> bytes:
+        if self.closed:  # the request has ended, and its file may be closed
+            raise ValueError("the request has ended")
+        if not isinstance(self._data, _FilePart):
+            return self._data[self._position : self._position + length]
+        descriptor, start, _ = self._data
+        try:
+            piece = os.pread(descriptor, length, start + self._position)
+        except OSError as error:
+            self.trouble = RemoteStorageError(f"the segment to copy cannot be read: {error.strerror}")
+            raise self.trouble from error
+        if len(piece) != length:
+            end = start + self._position + len(piece)
+            self.trouble = RemoteStorageError(f"the segment to copy ends at {end} instead of {start + self._size}")
+            raise self.trouble
         return piece

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -300,3 +301,14 @@ async def test_an_endpoint_that_is_no_url_is_named() -> None:
     with pytest.raises(RemoteStorageError, match=r"endpoint\.url"):
         await manager.open()
     await manager.close()
+
+
+async def test_a_segment_file_that_shrinks_during_its_upload_is_named(
+    s3: VersityGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata, data = segment(tmp_path, 1000)
+    read = os.pread
+    async with opened(s3) as manager:
+        monkeypatch.setattr(os, "pread", lambda descriptor, length, start: read(descriptor, length - 1, start))
+        with pytest.raises(RemoteStorageError, match="the segment to copy ends at"):
+            await manager.copy_log_segment_data(metadata, data)
