@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import time
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ import pytest
 from tests.support.rigs.topic_config_client import alter
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
-from tests.support.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.servers.tidegate import tidegate_over
 from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -33,11 +32,6 @@ pytestmark = pytest.mark.integration
 CUT_OFF_S = float(os.environ.get("TIDEGATE_CUT_OFF_S", "45"))
 DELETE_RETENTION_MS = max(60_000, int(CUT_OFF_S * 400))
 READ_AGAIN = "is cleared and read again from the topic"
-
-
-def metric(proxy: TidegateProcess, name: str) -> float:
-    found = re.search(rf"^{name} (\S+)$", proxy.metrics(), re.MULTILINE)
-    return float(found[1]) if found else -1.0
 
 
 def saved_segments(home: Path) -> set[UUID]:
@@ -104,7 +98,7 @@ async def test_a_proxy_that_stood_still_knows_no_segment_that_expired_meanwhile(
 
         producing = asyncio.create_task(keep_producing())
         try:
-            await until(lambda: metric(still, "tidegate_remote_log_metadata_events_read_total") > 10)
+            await until(lambda: still.metric("tidegate_remote_log_metadata_events_read_total") > 10)
             os.kill(still.pid, signal.SIGSTOP)
             await asyncio.sleep(CUT_OFF_S)
             assert READ_AGAIN not in still.output.read_text()
@@ -114,7 +108,7 @@ async def test_a_proxy_that_stood_still_knows_no_segment_that_expired_meanwhile(
             os.kill(other.pid, signal.SIGSTOP)
             stopped_s = time.monotonic()
             age = "tidegate_remote_log_metadata_freshness_age_seconds"
-            await until(lambda: 0 <= metric(still, age) < time.monotonic() - stopped_s - 1)
+            await until(lambda: 0 <= still.metric(age) < time.monotonic() - stopped_s - 1)
             still.stop(signal.SIGKILL)
         finally:
             producing.cancel()

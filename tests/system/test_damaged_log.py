@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protocol.records.record_batch import iterate_batches
-from tests.support.rigs.loss_rig import Site, alarms, leader_behind, lines_about, metric, numbered, records_from
+from tests.support.rigs.loss_rig import Site, alarms, leader_behind, lines_about, numbered, records_from
 from tests.support.rigs.strict_consumer import until_trimmed
 from tests.support.rigs.topic_config_client import alter
 from tests.support.rigs.waiting import until
@@ -57,8 +57,8 @@ def test_a_damaged_batch_stops_only_the_copy(kafka: KafkaCluster, topic_name: st
         assert alter(kafka.bootstrap_servers, {topic: {"retention.bytes": str(KEPT_BYTES)}}) == [0]
         until(lambda: site.until_earliest(leader_behind(proxy)) > 0)
         until(lambda: site.objects() < copied)
-        failures = metric(proxy, "tidegate_remote_log_stage_failures_total", topic=topic, stage="copy")
-        until(lambda: metric(proxy, "tidegate_remote_log_stage_failures_total", topic=topic, stage="copy") > failures)
+        failures = proxy.metric("tidegate_remote_log_stage_failures_total", topic=topic, stage="copy")
+        until(lambda: proxy.metric("tidegate_remote_log_stage_failures_total", topic=topic, stage="copy") > failures)
         assert site.is_remote_up_to(COPIED - 1)
         assert site.objects() < copied, "something was copied beside the damaged batch"
 

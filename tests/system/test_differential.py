@@ -98,7 +98,7 @@ def test_every_client_sees_one_log(kafka: KafkaCluster, tmp_path: Path, topic_na
         assert delete_records(tiered, -1) == delete_records(plain, -1)
         for client in CLIENTS.values():
             same(offsets_at(client, now_ms), plain, tiered)
-        assert 'tier="remote"' in proxy.metrics()
+        assert proxy.metric("tidegate_request_latency_seconds_count", api="Fetch", tier="remote") > 0
         assert refusals(plain) == REFUSED
         for topic in (plain, tiered):
             topic.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,14 @@ import pytest
 from tests.support.rigs.strict_consumer import consumer_at, read, until_trimmed
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
-from tests.support.servers.tidegate import tidegate_over
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = pytest.mark.integration
 RECORDS = 4000
 
 
-def throttles(metrics: str, what: str) -> float:
-    found = re.search(rf"^tidegate_remote_{what}_throttle_time_seconds_count (\S+)$", metrics, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+def throttles(proxy: TidegateProcess, what: str) -> float:
+    return proxy.metric(f"tidegate_remote_{what}_throttle_time_seconds_count")
 
 
 async def test_a_throttled_consumer_reads_everything_once(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
@@ -38,9 +35,9 @@ async def test_a_throttled_consumer_reads_everything_once(kafka: KafkaCluster, t
     with tidegate_over(kafka, tmp_path, tiered=[topic], settings=settings) as proxy:
         await asyncio.to_thread(produce, kafka.bootstrap_servers, topic, values)
         await asyncio.to_thread(until_trimmed, kafka, topic, RECORDS // 2)
-        assert throttles(proxy.metrics(), "copy") > 0
-        assert throttles(proxy.metrics(), "fetch") == 0
+        assert throttles(proxy, "copy") > 0
+        assert throttles(proxy, "fetch") == 0
         with consumer_at(proxy.bootstrap_servers, topic, 0) as consumer:
             found = await asyncio.to_thread(read, consumer, RECORDS)
         assert found == list(enumerate(values))
-        assert throttles(proxy.metrics(), "fetch") > 0
+        assert throttles(proxy, "fetch") > 0

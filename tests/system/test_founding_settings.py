@@ -93,6 +93,6 @@ async def test_it_copies_trims_and_serves_a_backfill(kafka: KafkaCluster, topic_
         assert list((tmp_path / "tier").rglob("*.log"))
         with consumer_at(proxy.bootstrap_servers, topic_name, 0) as consumer:
             assert await asyncio.to_thread(read, consumer, RECORDS) == list(enumerate(values))
-        assert 'tier="remote"' in proxy.metrics()
+        assert proxy.metric("tidegate_request_latency_seconds_count", api="Fetch", tier="remote") > 0
         entries = await asyncio.to_thread(described, proxy.bootstrap_servers, topic_name)
         assert [entries[key].value for key in (RETENTION_MINUTES, RETENTION_BYTES)] == ["20160", "-1"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -49,8 +48,7 @@ def fill(disk: Path) -> None:
 
 
 def owned(proxy: TidegateProcess) -> int:
-    found = re.search(r"^tidegate_remote_log_metadata_owned_partitions (\S+)$", proxy.metrics(), re.MULTILINE)
-    return int(float(found[1])) if found else -1
+    return int(proxy.metric("tidegate_remote_log_metadata_owned_partitions"))
 
 
 def copied(tier: Path) -> dict[int, int]:
@@ -94,6 +92,6 @@ async def test_a_proxy_with_a_full_disk_hands_its_partitions_over(
             lambda: len(copied(tier)) == PARTITIONS and owned(well) == METADATA_PARTITIONS, timeout_s=COPIED_WITHIN_S
         )
         assert owned(sick) == 0
-        assert "tidegate_unfit 1.0" in sick.metrics()
+        assert sick.metric("tidegate_unfit") == 1
         assert "this process cannot work as an owner" in sick.output.read_text()
         assert sick.running

@@ -9,7 +9,7 @@ import pytest
 from tests.support.clients.all_clients import POSITIONED, READERS
 from tests.support.clients.client import READ_COMMITTED, READ_UNCOMMITTED
 from tests.support.rigs.gapped_logs import REMOVALS, GappedLog, GappedLogs, gapped_logs
-from tests.support.rigs.loss_rig import alarms, leader_behind, lines_about, metric
+from tests.support.rigs.loss_rig import alarms, leader_behind, lines_about
 from tests.support.rigs.record_deletion import delete_records
 from tests.support.rigs.transaction_reference import check_every_start
 from tests.support.rigs.waiting import until
@@ -55,7 +55,7 @@ def test_the_gap_raises_one_alarm(gapped: GappedLogs, log: GappedLog) -> None:
     assert bounds["gaps"] == [{"first_offset": log.gap.first_offset, "next_offset": log.gap.next_offset}]
     assert (bounds["log_start_offset"], bounds["holds"]) == (0, True)
     assert tiers_of(log, bounds["remote_end"]) == BEHIND[log.topic.removeprefix(f"{gapped.site.topic}-")]
-    assert metric(gapped.proxy, "tidegate_remote_log_gaps", topic=log.topic, partition="0") == 1
+    assert gapped.proxy.metric("tidegate_remote_log_gaps", topic=log.topic, partition="0") == 1
     assert (alarms(gapped.proxy, log.topic, "gap"), alarms(gapped.proxy, log.topic)) == (1, 1)
     assert len(lines_about(gapped.proxy, log.topic, "the log has a gap")) == 1
 
@@ -103,7 +103,7 @@ def test_it_reads_on_from_inside_the_gap_to_the_end(gapped: GappedLogs, log: Gap
 @pytest.mark.parametrize("log", ["passed"], indirect=True)
 def test_it_ends_when_a_user_deletes_past_it(gapped: GappedLogs, log: GappedLog) -> None:
     def gaps() -> float:
-        return metric(gapped.proxy, "tidegate_remote_log_gaps", topic=log.topic, partition="0")
+        return gapped.proxy.metric("tidegate_remote_log_gaps", topic=log.topic, partition="0")
 
     def check_from(offset: int) -> None:
         assert gapped.site.until_earliest(leader_behind(gapped.proxy), log.topic) == offset

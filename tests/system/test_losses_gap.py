@@ -13,7 +13,6 @@ from tests.support.rigs.loss_rig import (
     Watch,
     alarms,
     leader_behind,
-    metric,
     numbered,
     records_from,
 )
@@ -121,7 +120,7 @@ def test_without_a_manifest_no_gap_is_recorded(kafka: KafkaCluster, topic_name: 
 
 
 def gaps(proxy: TidegateProcess, topic: str) -> float:
-    return metric(proxy, "tidegate_remote_log_gaps", topic=topic, partition="0")
+    return proxy.metric("tidegate_remote_log_gaps", topic=topic, partition="0")
 
 
 def check_both_sides(proxy: TidegateProcess, topic: str, values: Sequence[bytes], gap_end: int) -> None:

@@ -22,7 +22,6 @@ from tests.support.rigs.loss_rig import (
     grow_log,
     leader_behind,
     lines_about,
-    metric,
     not_ready,
     numbered,
     records_from,
@@ -98,7 +97,7 @@ def check_all_is_well(site: Site, values: list[bytes]) -> None:
         watch.check()
         assert records_from(proxy.bootstrap_servers, site.topic, 0, len(values)) == numbered(values)
         assert (alarms(proxy, site.topic), not_ready(proxy)) == (0, "")
-        assert metric(proxy, "tidegate_remote_log_metadata_alarm") == 0
+        assert proxy.metric("tidegate_remote_log_metadata_alarm") == 0
 
 
 @pytest.mark.parametrize("last", [COPY_STARTED, COPY_FINISHED], ids=["a-copy-began", "a-copy-ended"])
@@ -210,9 +209,9 @@ def test_a_proxy_that_read_the_lost_end_notices_the_loss_in_a_grown_log(
         watch = Watch(site, proxy, spread(RECORDS))
 
         def is_noticed() -> bool:
-            copied_bytes = metric(proxy, "tidegate_remote_copy_bytes_total", topic=topic_name)
+            copied_bytes = proxy.metric("tidegate_remote_copy_bytes_total", topic=topic_name)
             assert copied_bytes == 0, "the proxy copies, although the metadata topic lost records"
-            return "lost" in not_ready(proxy) or metric(proxy, "tidegate_remote_log_metadata_alarm") == 1
+            return "lost" in not_ready(proxy) or proxy.metric("tidegate_remote_log_metadata_alarm") == 1
 
         watch.until(is_noticed)
         until(lambda: bool(lines_about(proxy, "tidegate tier rebuild")))

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.support.rigs.loss_rig import Site, alarms, lines_about, metric, numbered, records_from
+from tests.support.rigs.loss_rig import Site, alarms, lines_about, numbered, records_from
 from tests.support.rigs.replicated_topic import FOLLOWER, LEADER, create_replicated_topic, until_in_sync
 from tests.support.rigs.strict_consumer import local_log_start
 from tests.support.rigs.waiting import until
@@ -46,7 +46,7 @@ def attempts(site: Site) -> set[UUID]:
 
 def owns(proxy: TidegateProcess) -> bool:
     """Whether the proxy owns the only metadata partition."""
-    return metric(proxy, "tidegate_remote_log_metadata_owned_partitions") == 1
+    return proxy.metric("tidegate_remote_log_metadata_owned_partitions") == 1
 
 
 def check_copied_once(site: Site, end_offset: int) -> None:
@@ -80,7 +80,7 @@ def test_a_late_owner_commits_no_copy(kafka: KafkaCluster, topic_name: str, tmp_
             check_readable(other, topic_name, values)
 
             resume(late)
-            until(lambda: metric(late, "tidegate_remote_copy_errors_total", topic=topic_name) == 1)
+            until(lambda: late.metric("tidegate_remote_copy_errors_total", topic=topic_name) == 1)
             more = random_values(MORE)
             produce(late.bootstrap_servers, topic_name, more)
             until(lambda: site.is_remote_up_to(RECORDS + MORE - 1))
@@ -168,4 +168,4 @@ def test_a_late_trim_after_an_unclean_election_removes_nothing(
 def is_another_owner_known(late: TidegateProcess) -> bool:
     """Whether the proxy has joined the group again, and has ended its work."""
     is_assigned_again = len(lines_about(late, "metadata partitions were assigned")) > 1
-    return is_assigned_again and metric(late, "tidegate_owned_partitions") == 0
+    return is_assigned_again and late.metric("tidegate_owned_partitions") == 0

@@ -292,8 +292,7 @@ async def begin_without(site: Site) -> None:
     with site.proxy() as proxy:
 
         def is_refused(name: str) -> bool:
-            alarm = f'tidegate_remote_log_alarms_total{{reason="metadata-lost",topic="{name}"}}'
-            return any(line.startswith(alarm) for line in proxy.metrics().splitlines())
+            return proxy.metric("tidegate_remote_log_alarms_total", reason="metadata-lost", topic=name) > 0
 
         for name in (site.plain, site.sealed):
             await asyncio.to_thread(until, partial(is_refused, name))
@@ -323,7 +322,7 @@ async def lose_the_metadata(site: Site, values: Mapping[str, Sequence[bytes]]) -
         for topic, written in values.items():
             with consumer_at(proxy.bootstrap_servers, topic, 0) as consumer:
                 assert await asyncio.to_thread(read, consumer, RECORDS) == list(enumerate(written))
-        assert 'tier="remote"' in proxy.metrics()
+        assert proxy.metric("tidegate_request_latency_seconds_count", api="Fetch", tier="remote") > 0
         code, _, err = await site.run("metadata", "import", f"{site.plain}:0", str(tmp_file(site)), "--yes")
         assert (code, "stop every `tidegate serve`" in err) == (3, True)
 

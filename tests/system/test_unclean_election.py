@@ -82,7 +82,7 @@ async def test_the_history_is_the_new_leaders_and_the_rest_is_in_quarantine(
             cut = await quarantined(proxy)
             offsets = {offset for one in cut for offset in range(one["first_cut_off"], one["end_offset"] + 1)}
             assert offsets == set(range(SHARED, SHARED + LOST))
-            assert "tidegate_remote_log_clamps_total" in proxy.metrics()
+            assert proxy.metric("tidegate_remote_log_clamps_total") > 0
 
             whole = [one["segment"] for one in cut if one["deletable"]]
             assert whole

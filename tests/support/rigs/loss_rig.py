@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
-from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import RecordBatch, iterate_batches
@@ -208,20 +207,10 @@ def records_from(
         return read(consumer, count)
 
 
-def metric(proxy: TidegateProcess, name: str, **labels: str) -> float:
-    """Returns the sum of all series with these labels. 0: there are none."""
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(proxy.metrics())
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
-
-
 def alarms(proxy: TidegateProcess, topic: str, *reasons: str) -> float:
     """Returns the number of alarms for these reasons. Default: for all reasons."""
     name = "tidegate_remote_log_alarms_total"
-    return sum(metric(proxy, name, topic=topic, **({"reason": one} if one else {})) for one in reasons or ("",))
+    return sum(proxy.metric(name, topic=topic, **({"reason": one} if one else {})) for one in reasons or ("",))
 
 
 def not_ready(proxy: TidegateProcess) -> str:

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from tests.support.servers.jars import ServerUnavailable
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.ports import consecutive_free_ports, free_ports
@@ -124,6 +126,15 @@ class TidegateProcess:
         """Returns the current `/metrics`, in Prometheus's text format."""
         with urllib.request.urlopen(f"http://{self.admin[0]}:{self.admin[1]}/metrics", timeout=timeout_s) as answer:
             return str(answer.read().decode())
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Returns the sum of all series with these labels. Most series are 0 from the start."""
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(self.metrics())
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Stops the process. SIGTERM drains it, SIGKILL is a crash. Kills a process that takes too long.
