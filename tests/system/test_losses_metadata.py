@@ -239,6 +239,7 @@ def test_consumers_wait_where_metadata_was_lost(topic_name: str, tmp_path: Path,
         shutil.rmtree(broker.log_folder(site.metadata_topic, 0))
         shutil.rmtree(site.state)
         broker.start_broker(1)
+        grow_log(broker.bootstrap_servers, site.metadata_topic, 1)  # no proxy starts with an empty topic
 
         log_start = site.local_log_start()
         with site.alarmed_proxy() as proxy:
