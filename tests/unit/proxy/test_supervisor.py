@@ -27,8 +27,11 @@ def on_sigterm(*_):
     note("ends")
     os._exit(0)  # an exception is lost where a finalizer happens to run
 signal.signal(signal.SIGTERM, on_sigterm)
+def stay():
+    for _ in range(600):
+        time.sleep(0.1)  # a signal right before a sleep is handled after it
 """
-STAYS = "note('lives')\ntime.sleep(60)\n"
+STAYS = "note('lives')\nstay()\n"
 IS_DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STAYS
 
 
@@ -85,7 +88,7 @@ def exists(pid: int) -> bool:
 
 @pytest.mark.parametrize("death", ["sys.exit(3)", "sys.exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
 async def test_a_dead_child_is_started_again(journal: Journal, death: str) -> None:
-    script = f"note('lives')\nif open(path).read().count('lives') < 3:\n    {death}\ntime.sleep(60)\n"
+    script = f"note('lives')\nif open(path).read().count('lives') < 3:\n    {death}\nstay()\n"
     async with running([child(journal, "a", script)]) as supervisor:
         await journal.noted("a lives", 3)
         assert supervisor.children[0].restarts == 2
@@ -151,7 +154,7 @@ async def test_once_it_has_begun_nothing_makes_it_unusable(journal: Journal) -> 
 lives = open(path).read().count('lives')
 if lives < 3:
     sys.exit(1 if lives == 1 else {UNUSABLE})
-time.sleep(60)
+stay()
 """
     async with running([child(journal, "a", script)]):
         await journal.noted("a lives", 3)
