@@ -43,8 +43,9 @@ logger = logging.getLogger(__name__)
 LISTEN_BACKLOG = 1024
 _IDLE_SWEEPS = 4
 DRAIN_PAUSE_MS = 500
-"""How long a drain keeps the connections to half of the brokers. A client reconnects to the other half meanwhile: Kafka's
-clients wait 50 ms (`reconnect.backoff.ms`)."""
+"""How long a drain keeps the connections to half of the brokers. Meanwhile a client reconnects to the other half.
+
+Kafka's clients wait for 50 ms before that (`reconnect.backoff.ms`)."""
 _IDLE_PAUSE_S = 60.0
 """How often to look whether there is a limit for idle connections now."""
 
