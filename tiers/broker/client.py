@@ -349,7 +349,9 @@ class BrokerClient:
     async def _connect(self, address: Address, lane: str, deadline: Deadline) -> Connection:
         if self._is_closed:
             raise BrokerError("the client is closed")
-        link = self._links.setdefault((address, lane), _Link(asyncio.Lock()))
+        link = self._links.get((address, lane))
+        if link is None:
+            link = self._links[address, lane] = _Link(asyncio.Lock())
         if (connection := self._usable(link)) is not None:
             return connection
         try:

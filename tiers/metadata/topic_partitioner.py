@@ -10,6 +10,7 @@ cluster must use the same one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from tiers.model.ids import TopicIdPartition
 
@@ -21,6 +22,7 @@ _MURMUR2_SEED = 0x9747B28C
 _MURMUR2_M = 0x5BD1E995
 
 
+@lru_cache(maxsize=8_192)
 def by_topic_id(partition: TopicIdPartition, partition_count: int) -> int:
     """Kafka's RemoteLogMetadataTopicPartitioner."""
     most = partition.topic_id.int >> 64

@@ -19,10 +19,10 @@ class TopicIdPartition:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TopicIdPartition):
             return NotImplemented
-        return self.partition == other.partition and self.topic_id == other.topic_id
+        return self.partition == other.partition and self.topic_id.int == other.topic_id.int
 
     def __hash__(self) -> int:
-        return hash((self.topic_id, self.partition))
+        return hash((self.topic_id.int, self.partition))
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"

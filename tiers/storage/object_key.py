@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from uuid import UUID
 
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -70,6 +71,7 @@ def check_cluster_id(cluster_id: str) -> str:
     return cluster_id
 
 
+@lru_cache(maxsize=8_192)
 def partition_prefix(cluster_id: str, partition: TopicIdPartition) -> str:
     """Returns the prefix of a partition's keys. It ends in a slash, so partition 1 is no prefix of partition 10."""
     path = f"{cluster_id}/{partition.topic_id}/{partition.partition}/"

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import lmdb
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.data_container import DataContainer
+from prometheus_client.metrics import MetricWrapperBase
 
 from tests.support.simulation.compaction import DELETE_RETENTION_MS
 from tests.support.simulation.loop import VirtualLoop, current_process
@@ -47,8 +48,8 @@ def _fill(part: Any, *arguments: Any, version: int | None = None, **fields: Any)
     if arguments or version is not None:
         _init(part, *arguments, version=version, **fields)
         return
-    for name in fields:
-        setattr(part, name, fields[name])
+    for name, value in fields.items():
+        setattr(part, name, value)
 
 
 def _fill_message(message: Any, *arguments: Any, version: int | None = None, **fields: Any) -> None:
@@ -58,10 +59,17 @@ def _fill_message(message: Any, *arguments: Any, version: int | None = None, **f
         _init(message, *arguments, version=version, **fields)
         return
     message._version = None
-    for name in fields:
-        setattr(message, name, fields[name])
+    for name, value in fields.items():
+        setattr(message, name, value)
 
 
+def _labels(metric: Any, *values: Any, **named: Any) -> Any:
+    """Does what `MetricWrapperBase.labels` does. Most calls ask for a child that is there."""
+    known = metric._metrics.get(values)
+    return known if known is not None else _labels_of(metric, *values, **named)
+
+
+_labels_of: Any = MetricWrapperBase.labels
 _init: Any = DataContainer.__init__
 for _class in ApiMessage.__subclasses__():  # kafka-python computes these constants at each look-up
     _class.API_KEY, _class.max_version = _class.API_KEY, _class.max_version
@@ -78,7 +86,7 @@ def simulated_environment(loop: VirtualLoop, seed: int, *, has_wire: bool = Fals
     def wall_ns() -> int:
         process: Any = current_process.get()
         offset_ms = 0 if process is None else process.wall_offset_ms
-        return int(loop.now_s * 1e9) + (WALL_START_MS + offset_ms) * 1_000_000
+        return loop.now_ns + (WALL_START_MS + offset_ms) * 1_000_000
 
     def opened(*arguments: Any, **options: Any) -> Any:
         environment = lmdb_open(*arguments, **{**options, "sync": False, "metasync": False})
@@ -106,6 +114,7 @@ def simulated_environment(loop: VirtualLoop, seed: int, *, has_wire: bool = Fals
         patch.object(BlockingCalls, "run", called),
         patch.object(metadata_topic, "MIN_DELETE_RETENTION_MS", DELETE_RETENTION_MS),
         patch.object(follower, "ASK_AFTER_MS", DELETE_RETENTION_MS // 4),
+        patch.object(MetricWrapperBase, "labels", _labels),
     ]
     if not has_wire:
         patches.append(patch.object(client, "ResponseClassRegistry", HandedOverResponses))

@@ -160,9 +160,10 @@ class SimConnection:
             answer.set_exception(BrokerError(f"{self.address} did not answer in {timeout_ms} ms", retriable=True))
 
     def _arrive(self, message: Any, version: int, answer: asyncio.Future[Any]) -> None:
-        if self._network.is_cut(self._name, self._broker.node_id) or self.is_closed:
+        broker = self._broker
+        if (self._name, broker.node_id) in self._network.cuts or self.is_closed:
             return
-        if not self._broker.is_up or self._broker.incarnation != self._incarnation:
+        if not broker.is_up or broker.incarnation != self._incarnation:
             self.abort("the broker is gone")
             return
         self._queue.append((message, version, answer))
@@ -201,17 +202,17 @@ class SimConnection:
         self._serve()
 
     def _deliver(self, answer: asyncio.Future[Any], body: Any) -> None:
-        network = self._network
-        if network.is_cut(self._name, self._broker.node_id):
+        network, broker = self._network, self._broker
+        if (self._name, broker.node_id) in network.cuts:
             return
-        if not self._broker.is_up or self._broker.incarnation != self._incarnation:
+        if not broker.is_up or broker.incarnation != self._incarnation:
             self.abort("the broker is gone")
             return
         lost = network.lost_answers.get(self._name, 0)
         if lost and network.rng.random() < lost:
             self.abort("reset by the network")
             return
-        self._heard_at_s = network.loop.time()
+        self._heard_at_s = network.loop.now_s
         if not answer.done():
             answer.set_result(body)
         if lost and network.rng.random() < lost:

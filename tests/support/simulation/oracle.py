@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -37,6 +38,8 @@ _UNAVAILABLE = frozenset(
 
 _CONFIRMED_WITHIN_S = 2.001
 """Processes count whole milliseconds."""
+
+_manifest = lru_cache(maxsize=64)(decode_partition_manifest)
 
 
 class Violation(Exception):
@@ -202,7 +205,7 @@ class Oracle:
         stored = self.store.objects.get(key)
         if stored is None or not self.store.has_conditional_writes or self.truth.lost_records:
             return
-        before, after = decode_partition_manifest(stored.data), decode_partition_manifest(data)
+        before, after = _manifest(stored.data), _manifest(data)
         if before.is_later_than(after.position):
             self.fail(
                 f"{client} replaces a manifest that reflects metadata offset {before.position.next_offset} by one of"
@@ -211,7 +214,7 @@ class Oracle:
 
     def _burying(self, client: str, data: bytes) -> None:
         """`rebuild` restores no dead segment. So a manifest calls none dead that may still be accepted."""
-        for dead in decode_partition_manifest(data).dead:
+        for dead in _manifest(data).dead:
             segment = self.truth.segments.get(dead)
             if segment is not None and not segment.is_deleted:
                 self.fail(f"{client} writes a manifest that calls {dead} dead, whose segment has no DELETE record")

@@ -155,9 +155,10 @@ def _has_last_copy(sim: Simulation, partition: SimPartition) -> bool:
             continue
         removed = sim.oracle.expected[partition].removed
         is_removed = any(first <= segment.end_offset and segment.start_offset < end for first, end in removed)
+        if one.finished_at_s is not None or not is_removed:
+            continue
         log, indexes = (store.objects.get(key(CLUSTER_ID, segment)) for key in (log_key, indexes_key))
-        is_whole = log is not None and len(log.data) == segment.segment_size_bytes and _are_readable(indexes)
-        if one.finished_at_s is None and is_removed and is_whole:
+        if log is not None and len(log.data) == segment.segment_size_bytes and _are_readable(indexes):
             return True
     return False
 
