@@ -11,6 +11,7 @@ COPY protocol protocol
 COPY tiers tiers
 COPY proxy proxy
 COPY pipeline pipeline
+COPY tidegate tidegate
 RUN if [ -n "$EXTRAS" ]; then /opt/tidegate/bin/pip install --no-cache-dir --no-build-isolation ".[$EXTRAS]"; fi \
  && /opt/tidegate/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
 

@@ -46,12 +46,12 @@ from pyspark.sql.types import StructType
 from rich.console import Console
 from rich.table import Table
 
-import pipeline
 from bench.ending import run
 from bench.offsets import EARLIEST, LATEST, list_offsets
 from pipeline.decode.arrow_records import warm
 from pipeline.decode.record_columns import KAFKA_COLUMNS, MAX_ARROW_BYTES
 from pipeline.source.columns import spark_schema
+from pipeline.source.datasource import register_data_sources
 from pipeline.source.options import DEFAULT_SPLIT_BYTES
 from pipeline.spark.session import open_session
 from pipeline.spark.task_call import freeze_loaded_objects
@@ -382,7 +382,7 @@ def main() -> int:
                     f"{spark_kafka.VERSION} with kafka-clients {spark_kafka.CLIENTS_VERSION}; {os.cpu_count()} cores"
                 )
                 with open_session("local[2]", conf, "bench") as session:
-                    pipeline.register(session)
+                    register_data_sources(session)
                     session.dataSource.register(BatchesAtHand)
                     servers = cluster.bootstrap_servers, proxy.bootstrap_servers
                     bench = Bench(console, session, home, proxy.config, *servers)

@@ -1,4 +1,4 @@
-"""The entry point of `tidegate-pipeline`, `python -m pipeline` and `spark-submit .../pipeline/__main__.py`."""
+"""Runs a command of `tidegate-pipeline` that an interrupt ends at any time, also while libraries are loaded."""
 
 from __future__ import annotations
 

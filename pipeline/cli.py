@@ -14,6 +14,8 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
+from pipeline.extras import what_to_install
+
 FAILED: Final = 3
 INTERRUPTED: Final = 130
 
@@ -31,13 +33,6 @@ COMMANDS: Final[Mapping[str, str]] = {
 }
 """Each command is a function in a module of `pipeline.commands`; both have the command's name."""
 
-_EXTRAS: Final = {
-    "pyspark": "pipeline",
-    "py4j": "pipeline",
-    "pyarrow": "pipeline",
-    "numpy": "pipeline",
-    "pyiceberg": "iceberg",
-}
 _STYLE: Final[Mapping[str, Any]] = {
     "add_completion": False,
     "pretty_exceptions_enable": False,
@@ -98,10 +93,7 @@ def _explained(error: Exception) -> tuple[str, int]:
             raise error
         from pipeline.commands.failures import explain  # imports Spark to recognise its errors
     except ModuleNotFoundError as missing:
-        package = (missing.name or "").partition(".")[0]
-        if package in _EXTRAS:
-            return f"{package} is missing: run `pip install '.[{_EXTRAS[package]}]'` in the clone of Tidegate", FAILED
-        return f"internal error: {missing}", FAILED
+        return what_to_install(missing) or f"internal error: {missing}", FAILED
     return explain(error)
 
 

@@ -2,4 +2,5 @@
 
 Read the modules in this order: `primitives`, `frame`, `header`, `schema`, `splice`. Then read `apis`, which has one
 module per API, and `records`, which reads the record batches inside Fetch and Produce messages.
+Internal to Tidegate.
 """

@@ -1,1 +1,1 @@
-"""Sockets, order and policy: the Kafka-protocol proxy and its command `tidegate`."""
+"""Sockets, order and policy: the Kafka-protocol proxy and its command `tidegate`. Internal to Tidegate."""

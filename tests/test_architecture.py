@@ -24,7 +24,7 @@ MAX_TEST_NAME = 70
 
 # A path in backticks that starts with a folder of ours, or a file name at the root.
 NAMED_PATH = re.compile(
-    r"`((?:protocol|tiers|proxy|pipeline|tests|bench|docs|\.ci)/[\w./-]*|[\w-]+\.(?:md|toml|yml|txt))`"
+    r"`((?:protocol|tiers|proxy|pipeline|tidegate|tests|bench|docs|\.ci)/[\w./-]*|[\w-]+\.(?:md|toml|yml|txt))`"
 )
 
 

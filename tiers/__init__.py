@@ -5,5 +5,5 @@
 
 The packages: `model` has the values, `segment` the file formats, `storage` the stores, `metadata` the metadata topic
 and its local state, `broker` the Kafka client, `log` the log on the leader, `reader` the read path, and `manager` the
-tasks.
+tasks. Internal to Tidegate.
 """

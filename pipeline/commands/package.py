@@ -14,9 +14,9 @@ from typing import Annotated
 
 import typer
 
-PACKAGES = ("pipeline", "protocol", "tiers")
+PACKAGES = ("pipeline", "protocol", "tidegate", "tiers")
 METADATA = ("METADATA", "entry_points.txt")
-PROGRAM = "from pipeline.__main__ import main\n\nmain()\n"
+PROGRAM = "from tidegate.__main__ import tidegate_pipeline\n\ntidegate_pipeline()\n"
 
 
 def package(folder: Annotated[Path, typer.Argument(help="Created if it is missing.")]) -> None:

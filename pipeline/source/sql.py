@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-import pipeline
 from pipeline.source.datasource import NAME as RECORDS
+from pipeline.source.datasource import register_data_sources
 from pipeline.source.segments_relation import NAME as SEGMENTS
 
 VIEWS = {"tiered": RECORDS, "tiered_segments": SEGMENTS}
@@ -21,7 +21,7 @@ def sql(
 ) -> DataFrame:
     """Returns the query's DataFrame without reading records. `topics` is a pattern for whole names, `options` are those
     of the data source."""
-    pipeline.register(session)
+    register_data_sources(session)
     for view, source in VIEWS.items():
         if re.search(rf"\b{view}\b", query, re.IGNORECASE):  # creating a view starts a Python process
             reader = session.read.format(source).option("config", str(config)).option("subscribePattern", topics)

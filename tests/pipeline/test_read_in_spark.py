@@ -13,7 +13,8 @@ from pyspark.sql.functions import col
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
-import pipeline
+import tidegate
+from pipeline.source.datasource import register_data_sources
 from tests.support.pipeline.read_stage import ReadStage, without_headers
 from tests.support.rigs.strict_consumer import until_trimmed
 from tests.support.servers.producing import TIMEOUT_S, add_partitions, create_topic
@@ -25,7 +26,7 @@ Found = tuple[int, int, bytes | None]
 
 
 def data_of(stage: ReadStage, spark: SparkSession, **options: str) -> DataFrame:
-    pipeline.register(spark)
+    register_data_sources(spark)
     return spark.read.format("kafka_tiered").options(**stage.options, **options).load()
 
 
@@ -118,16 +119,16 @@ def test_a_session_that_pushes_nothing_down_reads_all_the_same(spark: SparkSessi
 
 
 def test_a_schema_of_few_columns_reads_just_those(spark: SparkSession, stage: ReadStage) -> None:
-    pipeline.register(spark)
-    pipeline.register(spark)
+    register_data_sources(spark)
+    register_data_sources(spark)
     frame = spark.read.format("kafka_tiered").schema("value BINARY, offset BIGINT").options(**stage.options).load()
     assert frame.columns == ["value", "offset"]
     assert sorted(row["offset"] for row in frame.collect()) == sorted(row["offset"] for row in stage.expected())
-    assert pipeline.read(spark, stage.topic, "offset", config=stage.options["config"]).columns == ["offset"]
+    assert tidegate.read(spark, stage.topic, "offset", config=stage.options["config"]).columns == ["offset"]
 
 
 def test_segments_are_a_relation(spark: SparkSession, stage: ReadStage) -> None:
-    pipeline.register(spark)
+    register_data_sources(spark)
     segments = spark.read.format("kafka_tiered_segments").options(**stage.options).load()
     rows = segments.where("is_readable").orderBy("start_offset").collect()
     assert {row["topic"] for row in rows} == {stage.topic}
@@ -137,7 +138,6 @@ def test_segments_are_a_relation(spark: SparkSession, stage: ReadStage) -> None:
 
 
 def test_a_stream_reads_both_tiers_once_over_restarts(spark: SparkSession, stage: ReadStage, tmp_path: Path) -> None:
-    pipeline.register(spark)
     topic = f"{stage.topic}-stream"
     create_topic(stage.kafka.bootstrap_servers, topic, config={"retention.ms": "-1"})
     stage.produce(1200, topic=topic)
@@ -152,14 +152,13 @@ def test_a_stream_reads_both_tiers_once_over_restarts(spark: SparkSession, stage
         batches.append(len(rows))
 
     def start() -> StreamingQuery:
-        stream = (
-            spark.readStream.format("kafka_tiered")
-            .options(config=stage.options["config"], subscribe=topic, **SECRETS)
-            .option("kafka.bootstrap.servers", stage.kafka.bootstrap_servers)
-            .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", "500")
-            .load()
-        )
+        options = {
+            "config": stage.options["config"],
+            "kafka.bootstrap.servers": stage.kafka.bootstrap_servers,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": "500",
+        }
+        stream = tidegate.read(spark, topic, stream=True, **options, **SECRETS)
         return (
             stream.writeStream.foreachBatch(keep)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))

@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 
 import pipeline
 import pipeline.offload.job
+import tidegate
 from pipeline.config import load_pipeline_config
 from pipeline.offload.driver import OffloadOptions, OffloadReport
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
@@ -95,7 +96,7 @@ def offload(
 
 def read(session: SparkSession, topic: str, config: str) -> dict[int, str]:
     """The hash of each partition's values, in the order of their offsets."""
-    rows = sorted(pipeline.read(session, topic, "partition,offset,value", config=config).collect())
+    rows = sorted(tidegate.read(session, topic, "partition,offset,value", config=config).collect())
     return {
         partition: hashlib.sha256(b"".join(row.value for row in rows if row.partition == partition)).hexdigest()
         for partition in {row.partition for row in rows}

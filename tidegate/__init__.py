@@ -1,0 +1,49 @@
+"""The public Python package of Tidegate: `read` and `__version__`. All other packages are internal.
+
+    import tidegate
+
+    orders = tidegate.read(spark, "orders", config="tidegate.toml")
+
+`import tidegate` imports neither Spark nor the internal packages. The first call of `read` does.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["__version__", "read"]
+
+try:
+    __version__ = _version("tidegate")
+except _PackageNotFoundError:
+    __version__ = "unknown"
+
+
+def read(
+    spark: SparkSession, topics: str, columns: str | None = None, *, stream: bool = False, **options: str
+) -> DataFrame:
+    """Returns a DataFrame with the records of `topics` (names, separated by commas) in both tiers.
+
+    `columns` names the columns to decode, separated by commas. `stream=True` returns a streaming DataFrame. `options`
+    are those of the data source `kafka_tiered` (docs/pipeline.md, "Options"). From the first call on, the session also
+    has the formats `kafka_tiered` and `kafka_tiered_segments`.
+
+    Raises `ImportError` if the extra `pipeline` is not installed, or if another package hides one of Tidegate's."""
+    from tidegate.own_packages import check_packages
+
+    check_packages("protocol", "tiers", "pipeline")
+    try:
+        from pipeline.source.datasource import NAME, register_data_sources
+    except ModuleNotFoundError as missing:
+        from pipeline.extras import what_to_install
+
+        raise ImportError(what_to_install(missing) or str(missing)) from missing
+    register_data_sources(spark)
+    reader = spark.readStream if stream else spark.read
+    options = {"subscribe": topics, **({} if columns is None else {"columns": columns}), **options}
+    return reader.format(NAME).options(**options).load()
