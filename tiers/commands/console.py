@@ -37,7 +37,7 @@ CONFIG_VARIABLE = "TIDEGATE_CONFIG"
 _CONFIG_FILES = (Path("tidegate.toml"), Path("/etc/tidegate/tidegate.toml"))
 
 
-def _config_file() -> Path:
+def default_config_file() -> Path:
     """Returns the first file that exists. Without one, variables alone can configure Tidegate.
 
     Raises `ConfigError`."""
@@ -53,16 +53,19 @@ def _config_file() -> Path:
     )
 
 
-ConfigFile = Annotated[
-    Path,
-    typer.Option(
+def _config_option(**default: Any) -> Any:
+    return typer.Option(
         "--config",
         envvar=CONFIG_VARIABLE,
-        default_factory=_config_file,
         show_default="tidegate.toml, or /etc/tidegate/tidegate.toml",
         help="The TOML file; docs/configuration.md describes every key.",
-    ),
-]
+        **default,
+    )
+
+
+ConfigFile = Annotated[Path, _config_option(default_factory=default_config_file)]
+ConfigFileOfGroup = Annotated[Path | None, _config_option()]
+"""The option of a group that is a command too. None: the group takes `default_config_file`, if it is called alone."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

@@ -19,7 +19,17 @@ import typer
 from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
-from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table, time_text
+from tiers.commands.console import (
+    FINDINGS,
+    TERMINAL,
+    AsJson,
+    ConfigFile,
+    ConfigFileOfGroup,
+    default_config_file,
+    show_json,
+    show_table,
+    time_text,
+)
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.deletion.missing_topics import vanished_together
@@ -58,15 +68,13 @@ class MissingTopic:
 @missing_topics.callback()
 def _missing_topics(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option("--config", help="The TOML file.")] = None,
+    config: ConfigFileOfGroup = None,
     as_json: AsJson = False,
 ) -> None:
     """Lists tiered topics that no broker knows. Exit code 1: a topic needs an operator's decision."""
     if context.invoked_subcommand is not None:
         return
-    if config is None:
-        raise typer.BadParameter("is missing", param_hint="--config")
-    found = _run(load_config(config), ())
+    found = _run(load_config(config or default_config_file()), ())
     if as_json:
         show_json(found)
     else:

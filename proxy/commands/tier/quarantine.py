@@ -18,7 +18,16 @@ import typer
 from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import RemoteTierError, metadata_to_now, tiered_cluster
-from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table
+from tiers.commands.console import (
+    FINDINGS,
+    TERMINAL,
+    AsJson,
+    ConfigFile,
+    ConfigFileOfGroup,
+    default_config_file,
+    show_json,
+    show_table,
+)
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.retention.expiration_task import is_in_quarantine
@@ -50,15 +59,13 @@ class QuarantinedSegment:
 @quarantine.callback()
 def _quarantine(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option("--config", help="The TOML file.")] = None,
+    config: ConfigFileOfGroup = None,
     as_json: AsJson = False,
 ) -> None:
     """Lists the segments that unclean elections cut off. Only `quarantine delete` deletes them."""
     if context.invoked_subcommand is not None:
         return
-    if config is None:
-        raise typer.BadParameter("is missing", param_hint="--config")
-    found = _run(load_config(config), ())
+    found = _run(load_config(config or default_config_file()), ())
     if as_json:
         show_json(found)
     else:

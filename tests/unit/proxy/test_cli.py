@@ -65,6 +65,21 @@ def test_the_configuration_is_found_without_the_option(
     assert capsys.readouterr().err == f"tidegate: {tmp_path}/other.toml: No such file or directory\n"
 
 
+@pytest.mark.parametrize("group", ["missing-topics", "quarantine"])
+def test_a_group_that_is_a_command_finds_the_configuration_too(
+    group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["tier", group]) == 2
+    assert "there is no configuration: name a file with --config" in capsys.readouterr().err
+    (tmp_path / "tidegate.toml").write_text("x = 1")
+    assert cli.run(["tier", group]) == 2
+    assert "tidegate.toml: unknown key x" in capsys.readouterr().err
+    monkeypatch.setenv("TIDEGATE_CONFIG", str(tmp_path / "other.toml"))
+    assert cli.run(["tier", group]) == 2
+    assert capsys.readouterr().err == f"tidegate: {tmp_path}/other.toml: No such file or directory\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "command"), [([], "serve"), (["tier"], "rebuild"), (["tier", "metadata"], "export")]
 )
