@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
-from proxy.cli import app
 from proxy.config import TidegateConfig, load_config
+from tests.support import command_lines
 from tests.support.repository import ROOT
 from tests.support.tools import programs
 
@@ -42,13 +41,6 @@ def plain_manifests() -> Manifests:
 def one_of(manifests: Manifests, kind: str, name: str = "") -> dict[str, Any]:
     (found,) = [one for one in manifests if one["kind"] == kind and name in ("", one["metadata"]["name"])]
     return found
-
-
-def check_command(arguments: list[str]) -> None:
-    command, *options = arguments
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # an app of several commands is a group
-    known = {name for parameter in commands[command].params for name in parameter.opts}
-    assert {option for option in options if option.startswith("--")} <= known
 
 
 def settings_of(manifests: Manifests, folder: Path, monkeypatch: pytest.MonkeyPatch) -> TidegateConfig:
@@ -94,7 +86,7 @@ def check_manifests(manifests: Manifests, config: TidegateConfig) -> None:
     namespace = clients["metadata"].get("namespace", "default")
     assert listener.advertised_host == f"{clients['metadata']['name']}.{namespace}.svc.cluster.local"
 
-    check_command(container["args"])
+    command_lines.tidegate(container["args"])
     assert container["image"] == f"tidegate:{VERSION}"
     assert pod["securityContext"]["runAsUser"] == int(re.findall(r"--uid (\d+)", DOCKERFILE)[0])
     assert pod["securityContext"]["runAsNonRoot"]
@@ -178,7 +170,7 @@ def test_the_unit_starts_a_command_that_exists() -> None:
     (start,) = lines_of(UNIT, "ExecStart")
     program, *arguments = shlex.split(start)
     assert Path(program).name == "tidegate"
-    check_command(arguments)
+    command_lines.tidegate(arguments)
 
 
 def test_a_reload_of_the_unit_sends_sighup() -> None:
