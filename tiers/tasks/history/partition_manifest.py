@@ -4,10 +4,11 @@ The owner rewrites the manifest after every change of its content. If the store 
 next round tries again. Until then the owner trims only what the stored manifest accepts. A restart costs no PUT.
 
 A former owner's PUT may be late and replace the manifest. So the owner reads the stored one before each rewrite, before
-each trim and each deletion of copied segments, and once more T_vis after a takeover. A manifest says which metadata
-offset it reflects. If the stored one reflects a later offset than the owner has read, there is a newer owner, or
-metadata was lost: the owner does not overwrite it, and finds out. Where conditional writes are proved, a rewrite names
-the version that was read, so that no write in between is lost.
+each trim and each deletion of copied segments, and once more T_vis after a takeover. It reads it before a copy counts,
+too: a store that lacks the manifest may be another place by now, for example a folder whose file system is not mounted.
+A manifest says which metadata offset it reflects. If the stored one reflects a later offset than the owner has read,
+there is a newer owner, or metadata was lost: the owner does not overwrite it, and finds out. Where conditional writes
+are proved, a rewrite names the version that was read, so that no write in between is lost.
 
 The manifest is also a witness (docs/design.md, safety rule 5). The metadata lost records when the manifest accepts a
 segment that the metadata does not know, or names a position that the metadata topic does not reach any more. Then the
@@ -133,6 +134,8 @@ class PartitionManifestTask:
     async def _check(self, local_log_start: int) -> None:
         try:
             stored = await self._fetch()
+            if stored is None and self._stored is not None and not self.is_accepted:
+                await self._check_place()  # before this owner forgets the manifest that it found or wrote
             self._keep(self._decoded(stored), witness_of(stored))
         except RemoteLogMetadataError as error:
             self._is_unreadable = True
@@ -143,8 +146,6 @@ class PartitionManifestTask:
                 extra={"partition": str(self._partition), "error": str(error)},
             )
         if not (self._stored or self._is_unreadable or self._has_an_owner_copied()):
-            services = self._services
-            await services.place.check(services.storage, services.metadata, services.cluster_id)
             # The manifest is written before the first copy. So a copy without a manifest means a lost manifest.
             await self._put()
         if not self.is_accepted:
@@ -234,6 +235,13 @@ class PartitionManifestTask:
             self._read_error = None
             self._end_alarm()
         return True
+
+    async def require_stored(self) -> None:
+        """Does the same as `confirm` right before a copy counts. Raises the store's errors.
+
+        The file system of the store may be unmounted at any time. The copy is then in the folder below."""
+        async with self._lock:
+            await self._restore()
 
     async def end_acceptance(self) -> None:
         """Ends the acceptance after the round that continued because of it. Raises the store's errors."""
@@ -325,7 +333,11 @@ class PartitionManifestTask:
             services.require_ownership(partition)
             return manifest_of(services.metadata, services.cluster_id, partition)
 
-        written = await overwrite_manifest(services.storage, services.cluster_id, partition, present)
+        try:
+            written = await overwrite_manifest(services.storage, services.cluster_id, partition, present)
+        except MetadataLostError:
+            self._is_checked = False  # the partition stays stopped: each round checks the store first
+            raise
         assert written is not None
         self._keep(written, witness_of(encode_partition_manifest(written)))
         self._is_written_since_accepted = True
@@ -347,8 +359,15 @@ class PartitionManifestTask:
         """Decides whether this owner may replace `stored`, which may be another manifest than it found or wrote last.
 
         Raises `MetadataLostError` if it is a witness of records that the metadata lost, and `OwnershipLostError` or
-        `RemoteLogMetadataNotReadyError` if it is that of a newer owner. Unreadable content is no witness."""
+        `RemoteLogMetadataNotReadyError` if it is that of a newer owner. Unreadable content is no witness. Without a
+        manifest, the store may be another place: see `_check_place`."""
         services, partition = self._services, self._partition
+        if stored is None and not self.is_accepted:
+            try:
+                await self._check_place()
+            except RemoteStorageError:
+                self._is_checked = False  # as for `MetadataLostError`
+                raise
         if witness_of(stored) == self._stored_witness:
             return
         try:
@@ -441,10 +460,25 @@ class PartitionManifestTask:
         return known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED
 
     async def _check_place(self) -> None:
-        """Raises `MetadataLostError` when the store has neither a manifest nor any of the copied segments."""
+        """Checks that a store without the manifest is the place of the tier: it has a copied segment.
+
+        Raises `MetadataLostError` when it has none of this partition. If the partition was never copied, the method
+        raises the errors of `StorePlace`, and `RemoteStorageError` when this owner had a manifest and no partition was
+        ever copied."""
         services, partition = self._services, self._partition
-        is_copied = any(each.is_finished for each in services.metadata.stored_segments(partition))
-        if is_copied and not await has_segment_of(services.storage, services.metadata, partition):
+        if not any(each.is_finished for each in services.metadata.stored_segments(partition)):
+            is_found = await services.place.check(
+                services.storage,
+                services.metadata,
+                services.cluster_id,
+                knows_all_partitions=services.knows_all_partitions,
+            )
+            if self._stored is not None and not is_found:
+                raise RemoteStorageError(
+                    f"the store had the manifest of {partition}, and has nothing of the tier now: is it not mounted?"
+                    " Correct that; if the store was emptied on purpose, restart this process"
+                )
+        elif not await has_segment_of(services.storage, services.metadata, partition):
             raise MetadataLostError(
                 f"the store has neither the manifest of {partition} nor its oldest segments: does [storage] name"
                 " another place than that of the process which copied them? Correct it; if the store lost them,"
