@@ -27,7 +27,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tasks.history.stop_check import lacks_total
+from tiers.tasks.history.stop_check import lacks_settings
 from tiers.tasks.task_services import TaskServices
 
 _ATTEMPTS = 3
@@ -90,12 +90,12 @@ async def check_positions(services: TaskServices, manifest: PartitionManifest) -
     """Raises `MetadataLostError` when the metadata topic does not reach a position of the manifest any more.
 
     A position in another metadata topic does not count: `rebuild` or `import` made the present topic. But only
-    `rebuild` restores the total retention."""
+    `rebuild` restores the total retention and the pauses."""
     timeout_ms = services.settings.request_timeout_ms
-    if lacks_total(services.metadata, manifest):
+    if lacks_settings(services.metadata, manifest):
         raise MetadataLostError(
-            f"the metadata lacks the total retention of {manifest.topic_id_partition.topic}, which the manifest of"
-            f" {manifest.topic_id_partition} has: {WAY_BACK}"
+            f"the metadata lacks the total retention or a pause of {manifest.topic_id_partition.topic}, which the"
+            f" manifest of {manifest.topic_id_partition} has: {WAY_BACK}"
         )
     for partition, position in manifest.positions():
         if position.topic_id != services.metadata.position(partition).topic_id:
