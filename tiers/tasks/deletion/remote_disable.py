@@ -19,7 +19,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.tasks.deletion.segment_deletion import delete_all, end_copy_plans
 from tiers.tasks.history.lineage import check_remote_lineage
-from tiers.tasks.history.stored_manifest import bury_manifest, check_stored_positions
+from tiers.tasks.history.stored_manifest import bury_manifest, check_stored_manifest
 from tiers.tasks.task_services import TIER_SETTINGS_MAX_AGE_MS, TaskServices
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class RemoteDisableTask:
         # The user may have taken the request back, and this process may be behind with the topic's settings.
         await services.present_tier_settings(partition)
         # If the metadata lost records, the request to delete may be an old one that the user has taken back since.
-        await check_stored_positions(services, partition)
+        await check_stored_manifest(services, partition)
         self._check(partition)
         # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
         last_epoch = remote_epoch_before(services.metadata, partition, bounds.log_start_offset)

@@ -30,25 +30,20 @@ from uuid import UUID
 
 from tiers.errors import (
     MetadataLostError,
-    OwnershipLostError,
     RemoteLogMetadataError,
     RemoteLogMetadataNotReadyError,
-    RemoteResourceNotFoundError,
     RemoteStorageError,
 )
-from tiers.metadata.log_history import is_of_the_history
 from tiers.metadata.partition_manifest import (
-    ManifestSegment,
     PartitionManifest,
     decode_partition_manifest,
     encode_partition_manifest,
     witness_of,
 )
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.log_start import LogGap, LogStart, LogStartReason
+from tiers.model.log_start import LogGap, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.history.lost_copies import check_store, is_whole, last_copies
 from tiers.tasks.history.stop_check import AcceptedLog, AcceptedState, state_to_accept
@@ -59,6 +54,7 @@ from tiers.tasks.history.stored_manifest import (
     manifest_of,
     overwrite_manifest,
     read_manifest,
+    refuse_to_forget,
 )
 from tiers.tasks.task_services import TaskServices
 
@@ -154,7 +150,7 @@ class PartitionManifestTask:
                     await self._check_place()
                 self._check_leftovers(local_log_start)
             else:
-                await self._refuse_to_forget(self._stored)
+                await refuse_to_forget(self._services, self._partition, self._stored)
                 await check_positions(self._services, self._stored)
         self._local_log_start, self._is_checked = local_log_start, True
         self._read_again_at_ms = self._services.clock_ms() + self._services.settings.remote_log.visible_after_ms
@@ -209,7 +205,7 @@ class PartitionManifestTask:
                 f"records of {self._partition} are in neither tier, and no manifest says whether they were copied:"
                 f" {WAY_BACK}"
             )
-        await self._refuse_to_forget(self._stored)
+        await refuse_to_forget(self._services, self._partition, self._stored)
         metadata, timeout_ms = self._services.metadata, self._services.settings.request_timeout_ms
         if not await metadata.confirms(self._partition, self._stored.position, timeout_ms):
             raise MetadataLostError(
@@ -385,7 +381,7 @@ class PartitionManifestTask:
                     f"the manifest of {partition} reflects offset {other.position.next_offset} of the metadata, which"
                     " this owner has not read: it does not replace the manifest"
                 )
-        await self._refuse_to_forget(other)
+        await refuse_to_forget(services, partition, other)
 
     async def _fetch(self) -> bytes | None:
         return await read_manifest(self._services.storage, self._services.cluster_id, self._partition)
@@ -423,42 +419,6 @@ class PartitionManifestTask:
             extra={"partition": str(partition), "accepted": accepted.witness, "found": found.witness},
         )
 
-    async def _refuse_to_forget(self, manifest: PartitionManifest) -> None:
-        """Raises `MetadataLostError` when the metadata does not know a segment that the manifest accepts.
-
-        It raises only if the store still has one of these segments, and no log start covers it. One missing object does
-        not show that the other segments are gone too."""
-        metadata, partition = self._services.metadata, self._partition
-        log_starts = metadata.log_starts(partition)
-        unknown = [
-            each
-            for each in manifest.segments
-            if not (self._is_known_as_finished(each) or any(_deletes(start, each) for start in log_starts))
-        ]
-        for each in sorted(unknown, key=lambda segment: segment.end_offset, reverse=True):
-            try:
-                await self._services.storage.fetch_indexes(each.metadata(partition))
-                break
-            except RemoteResourceNotFoundError:
-                continue  # the segment was deleted after the manifest was written
-        else:
-            return
-        if not metadata.owns(partition):
-            raise OwnershipLostError(f"{partition} is owned by another member, which has newer metadata")
-        raise MetadataLostError(
-            f"the store has {len(unknown)} accepted segments of {partition} that the metadata does not know: metadata"
-            f" was lost: {WAY_BACK}"
-        )
-
-    def _is_known_as_finished(self, segment: ManifestSegment) -> bool:
-        """Whether the metadata knows the segment as finished, or its deletion has begun.
-
-        The deletion may be newer than the manifest."""
-        known = self._services.metadata.remote_log_segment_metadata_by_id(
-            RemoteLogSegmentId(self._partition, segment.id)
-        )
-        return known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED
-
     async def _check_place(self) -> None:
         """Checks that a store without the manifest is the place of the tier: it has a copied segment.
 
@@ -495,8 +455,3 @@ class PartitionManifestTask:
                 f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the"
                 f" metadata, its copy did not finish, but no manifest confirms that: {WAY_BACK}"
             )
-
-
-def _deletes(start: LogStart, segment: ManifestSegment) -> bool:
-    """Whether the whole segment lies below the log start. A segment of a later leader epoch has another history."""
-    return segment.end_offset < start.offset and is_of_the_history(start, segment.leader_epochs, segment.end_offset)

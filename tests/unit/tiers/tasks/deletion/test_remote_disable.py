@@ -93,6 +93,19 @@ async def test_nothing_else_deletes(copied: Workbench, config: dict[str, str]) -
     assert len(copied.finished) == 3
 
 
+async def test_a_segment_that_only_the_manifest_knows_stops_the_deletion(copied: Workbench) -> None:
+    """Metadata was lost. So the request to delete may be one that the user has taken back since."""
+    copied.services = replace(copied.services, cluster_id="cluster")
+    await PartitionManifestTask(copied.services, PARTITION).run()
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    del copied.metadata.segments[copied.segments[-1].segment_id]
+    objects = await copied.objects()
+    with pytest.raises(MetadataLostError, match="1 accepted segments"):
+        await RemoteDisableTask(copied.services).run(idle)
+    assert await copied.objects() == objects
+    assert copied.metadata.log_starts(PARTITION) == []
+
+
 async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:
     copied.services = replace(copied.services, cluster_id="cluster")
     await PartitionManifestTask(copied.services, PARTITION).run()
