@@ -178,6 +178,8 @@ class PartitionManifestTask:
         copy, and `rebuild` can restore the segment. An operator's acceptance goes on without it. Raises the store's
         errors."""
         kept = [one for one in last_copies(self._services.metadata, self._partition, local_log_start) if not holds(one)]
+        if kept and not self.is_accepted:
+            await self.require_stored()  # another place has no object of them, and shows nothing
         for leftover in () if self.is_accepted else kept:
             if await is_whole(self._services, leftover):
                 raise MetadataLostError(
