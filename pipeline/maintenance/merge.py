@@ -5,7 +5,8 @@
    read them back. The job then writes COPY_SEGMENT_FINISHED: from then on the merged segment answers for the offsets of
    its parts, which all still exist.
 3. When the merged segments have been visible for the grace period, so that no reader still uses the parts, the job
-   writes the manifests and deletes the parts.
+   writes the manifests and deletes the parts. Right before that, the driver looks whether the store has the merged
+   segments: an executor may have another place at the same path.
 
 If the job ends early, the owners clean up: they treat an unfinished merged segment as a leftover, and a part whose
 offsets another segment answers for as a second copy, and delete both. The job never merges clamped segments, nor
@@ -39,8 +40,10 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.segment_deletion import delete_segment, write_state
 from tiers.tasks.task_services import TaskServices
+from tiers.verify.read_back import check_stored
 
 DEFAULT_GRACE_MS = 60_000
 GROUPS_PER_WAVE = 64
@@ -121,9 +124,34 @@ async def merge_groups(
     replaced = [part for part in replaced if part.topic_id_partition not in unnamed]
     if replaced:
         await sleep(max(grace_ms, services.settings.remote_log.visible_after_ms) / 1000)
+        lacking = await _lacking(services, done.merged)
+        for merged, error in lacking:
+            kept += [(part, error) for part in replaced if _has_offsets_of(merged, part)]
+        replaced = [part for part in replaced if not any(_has_offsets_of(merged, part) for merged, _ in lacking)]
         done.purge = await purge(services, config, runner, replaced)
     done.purge.failed += kept
     return done
+
+
+async def _lacking(
+    services: TaskServices, merged: Sequence[RemoteLogSegmentMetadata]
+) -> list[tuple[RemoteLogSegmentMetadata, str]]:
+    """Returns the merged segments that the store does not have now, each with its error. Their parts must stay."""
+    lacking: list[tuple[RemoteLogSegmentMetadata, str]] = []
+
+    async def look(segment: RemoteLogSegmentMetadata) -> None:
+        try:
+            await with_retries(lambda: check_stored(services.storage, segment, services.key_ring))
+        except RemoteStorageError as error:
+            lacking.append((segment, f"the store does not have the merged segment: {error}"))
+
+    await bounded_gather(merged, look, _WRITES_AT_ONCE)
+    return lacking
+
+
+def _has_offsets_of(merged: RemoteLogSegmentMetadata, part: RemoteLogSegmentMetadata) -> bool:
+    is_same = part.topic_id_partition == merged.topic_id_partition
+    return is_same and merged.start_offset <= part.start_offset <= merged.end_offset
 
 
 async def _write_manifests(

@@ -41,7 +41,7 @@ from tiers.tasks.deletion.topic_deletion import (
     end_partition_deletion,
 )
 from tiers.tasks.history.lineage import check_remote_lineage
-from tiers.tasks.history.stored_manifest import check_stored_positions
+from tiers.tasks.history.stored_manifest import check_stored_manifest
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.task_services import TaskServices
 
@@ -169,7 +169,7 @@ async def expire_partitions(
         await check_remote_lineage(
             services.source, services.metadata, partition, bounds.log_start_offset, confirmed.offset, timeout_ms
         )
-        await check_stored_positions(services, partition)
+        await check_stored_manifest(services, partition)
         task = RLMExpirationTask(services, partition)
         log_start, _ = task.expired(policies[partition], confirmed.offset)
         expired, segments = await task.expire(policies[partition], bounds.leader_epoch, confirmed)

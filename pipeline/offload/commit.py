@@ -47,6 +47,7 @@ from tiers.tasks.history.lineage import check_lineage
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.task_services import TaskServices
+from tiers.verify.read_back import check_stored
 
 ATTEMPTS = 3
 """Attempts of a task in one wave: the first, one after an executor died, and one speculative attempt."""
@@ -193,6 +194,11 @@ class OffloadCommitter:
         await self._discard(one, plan, result)
 
     async def _commit_one(self, one: PartitionOffload, segment: RemoteLogSegmentMetadata) -> None:
+        # The executor that wrote and verified the segment may have another place at the same path: a folder whose file
+        # system is not mounted on its machine.
+        await one.manifest.require_stored()
+        await check_stored(self.services.storage, segment, self.services.key_ring)
+
         async def write() -> None:
             await self._check(one, segment)  # on each attempt, because time passed while waiting for the ownership
             self.services.checkpoint("segment-checked")

@@ -26,7 +26,7 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.log_bounds import earliest_readable
+from tiers.metadata.log_bounds import earliest_readable, explained_to
 from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -224,8 +224,7 @@ class TieredLog:
         offsets: dict[TopicIdPartition, int] = {}
         for partition, time_ms in times_ms.items():
             offset = found.get(partition)
-            if partition in rest:
-                self._report_hole(partition, bounds[partition])
+            await self._report_hole(partition, bounds[partition], offset)
             if offset is None:
                 if position.on_no_match == "error":
                     raise OptionError(f"No offset matched from request of topic-partition {partition} and {time_ms}.")
@@ -233,16 +232,20 @@ class TieredLog:
             offsets[partition] = max(bounds[partition].log_start, min(offset, bounds[partition].end))
         return offsets
 
-    def _report_hole(self, partition: TopicIdPartition, bounds: LogBounds) -> None:
-        """Reports offsets between the remote end and the local log that neither tier has: they may have the time.
+    async def _report_hole(self, partition: TopicIdPartition, bounds: LogBounds, answer: int | None) -> None:
+        """Reports the first offsets below `answer` that neither tier has: they may have the time.
 
         Raises `DataLossError` if `failOnDataLoss` is true."""
-        remote_end = None if self._tier is None else self._tier.metadata.remote_end_offset(partition)
-        first = bounds.log_start if remote_end is None else max(bounds.log_start, remote_end + 1)
-        for piece in self.ranges(partition, bounds, first, bounds.local_start - 1):
-            if isinstance(piece, MissingOffsets):
-                what = f"{partition}: the offsets {piece.first_offset} to {piece.end_offset} are in neither tier"
-                report_data_loss(self._options, what)
+        if self._tier is None:
+            return
+        metadata, end = self._tier.metadata, bounds.local_start
+        first = await explained_to(metadata, partition, bounds.log_start)
+        first = bounds.log_start if first is None else first
+        if first >= (end if answer is None else min(end, answer)):
+            return
+        following = metadata.next_segment(partition, first)
+        end = end if following is None else min(end, following.start_offset)
+        report_data_loss(self._options, f"{partition}: the offsets {first} to {end - 1} are in neither tier")
 
     async def _remote_times(
         self, times_ms: Mapping[TopicIdPartition, int], bounds: Mapping[TopicIdPartition, LogBounds]

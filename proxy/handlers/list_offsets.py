@@ -48,7 +48,7 @@ from proxy.handlers.off_loop import decide_when_decoded, in_slices, off_loop, sl
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.topic_policy import is_internal
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
-from tiers.metadata.log_bounds import next_local_offset
+from tiers.metadata.log_bounds import explained_to, next_local_offset
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -248,10 +248,8 @@ class ListOffsetsHandler:
             deadline_ms=deadline_ms,
             connection_id=connection_id,
         )
-        if found is not None:
-            return _of_record(found)
-        await self._require_no_hole(partition, log_start, broker.offset)
-        return None
+        await self._require_no_hole(partition, log_start, broker.offset if found is None else found.offset)
+        return None if found is None else _of_record(found)
 
     async def _of_unknown(
         self,
@@ -301,22 +299,22 @@ class ListOffsetsHandler:
         verified = await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)
         return await tools.log_starts.holds(partition, trim, verified.bounds.leader_epoch, timeout_ms)
 
-    async def _require_no_hole(self, partition: TopicIdPartition, log_start: int, broker_offset: int) -> None:
-        """Checks that the metadata explains all offsets between the remote tier and the local log.
+    async def _require_no_hole(self, partition: TopicIdPartition, log_start: int, answer: int) -> None:
+        """Checks that the metadata explains all offsets below `answer` that the local log does not have.
 
-        A record that neither tier has may have the timestamp, while its metadata is lost. A client that began at the
-        broker's later offset would skip it. Raises `RemoteLogMetadataNotReadyError`, and `BrokerError`."""
-        tiered = self._tools.tiered
-        end_offset = tiered.end_offset(partition, log_start)
-        if end_offset is None:
+        `answer` -1: no record is named, so the check covers the whole log. A record that neither tier has may have the
+        timestamp, while its metadata is lost. A client that began at the later offset would skip it. Raises
+        `RemoteLogMetadataNotReadyError`, and `BrokerError`."""
+        explained = await explained_to(self._tools.tiered.rlmm, partition, log_start)
+        if explained is None:
             is_hole = await self._was_lost(partition, log_start)
         else:
-            gap = tiered.gap_exit(partition, end_offset + 1)
-            explained_to = max(log_start, end_offset + 1 if gap is None else gap.end)
-            is_answered_before = 0 <= broker_offset <= explained_to
-            is_hole = not is_answered_before and ((await self._local_bounds(partition)).log_start_offset > explained_to)
+            is_answered_before = 0 <= answer <= explained
+            is_hole = not is_answered_before and (await self._local_bounds(partition)).log_start_offset > explained
         if is_hole:
-            raise RemoteLogMetadataNotReadyError(f"neither tier has the records of {partition} before its local log")
+            raise RemoteLogMetadataNotReadyError(
+                f"{partition}: neither tier has the offsets from {log_start if explained is None else explained} on"
+            )
 
     async def _earliest(self, partition: TopicIdPartition, local_log_start: int) -> ListOffsetsAnswer | None:
         confirmed = await self._log_start(partition, local_log_start)
@@ -369,6 +367,7 @@ class ListOffsetsHandler:
         found = await self._tools.reader.offsets.max_timestamp(
             partition, log_start, _BEYOND_ALL, deadline_ms=deadline_ms, connection_id=connection_id
         )
+        await self._require_no_hole(partition, log_start, -1)
         if found is None or (broker.offset >= 0 and found.timestamp_ms < broker.timestamp):
             return None
         return _of_record(found)

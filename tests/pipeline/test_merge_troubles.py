@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,30 @@ async def test_a_merge_whose_answer_was_lost_stays_after_its_parts_are_gone(
         assert (len(done.merged), done.failed) == (1, [])
         assert len(bench.finished) == 2
         assert await log_bytes(bench) == whole
+
+
+async def test_the_parts_stay_while_the_store_lacks_the_merged_segment(
+    root: Path, log: WrittenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executor wrote it to another place, or the store lost it during the grace period."""
+    async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
+        before = sorted(bench.partition_folder.iterdir())
+
+        async def written(*arguments: Any) -> list[MergeTaskResult]:
+            results = await run_beside(*arguments)
+            for path in {*bench.partition_folder.iterdir()} - {*before}:
+                path.unlink()
+            return results
+
+        monkeypatch.setattr("pipeline.maintenance.merge.run_beside", written)
+        done = await merged(bench)
+        assert len(done.purge.failed) == len(done.planned[0].parts)
+        assert "the store does not have the merged segment" in done.purge.failed[0][1]
+        assert done.purge.deleted == []
+        assert {*before} <= {*bench.partition_folder.iterdir()}
+        with pytest.raises(RemoteStorageError, match="stays"):
+            await bench.owners_round(POLICY)
+        assert {*before} <= {*bench.partition_folder.iterdir()}
 
 
 async def test_a_late_merge_of_a_deleted_leftover_is_deleted_by_its_name(

@@ -65,8 +65,8 @@ class Tasks:
             segment_bytes=200_000,
             segment_ms=0,
         )
-        self.copying = RLMCopyTask(self.services, self.partition)
         self.manifest = PartitionManifestTask(self.services, self.partition)
+        self.copying = RLMCopyTask(self.services, self.partition, self.manifest)
         self.gaps = LogGapTask(self.services, self.partition, self.manifest)
 
     async def bounds(self) -> LocalLogBounds:

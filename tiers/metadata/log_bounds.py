@@ -1,11 +1,18 @@
-"""The bounds of a log over both tiers: `earliest_readable` is its start, `next_local_offset` the end of its copy."""
+"""The bounds of a log over both tiers: `earliest_readable` is its start, `next_local_offset` the end of its copy.
+
+`explained_to` finds the first offset that the metadata does not explain.
+"""
 
 from __future__ import annotations
+
+import asyncio
 
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
+
+_SEGMENTS_BETWEEN_YIELDS = 256
 
 
 def earliest_readable(
@@ -47,3 +54,27 @@ def next_local_offset(
     # The local log begins behind a gap that follows the remote end. If it begins inside the gap, a new leader has
     # records of the gap, and the owner copies them. So the end of the gap does not count.
     return max(local.log_start_offset, min(offset, local.last_stable_offset))
+
+
+async def explained_to(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int) -> int | None:
+    """Returns the first offset above `log_start` that neither a readable segment nor a recorded gap has.
+
+    None: no readable segment lies at or above `log_start`, which the leader confirms. The offsets between `log_start`
+    and the first segment count as explained: no owner records a gap at the head of the log. If the local log does not
+    have the returned offset, its records were lost, or the metadata of their copy was."""
+    position: int | None = None
+    for number, segment in enumerate(metadata.answering_segments(partition, log_start)):
+        if position is not None and segment.start_offset > position:
+            position = _behind_gaps(metadata, partition, position)
+            if segment.start_offset > position:
+                return position
+        position = segment.valid_end_offset + 1
+        if number % _SEGMENTS_BETWEEN_YIELDS == _SEGMENTS_BETWEEN_YIELDS - 1:
+            await asyncio.sleep(0)
+    return None if position is None else _behind_gaps(metadata, partition, position)
+
+
+def _behind_gaps(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> int:
+    while (gap := metadata.gap_at(partition, offset)) is not None:
+        offset = gap.next_offset
+    return offset

@@ -68,7 +68,7 @@ class PartitionTasks:
         self.tenure = tenure
         self.policy = policy
         self.manifest = PartitionManifestTask(services, topic_id_partition)
-        self.copy = RLMCopyTask(services, topic_id_partition)
+        self.copy = RLMCopyTask(services, topic_id_partition, self.manifest)
         self.watch = PartitionWatch(services, topic_id_partition)
         self.is_copy_stopped = False
         self.running: dict[str, asyncio.Task[None]] = {}

@@ -131,6 +131,15 @@ class TaskServices:
         await self.metadata.ensure_fresh(partition.of_settings, 0, self.settings.request_timeout_ms)
         return self.metadata.topic_tier_config(partition.topic_id)
 
+    @property
+    def knows_all_partitions(self) -> bool:
+        """Whether every metadata partition was read to its end just now.
+
+        A conclusion from what the metadata of no partition has counts only then: a metadata partition may be unread,
+        or forgotten and read again (docs/design.md, safety rule 5)."""
+        age_ms = self.metadata.status().freshness_age_ms
+        return age_ms is not None and age_ms <= self.settings.remote_log.fresh_within_ms
+
     def require_ownership(self, partition: TopicIdPartition) -> None:
         """Raises `OwnershipLostError` unless this process owns the partition."""
         if not self.metadata.owns(partition):

@@ -12,8 +12,9 @@ start.
 
 The acceptance names what the operator sees: the partition manifest that the store has now, and the leader's log if it
 has another history. It is valid only while the owner finds both the same.
-If the metadata lost records since that manifest was written, it may have lost the topic's total retention as well. So
-the command also records the longest total retention that the manifest or the metadata has.
+If the metadata lost records since that manifest was written, it may have lost the topic's total retention or a pause as
+well. So the command also records the longest total retention that the manifest or the metadata has, and pauses what the
+manifest says is paused.
 
 The command is idempotent: if the partition has no reason to be stopped, there is nothing to accept. Then the command
 says so, writes nothing, and ends with exit code 0.
@@ -40,11 +41,11 @@ from tiers.access.open_tier import (
     tiered_cluster,
 )
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
+from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
 from tiers.config.total_retention import TotalRetention, longest_total, recorded_total
-from tiers.errors import RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
-from tiers.metadata.partition_manifest import decode_partition_manifest, witness_of
+from tiers.metadata.partition_manifest import witness_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager, RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
@@ -56,7 +57,7 @@ from tiers.tasks.history.stop_check import (
     reaches_positions,
     state_to_accept,
 )
-from tiers.tasks.history.stored_manifest import read_manifest
+from tiers.tasks.history.stored_manifest import read_manifest, readable_manifest
 
 
 class ReplacedRecords(NamedTuple):
@@ -72,13 +73,15 @@ class Acceptance(NamedTuple):
 
     `replaced` is None unless the leader's log has another history. If `is_needed` is false, the partition has no reason
     to be stopped, and nothing was written. `total` is the total retention that the acceptance records, because the
-    metadata may have lost the recorded one; None: it records none."""
+    metadata may have lost the recorded one; None: it records none. `paused` is the work that the acceptance pauses for
+    the same reason."""
 
     bounds: PartitionBounds
     state: AcceptedState
     replaced: ReplacedRecords | None
     is_needed: bool
     total: TotalRetention | None = None
+    paused: frozenset[TierWork] = NOTHING_PAUSED
 
 
 def accept(
@@ -96,7 +99,9 @@ def accept(
     if topic is None or number is None:
         raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
     settings = load_config(config)
-    found, state, replaced, is_needed, total = run_command(lambda: accept_partition(settings, topic, number, yes))
+    found, state, replaced, is_needed, total, paused = run_command(
+        lambda: accept_partition(settings, topic, number, yes)
+    )
     if as_json:
         gaps = [gap._asdict() for gap in found.gaps]
         cut = None if replaced is None else replaced._asdict()
@@ -105,6 +110,7 @@ def accept(
             "manifest": state.manifest,
             "replaced": cut,
             "total": kept,
+            "paused": sorted(paused),
             "needed": is_needed,
             "written": yes and is_needed,
         }
@@ -122,6 +128,11 @@ def accept(
                 f"{topic}: the metadata may have lost the total retention of the topic. An acceptance records the"
                 f" longest that is known, {total}, so that it expires no record. Correct it afterwards by"
                 " `tidegate tier retention`"
+            )
+        if paused:
+            typer.echo(
+                f"{topic}: the metadata may have lost that an operator paused {', '.join(sorted(paused))}. An"
+                " acceptance pauses that again. End the pause afterwards by `tidegate tier resume`"
             )
     if not is_needed:
         say(f"{topic}-{number}: nothing to accept: the metadata, the store and the leader agree. Nothing was written.")
@@ -155,30 +166,30 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
                 else:
                     state, is_needed = await _judged(source, metadata, partition, manifest, cluster_id)
                 replaced = replaced_records(metadata, partition, state.log)
-                total = await _kept_total(metadata, partition, manifest)
+                total, paused = await _kept_settings(metadata, partition, manifest)
                 if write and is_needed:
-                    if total is not None:  # first: the owner may expire records as soon as it sees the acceptance
-                        await metadata.change_topic_tier_config(partition.topic_id, topic, total.config())
+                    kept = {work.key: "true" for work in paused} | ({} if total is None else total.config())
+                    if kept:  # first: the owner may expire records as soon as it sees the acceptance
+                        await metadata.change_topic_tier_config(partition.topic_id, topic, kept)
                     await metadata.accept(partition, state.witness)
-                return Acceptance(found, state, replaced, is_needed, total)
+                return Acceptance(found, state, replaced, is_needed, total, paused)
 
 
-async def _kept_total(
+async def _kept_settings(
     metadata: RemoteLogMetadataManager, partition: TopicIdPartition, stored_manifest: bytes | None
-) -> TotalRetention | None:
-    """Returns the total retention that an acceptance must record, so that no record expires by it; None: nothing.
+) -> tuple[TotalRetention | None, frozenset[TierWork]]:
+    """Returns the total retention and the pauses that an acceptance must record, so that no record expires by it.
 
-    An acceptance is about the known records. It is no word for a shorter total. If the metadata lost records since the
-    manifest was written, the total that it has may be an earlier one, or none."""
-    try:
-        manifest = None if stored_manifest is None else decode_partition_manifest(stored_manifest)
-    except RemoteLogMetadataError:
-        return None
+    An acceptance is about the known records. It is no word for a shorter total or for the end of a pause. If the
+    metadata lost records since the manifest was written, the settings that it has may be earlier ones, or none. The
+    total is None if the recorded one stays."""
+    manifest = readable_manifest(stored_manifest)
     if manifest is None or await reaches_positions(metadata, manifest, TIMEOUT_MS):
-        return None
-    known = recorded_total(metadata.topic_tier_config(partition.topic_id))
+        return None, NOTHING_PAUSED
+    present = metadata.topic_tier_config(partition.topic_id)
+    known = recorded_total(present)
     kept = longest_total([recorded_total(manifest.tier_config), known])
-    return None if kept == known else kept
+    return None if kept == known else kept, paused_work(manifest.tier_config) - paused_work(present)
 
 
 async def _judged(

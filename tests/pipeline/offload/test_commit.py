@@ -33,6 +33,16 @@ async def test_a_segment_that_continues_the_tier_counts(bench: Workbench) -> Non
     assert (offload.one.segments, offload.one.log_bytes) == (3, len(bench.log.records))
 
 
+async def test_a_segment_that_the_driver_does_not_find_counts_not(bench: Workbench) -> None:
+    """The executor verified it in a folder of its own machine, whose file system is not mounted."""
+    offload = Offload(bench)
+    result = await offload.copied(100)
+    await bench.store.delete_log_segment_data(result.copied[0].segment)
+    await offload.commit(result)
+    assert "no such object" in offload.one.error
+    assert (offload.one.failures, bench.finished) == (1, [])
+
+
 @pytest.mark.parametrize("recorded", [True, False])
 async def test_removed_records_are_a_gap_unless_their_deletion_is_recorded(bench: Workbench, recorded: bool) -> None:
     offload = Offload(bench)

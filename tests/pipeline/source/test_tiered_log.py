@@ -188,7 +188,12 @@ async def test_no_time_leads_past_records_whose_metadata_is_lost(
         assert await log.offsets(early, bounds) == {ORDERS: 0}
         with pytest.raises(DataLossError, match="orders-0: the offsets 10 to 29 are in neither tier"):
             await log.offsets(late, bounds)
-        await tier.rlmm.put_log_gap(ORDERS, LogGap(10, 30), 0)
+        await tier.add(ORDERS, [batch_of(20, 10, timestamp=2000)], 20)
+        for at in (late, Position(1500, is_time=True, on_no_match="latest")):
+            with pytest.raises(DataLossError, match="orders-0: the offsets 10 to 19 are in neither tier"):
+                await log.offsets(at, bounds)
+        assert await log.offsets(early, bounds) == {ORDERS: 0}
+        await tier.rlmm.put_log_gap(ORDERS, LogGap(10, 20), 0)
         assert await log.offsets(late, bounds) == {ORDERS: 100}
 
 

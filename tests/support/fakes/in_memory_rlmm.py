@@ -78,6 +78,8 @@ class InMemoryRemoteLogMetadataManager:
     seen: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
     tier_configs: dict[TopicIdPartition, Mapping[str, str]] = field(default_factory=dict)
     written: int = 0
+    knows_all_partitions: bool = True
+    """False: another metadata partition was not read to its end."""
 
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
         if not self.fresh:
@@ -454,7 +456,8 @@ class InMemoryRemoteLogMetadataManager:
         return self.skew_ms
 
     def status(self) -> MetadataStatus:
-        return MetadataStatus(None, 0, frozenset({0}) if self.owned else frozenset(), 0, 0, self.skew_ms)
+        age_ms = 0 if self.knows_all_partitions else None
+        return MetadataStatus(None, age_ms, frozenset({0}) if self.owned else frozenset(), 0, 0, self.skew_ms)
 
     async def open(self) -> None:
         return

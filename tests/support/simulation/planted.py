@@ -170,7 +170,7 @@ def _forgets_lost_metadata(stack: ExitStack) -> None:
     _replace(stack, LostRecords, "check", lambda self, *arguments, **options: False)
     _replace(stack, LostRecords, "check_lineage", lambda self, *arguments: False)
     _replace(stack, PartitionManifestTask, "check_gap", _nothing)
-    _replace(stack, PartitionManifestTask, "_refuse_to_forget", _nothing)
+    _replace(stack, partition_manifest, "refuse_to_forget", _nothing)
     _replace(stack, partition_manifest, "check_positions", _nothing)
     _replace(stack, partition_manifest, "check_store", _nothing)
     _replace(stack, PartitionManifestTask, "_check_leftovers", lambda self, local_log_start: None)

@@ -93,8 +93,8 @@ class Workbench:
         self._start()
 
     def _start(self) -> None:
-        self.copy_task = RLMCopyTask(self.services, PARTITION)
         self.manifest_task = PartitionManifestTask(self.services, PARTITION)
+        self.copy_task = RLMCopyTask(self.services, PARTITION, self.manifest_task)
         self.clamp_task = RLMClampTask(self.services, PARTITION, self.manifest_task)
         self.gap_task = LogGapTask(self.services, PARTITION, self.manifest_task)
         self.log_starts = LogStartConfirmation(self.log, self.metadata)

@@ -39,6 +39,7 @@ from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuat
 from tiers.tasks.copy.segment_copy import copy_segment
 from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.history.lineage import check_lineage, check_remote_lineage
+from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.uncopied_watch import HeadBatch, head_of
 from tiers.tasks.task_services import TaskServices
@@ -66,9 +67,12 @@ def open_segment_hold(policy: TopicPolicy, first_append_ms: int, now_ms: int) ->
 
 
 class RLMCopyTask:
-    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+    def __init__(
+        self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
+    ) -> None:
         self._services = services
         self._partition = topic_id_partition
+        self._manifest = manifest
         self._builder: SegmentBuilder | None = None
         self._built: BuiltSegment | None = None
         """The finished open segment, after a failed attempt whose records the broker may have removed."""
@@ -361,7 +365,7 @@ class RLMCopyTask:
         self.attempt = RemoteLogSegmentId(self._partition, uuid4())
         try:
             async with asyncio.timeout(limit_ms / 1000):
-                await copy_segment(self._services, self.attempt, built, progress)
+                await copy_segment(self._services, self.attempt, built, progress, self._manifest.require_stored)
         except TimeoutError as error:
             raise RetriableRemoteStorageError(f"the copy did not end within {limit_ms} ms, and is given up") from error
 

@@ -1,5 +1,7 @@
 """Copies one built segment: COPY_SEGMENT_STARTED, the objects, read back, COPY_SEGMENT_FINISHED, in this order.
 
+Before COPY_SEGMENT_FINISHED, the store must have the partition manifest (docs/design.md, safety rule 5).
+
 Then the owner appends the segment's entries to its local index files (docs/founding.md, "Local index files"). After a
 crash before that, a reader fetches the entries from the store.
 
@@ -9,7 +11,7 @@ Every attempt has a new uuid. An attempt that ends early leaves COPY_SEGMENT_STA
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -31,10 +33,15 @@ logger = logging.getLogger(__name__)
 
 
 async def copy_segment(
-    services: TaskServices, segment_id: RemoteLogSegmentId, built: BuiltSegment, progress: Callable[[], None]
+    services: TaskServices,
+    segment_id: RemoteLogSegmentId,
+    built: BuiltSegment,
+    progress: Callable[[], None],
+    check_place: Callable[[], Awaitable[None]],
 ) -> None:
     """Makes one attempt to copy the segment. `progress` is called after each step that took a peer's time, and
-    for the bytes that a step moves."""
+    for the bytes that a step moves. `check_place` is called before the copy counts, and raises if the store is another
+    place than that of the tier."""
     partition = segment_id.topic_id_partition
     services.metrics.copy_requests.labels(partition.topic).inc()
     segment = RemoteLogSegmentMetadata(
@@ -77,6 +84,7 @@ async def copy_segment(
         await verify_copied_segment(storage, segment, stored, settings.verify_bytes, services.key_ring)
     progress()
     services.checkpoint("copy-verified")
+    await check_place()
     await write_state(services, segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
     progress()
     services.checkpoint("copy-finished-written")

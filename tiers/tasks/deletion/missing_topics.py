@@ -7,6 +7,8 @@
 * Topics that went missing at about the same time need an operator, however long they are missing. If an operator
   confirms that one of them was deleted, that topic still counts for the others. Otherwise the last of them would look
   like a topic that went missing alone.
+* The records of two topics may be in two metadata partitions. So a topic counts as missing alone only while this
+  process has read all metadata partitions to their ends.
 * The owner of a topic's partition 0 keeps these records. It ends them when a broker knows the topic again, or when the
   remote tier has nothing of the topic. A record that ends too early only delays a deletion.
 """
@@ -69,7 +71,9 @@ class MissingTopics:
             await self._record_missing(topic)
         if (is_missing and is_left) or not (is_recorded or is_proved):
             self._idle_since_ms.pop(topic_id, None)
-        elif self._is_idle_for_long(topic_id) and not self._is_counted(topic_id):
+        elif (
+            self._is_idle_for_long(topic_id) and self._services.knows_all_partitions and not self._is_counted(topic_id)
+        ):
             await self._end_records(topic)
 
     async def _end_records(self, topic: TopicIdPartition) -> None:
@@ -126,8 +130,11 @@ class MissingTopics:
     async def missing_for_long(self, topics: Collection[TopicIdPartition]) -> set[UUID]:
         """Returns the topics that may be deleted without a proof.
 
-        Each went missing alone, and longer ago than `topic_deletion_unproved_delay_ms`."""
+        Each went missing alone, and longer ago than `topic_deletion_unproved_delay_ms`. None is returned while a record
+        of another topic may be unread."""
         services, settings = self._services, self._services.settings
+        if not services.knows_all_partitions:
+            return set()
         missing = dict(services.metadata.missing_topics())
         alone = missing.keys() - vanished_together(missing)
         # Reading the brokers' time costs a record. So it is read only if a topic may be due by this machine's clock.

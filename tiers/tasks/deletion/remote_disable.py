@@ -3,7 +3,7 @@
 * The tier's log start moves to the local one first, so a client is never offered a segment in deletion. Then the
   manifest calls every segment dead, so that `rebuild` does not restore any.
 * Nothing is deleted while this process still works on the partition, while it may be behind with the topic's settings,
-  nor from a log that diverged (docs/design.md, safety rule 2).
+  while an operator pauses expiring, nor from a log that diverged (docs/design.md, safety rule 2).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from tiers.config.paused_work import TierWork, paused_work
 from tiers.config.topic_settings import is_deletion_requested
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import LogStartConfirmation, remote_epoch_before
@@ -19,7 +20,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.tasks.deletion.segment_deletion import delete_all, end_copy_plans
 from tiers.tasks.history.lineage import check_remote_lineage
-from tiers.tasks.history.stored_manifest import bury_manifest, check_stored_positions
+from tiers.tasks.history.stored_manifest import bury_manifest, check_stored_manifest
 from tiers.tasks.task_services import TIER_SETTINGS_MAX_AGE_MS, TaskServices
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class RemoteDisableTask:
         return deleted
 
     def _is_to_go(self, partition: TopicIdPartition) -> bool:
-        return is_deletion_requested(self._services.metadata.topic_tier_config(partition.topic_id))
+        config = self._services.metadata.topic_tier_config(partition.topic_id)
+        return is_deletion_requested(config) and TierWork.EXPIRING not in paused_work(config)
 
     async def _delete(self, partition: TopicIdPartition) -> int:
         services, settings = self._services, self._services.settings
@@ -67,7 +69,7 @@ class RemoteDisableTask:
         # The user may have taken the request back, and this process may be behind with the topic's settings.
         await services.present_tier_settings(partition)
         # If the metadata lost records, the request to delete may be an old one that the user has taken back since.
-        await check_stored_positions(services, partition)
+        await check_stored_manifest(services, partition)
         self._check(partition)
         # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
         last_epoch = remote_epoch_before(services.metadata, partition, bounds.log_start_offset)
@@ -85,10 +87,10 @@ class RemoteDisableTask:
         return deleted
 
     def _check(self, partition: TopicIdPartition) -> None:
-        """Checks the ownership, and that tiering was not enabled again, as far as any proxy has recorded it."""
+        """Checks the ownership, and that the deletion is still asked for, as far as any proxy has recorded it."""
         services = self._services
         services.require_ownership(partition)
         if not services.metadata.is_fresh(partition.of_settings, TIER_SETTINGS_MAX_AGE_MS):
             raise RemoteLogMetadataNotReadyError(f"the tier settings of {partition.topic} are not read to their end")
         if not self._is_to_go(partition):
-            raise RemoteLogError(f"{partition} is tiered again: its remote log is not deleted")
+            raise RemoteLogError(f"{partition} is tiered again, or expiring is paused: its remote log is not deleted")

@@ -4,10 +4,11 @@ The owner rewrites the manifest after every change of its content. If the store 
 next round tries again. Until then the owner trims only what the stored manifest accepts. A restart costs no PUT.
 
 A former owner's PUT may be late and replace the manifest. So the owner reads the stored one before each rewrite, before
-each trim and each deletion of copied segments, and once more T_vis after a takeover. A manifest says which metadata
-offset it reflects. If the stored one reflects a later offset than the owner has read, there is a newer owner, or
-metadata was lost: the owner does not overwrite it, and finds out. Where conditional writes are proved, a rewrite names
-the version that was read, so that no write in between is lost.
+each trim and each deletion of copied segments, and once more T_vis after a takeover. It reads it before a copy counts,
+too: a store that lacks the manifest may be another place by now, for example a folder whose file system is not mounted.
+A manifest says which metadata offset it reflects. If the stored one reflects a later offset than the owner has read,
+there is a newer owner, or metadata was lost: the owner does not overwrite it, and finds out. Where conditional writes
+are proved, a rewrite names the version that was read, so that no write in between is lost.
 
 The manifest is also a witness (docs/design.md, safety rule 5). The metadata lost records when the manifest accepts a
 segment that the metadata does not know, or names a position that the metadata topic does not reach any more. Then the
@@ -29,25 +30,20 @@ from uuid import UUID
 
 from tiers.errors import (
     MetadataLostError,
-    OwnershipLostError,
     RemoteLogMetadataError,
     RemoteLogMetadataNotReadyError,
-    RemoteResourceNotFoundError,
     RemoteStorageError,
 )
-from tiers.metadata.log_history import is_of_the_history
 from tiers.metadata.partition_manifest import (
-    ManifestSegment,
     PartitionManifest,
     decode_partition_manifest,
     encode_partition_manifest,
     witness_of,
 )
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.log_start import LogGap, LogStart, LogStartReason
+from tiers.model.log_start import LogGap, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.history.lost_copies import check_store, is_whole, last_copies
 from tiers.tasks.history.stop_check import AcceptedLog, AcceptedState, state_to_accept
@@ -58,6 +54,7 @@ from tiers.tasks.history.stored_manifest import (
     manifest_of,
     overwrite_manifest,
     read_manifest,
+    refuse_to_forget,
 )
 from tiers.tasks.task_services import TaskServices
 
@@ -133,6 +130,8 @@ class PartitionManifestTask:
     async def _check(self, local_log_start: int) -> None:
         try:
             stored = await self._fetch()
+            if stored is None and self._stored is not None and not self.is_accepted:
+                await self._check_place()  # before this owner forgets the manifest that it found or wrote
             self._keep(self._decoded(stored), witness_of(stored))
         except RemoteLogMetadataError as error:
             self._is_unreadable = True
@@ -143,8 +142,6 @@ class PartitionManifestTask:
                 extra={"partition": str(self._partition), "error": str(error)},
             )
         if not (self._stored or self._is_unreadable or self._has_an_owner_copied()):
-            services = self._services
-            await services.place.check(services.storage, services.metadata, services.cluster_id)
             # The manifest is written before the first copy. So a copy without a manifest means a lost manifest.
             await self._put()
         if not self.is_accepted:
@@ -153,7 +150,7 @@ class PartitionManifestTask:
                     await self._check_place()
                 self._check_leftovers(local_log_start)
             else:
-                await self._refuse_to_forget(self._stored)
+                await refuse_to_forget(self._services, self._partition, self._stored)
                 await check_positions(self._services, self._stored)
         self._local_log_start, self._is_checked = local_log_start, True
         self._read_again_at_ms = self._services.clock_ms() + self._services.settings.remote_log.visible_after_ms
@@ -181,6 +178,8 @@ class PartitionManifestTask:
         copy, and `rebuild` can restore the segment. An operator's acceptance goes on without it. Raises the store's
         errors."""
         kept = [one for one in last_copies(self._services.metadata, self._partition, local_log_start) if not holds(one)]
+        if kept and not self.is_accepted:
+            await self.require_stored()  # another place has no object of them, and shows nothing
         for leftover in () if self.is_accepted else kept:
             if await is_whole(self._services, leftover):
                 raise MetadataLostError(
@@ -208,7 +207,7 @@ class PartitionManifestTask:
                 f"records of {self._partition} are in neither tier, and no manifest says whether they were copied:"
                 f" {WAY_BACK}"
             )
-        await self._refuse_to_forget(self._stored)
+        await refuse_to_forget(self._services, self._partition, self._stored)
         metadata, timeout_ms = self._services.metadata, self._services.settings.request_timeout_ms
         if not await metadata.confirms(self._partition, self._stored.position, timeout_ms):
             raise MetadataLostError(
@@ -234,6 +233,13 @@ class PartitionManifestTask:
             self._read_error = None
             self._end_alarm()
         return True
+
+    async def require_stored(self) -> None:
+        """Does the same as `confirm` right before a copy counts. Raises the store's errors.
+
+        The file system of the store may be unmounted at any time. The copy is then in the folder below."""
+        async with self._lock:
+            await self._restore()
 
     async def end_acceptance(self) -> None:
         """Ends the acceptance after the round that continued because of it. Raises the store's errors."""
@@ -325,7 +331,11 @@ class PartitionManifestTask:
             services.require_ownership(partition)
             return manifest_of(services.metadata, services.cluster_id, partition)
 
-        written = await overwrite_manifest(services.storage, services.cluster_id, partition, present)
+        try:
+            written = await overwrite_manifest(services.storage, services.cluster_id, partition, present)
+        except MetadataLostError:
+            self._is_checked = False  # the partition stays stopped: each round checks the store first
+            raise
         assert written is not None
         self._keep(written, witness_of(encode_partition_manifest(written)))
         self._is_written_since_accepted = True
@@ -347,8 +357,15 @@ class PartitionManifestTask:
         """Decides whether this owner may replace `stored`, which may be another manifest than it found or wrote last.
 
         Raises `MetadataLostError` if it is a witness of records that the metadata lost, and `OwnershipLostError` or
-        `RemoteLogMetadataNotReadyError` if it is that of a newer owner. Unreadable content is no witness."""
+        `RemoteLogMetadataNotReadyError` if it is that of a newer owner. Unreadable content is no witness. Without a
+        manifest, the store may be another place: see `_check_place`."""
         services, partition = self._services, self._partition
+        if stored is None and not self.is_accepted:
+            try:
+                await self._check_place()
+            except RemoteStorageError:
+                self._is_checked = False  # as for `MetadataLostError`
+                raise
         if witness_of(stored) == self._stored_witness:
             return
         try:
@@ -366,7 +383,7 @@ class PartitionManifestTask:
                     f"the manifest of {partition} reflects offset {other.position.next_offset} of the metadata, which"
                     " this owner has not read: it does not replace the manifest"
                 )
-        await self._refuse_to_forget(other)
+        await refuse_to_forget(services, partition, other)
 
     async def _fetch(self) -> bytes | None:
         return await read_manifest(self._services.storage, self._services.cluster_id, self._partition)
@@ -404,47 +421,26 @@ class PartitionManifestTask:
             extra={"partition": str(partition), "accepted": accepted.witness, "found": found.witness},
         )
 
-    async def _refuse_to_forget(self, manifest: PartitionManifest) -> None:
-        """Raises `MetadataLostError` when the metadata does not know a segment that the manifest accepts.
-
-        It raises only if the store still has one of these segments, and no log start covers it. One missing object does
-        not show that the other segments are gone too."""
-        metadata, partition = self._services.metadata, self._partition
-        log_starts = metadata.log_starts(partition)
-        unknown = [
-            each
-            for each in manifest.segments
-            if not (self._is_known_as_finished(each) or any(_deletes(start, each) for start in log_starts))
-        ]
-        for each in sorted(unknown, key=lambda segment: segment.end_offset, reverse=True):
-            try:
-                await self._services.storage.fetch_indexes(each.metadata(partition))
-                break
-            except RemoteResourceNotFoundError:
-                continue  # the segment was deleted after the manifest was written
-        else:
-            return
-        if not metadata.owns(partition):
-            raise OwnershipLostError(f"{partition} is owned by another member, which has newer metadata")
-        raise MetadataLostError(
-            f"the store has {len(unknown)} accepted segments of {partition} that the metadata does not know: metadata"
-            f" was lost: {WAY_BACK}"
-        )
-
-    def _is_known_as_finished(self, segment: ManifestSegment) -> bool:
-        """Whether the metadata knows the segment as finished, or its deletion has begun.
-
-        The deletion may be newer than the manifest."""
-        known = self._services.metadata.remote_log_segment_metadata_by_id(
-            RemoteLogSegmentId(self._partition, segment.id)
-        )
-        return known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED
-
     async def _check_place(self) -> None:
-        """Raises `MetadataLostError` when the store has neither a manifest nor any of the copied segments."""
+        """Checks that a store without the manifest is the place of the tier: it has a copied segment.
+
+        Raises `MetadataLostError` when it has none of this partition. If the partition was never copied, the method
+        raises the errors of `StorePlace`, and `RemoteStorageError` when this owner had a manifest and no partition was
+        ever copied."""
         services, partition = self._services, self._partition
-        is_copied = any(each.is_finished for each in services.metadata.stored_segments(partition))
-        if is_copied and not await has_segment_of(services.storage, services.metadata, partition):
+        if not any(each.is_finished for each in services.metadata.stored_segments(partition)):
+            is_found = await services.place.check(
+                services.storage,
+                services.metadata,
+                services.cluster_id,
+                knows_all_partitions=services.knows_all_partitions,
+            )
+            if self._stored is not None and not is_found:
+                raise RemoteStorageError(
+                    f"the store had the manifest of {partition}, and has nothing of the tier now: is it not mounted?"
+                    " Correct that; if the store was emptied on purpose, restart this process"
+                )
+        elif not await has_segment_of(services.storage, services.metadata, partition):
             raise MetadataLostError(
                 f"the store has neither the manifest of {partition} nor its oldest segments: does [storage] name"
                 " another place than that of the process which copied them? Correct it; if the store lost them,"
@@ -461,8 +457,3 @@ class PartitionManifestTask:
                 f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the"
                 f" metadata, its copy did not finish, but no manifest confirms that: {WAY_BACK}"
             )
-
-
-def _deletes(start: LogStart, segment: ManifestSegment) -> bool:
-    """Whether the whole segment lies below the log start. A segment of a later leader epoch has another history."""
-    return segment.end_offset < start.offset and is_of_the_history(start, segment.leader_epochs, segment.end_offset)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
+from tiers.config.paused_work import paused_work
 from tiers.config.total_retention import TOTAL_KEYS
 from tiers.errors import LogDivergedError, RemoteLogMetadataError
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest, witness_of
@@ -150,7 +151,7 @@ async def reaches_positions(metadata: RemoteLogMetadataManager, manifest: Partit
     """Whether the metadata topic still reaches the positions of the manifest.
 
     A position in another metadata topic does not count: `rebuild` made the present topic."""
-    if lacks_total(metadata, manifest):
+    if lacks_settings(metadata, manifest):
         return False
     for partition, position in manifest.positions():
         is_of_topic = position.topic_id == metadata.position(partition).topic_id
@@ -159,10 +160,12 @@ async def reaches_positions(metadata: RemoteLogMetadataManager, manifest: Partit
     return True
 
 
-def lacks_total(metadata: RemoteLogMetadataManager, manifest: PartitionManifest) -> bool:
-    """Returns whether the metadata is in another topic than the manifest names, and lacks the topic's total retention.
+def lacks_settings(metadata: RemoteLogMetadataManager, manifest: PartitionManifest) -> bool:
+    """Returns whether the metadata is in another topic than the manifest names, and lacks what holds back deletions.
 
-    `rebuild` restores the total in a new metadata topic. An import of the segments alone does not."""
-    partition, recorded = manifest.topic_id_partition, manifest.tier_config.keys() & set(TOTAL_KEYS)
+    That is the topic's total retention, and the work that an operator paused. `rebuild` restores both in a new metadata
+    topic. An import of the segments alone does not."""
+    partition = manifest.topic_id_partition
+    recorded = manifest.tier_config.keys() & set(TOTAL_KEYS) | {work.key for work in paused_work(manifest.tier_config)}
     is_another = manifest.position.topic_id != metadata.position(partition).topic_id
     return is_another and not recorded <= metadata.topic_tier_config(partition.topic_id).keys()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from contextlib import suppress
 from itertools import islice
 
-from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.errors import RemoteLogMetadataNotReadyError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.storage.locations import HOME, decode_location
@@ -25,35 +25,45 @@ _PROBED_SEGMENTS = 3
 
 
 class StorePlace:
-    """The store of one process. After it was once found to be the right one, nothing is asked any more."""
+    """The store of one process. A file system may be unmounted at any time, so the store is asked each time."""
 
     def __init__(self) -> None:
-        self._is_known = False
         self._asked = 0
         """The number of copied partitions, from the first on, for which the store was asked without success."""
 
-    async def check(self, storage: RemoteStorageManager, metadata: RemoteLogMetadataReader, cluster_id: str) -> None:
+    async def check(
+        self,
+        storage: RemoteStorageManager,
+        metadata: RemoteLogMetadataReader,
+        cluster_id: str,
+        *,
+        knows_all_partitions: bool,
+    ) -> bool:
         """Raises `RemoteStorageError` when the store has nothing of the partitions that were copied.
 
         It asks for a few of them, and one is enough. The next call asks for others: the store may have lost some of
-        them. If no partition was ever copied, every place is right."""
-        if self._is_known:
-            return
+        them. Returns False when no partition was ever copied: every place is right then. Without
+        `knows_all_partitions`, it raises `RemoteLogMetadataNotReadyError` instead of this conclusion."""
         probed = _copied(metadata, self._asked)
         if not probed:
             self._asked, probed = 0, _copied(metadata, 0)
-        for partition in probed:
-            self._asked += 1  # before the store is asked, which may always fail for this partition
+        for number, partition in enumerate(probed, self._asked):
+            self._asked = number + 1  # before the store is asked, which may always fail for this partition
             has_manifest = await _has_manifest_of(storage, cluster_id, partition)
             if has_manifest or await has_segment_of(storage, metadata, partition, is_home=True):
-                self._is_known = True
-                return
+                self._asked = number
+                return True
+        if not (probed or knows_all_partitions):
+            raise RemoteLogMetadataNotReadyError(
+                "it is unknown whether any partition was copied, so it is unknown whether this store is the right one"
+            )
         if probed:
             raise RemoteStorageError(
                 f"the store has neither the manifests nor the oldest segments of {', '.join(map(str, probed))}, which"
                 " were copied: does [storage] name another place than that of the process which copied them, or is it"
                 " not mounted? Correct that; nothing new is copied here"
             )
+        return False
 
 
 def _copied(metadata: RemoteLogMetadataReader, skipped: int) -> list[TopicIdPartition]:

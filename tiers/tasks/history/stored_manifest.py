@@ -12,10 +12,12 @@ from itertools import count
 from tiers.errors import (
     MetadataLostError,
     ObjectChangedError,
+    OwnershipLostError,
     RemoteLogMetadataError,
     RemoteLogMetadataNotReadyError,
     RemoteResourceNotFoundError,
 )
+from tiers.metadata.log_history import is_of_the_history
 from tiers.metadata.partition_manifest import (
     ManifestSegment,
     PartitionManifest,
@@ -23,11 +25,12 @@ from tiers.metadata.partition_manifest import (
     encode_partition_manifest,
 )
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogStart
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tasks.history.stop_check import lacks_total
+from tiers.tasks.history.stop_check import lacks_settings
 from tiers.tasks.task_services import TaskServices
 
 _ATTEMPTS = 3
@@ -90,12 +93,12 @@ async def check_positions(services: TaskServices, manifest: PartitionManifest) -
     """Raises `MetadataLostError` when the metadata topic does not reach a position of the manifest any more.
 
     A position in another metadata topic does not count: `rebuild` or `import` made the present topic. But only
-    `rebuild` restores the total retention."""
+    `rebuild` restores the total retention and the pauses."""
     timeout_ms = services.settings.request_timeout_ms
-    if lacks_total(services.metadata, manifest):
+    if lacks_settings(services.metadata, manifest):
         raise MetadataLostError(
-            f"the metadata lacks the total retention of {manifest.topic_id_partition.topic}, which the manifest of"
-            f" {manifest.topic_id_partition} has: {WAY_BACK}"
+            f"the metadata lacks the total retention or a pause of {manifest.topic_id_partition.topic}, which the"
+            f" manifest of {manifest.topic_id_partition} has: {WAY_BACK}"
         )
     for partition, position in manifest.positions():
         if position.topic_id != services.metadata.position(partition).topic_id:
@@ -107,13 +110,59 @@ async def check_positions(services: TaskServices, manifest: PartitionManifest) -
             )
 
 
-async def check_stored_positions(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Does the same for the stored manifest. Costs one GET. A missing or unreadable manifest is no witness.
+async def refuse_to_forget(services: TaskServices, partition: TopicIdPartition, manifest: PartitionManifest) -> None:
+    """Raises `MetadataLostError` when the metadata does not know a segment that the manifest accepts.
 
-    For a caller that deletes by the topic's settings, and keeps no manifest itself."""
+    Metadata was lost, or another cluster with the same ids uses the same place. It raises only if the store still has
+    one of these segments, and no log start covers it. One missing object does not show that the other segments are gone
+    too."""
+    metadata = services.metadata
+    log_starts = metadata.log_starts(partition)
+    unknown = [
+        each
+        for each in manifest.segments
+        if not (_is_known_as_finished(metadata, partition, each) or any(_deletes(start, each) for start in log_starts))
+    ]
+    for each in sorted(unknown, key=lambda segment: segment.end_offset, reverse=True):
+        try:
+            await services.storage.fetch_indexes(each.metadata(partition))
+            break
+        except RemoteResourceNotFoundError:
+            continue  # the segment was deleted after the manifest was written
+    else:
+        return
+    if not metadata.owns(partition):
+        raise OwnershipLostError(f"{partition} is owned by another member, which has newer metadata")
+    raise MetadataLostError(
+        f"the store has {len(unknown)} accepted segments of {partition} that the metadata does not know: metadata"
+        f" was lost: {WAY_BACK}"
+    )
+
+
+def _is_known_as_finished(
+    metadata: RemoteLogMetadataManager, partition: TopicIdPartition, segment: ManifestSegment
+) -> bool:
+    """Whether the metadata knows the segment as finished, or its deletion has begun.
+
+    The deletion may be newer than the manifest."""
+    known = metadata.remote_log_segment_metadata_by_id(RemoteLogSegmentId(partition, segment.id))
+    return known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED
+
+
+def _deletes(start: LogStart, segment: ManifestSegment) -> bool:
+    """Whether the whole segment lies below the log start. A segment of a later leader epoch has another history."""
+    return segment.end_offset < start.offset and is_of_the_history(start, segment.leader_epochs, segment.end_offset)
+
+
+async def check_stored_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
+    """Does what `check_positions` and `refuse_to_forget` do, for the stored manifest. Costs one GET.
+
+    A missing or unreadable manifest is no witness. For a caller that deletes by the topic's settings, and keeps no
+    manifest itself."""
     manifest = readable_manifest(await read_manifest(services.storage, services.cluster_id, partition))
     if manifest is not None and manifest.topic_id_partition == partition:
         await check_positions(services, manifest)
+        await refuse_to_forget(services, partition, manifest)
 
 
 def readable_manifest(stored: bytes | None) -> PartitionManifest | None:
@@ -153,13 +202,15 @@ async def overwrite_manifest(
 async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
     """Rewrites the manifest of a partition whose whole remote log is about to be deleted: every segment is dead.
 
-    Unfinished copies are too. Does nothing if the deletion of every segment has begun. Raises the store's errors and
-    `OwnershipLostError`."""
+    Unfinished copies are too. Does nothing if the deletion of every segment has begun. Raises the store's errors,
+    `OwnershipLostError` and, before anything is deleted, the errors of `refuse_to_forget`."""
 
     async def buried(stored: bytes | None) -> PartitionManifest | None:
         other = readable_manifest(stored)
         if other is not None and other.is_later_than(services.metadata.position(partition)):
             raise RemoteLogMetadataNotReadyError(f"the manifest of {partition} is that of a newer owner")
+        if other is not None:
+            await refuse_to_forget(services, partition, other)
         services.require_ownership(partition)
         manifest = manifest_of(services.metadata, services.cluster_id, partition)
         left = {each.segment_id.id for each in services.metadata.list_remote_log_segments(partition)}
@@ -170,5 +221,10 @@ async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> 
 
 
 async def delete_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Deletes the manifest of a deleted topic's partition, as the last object of it."""
+    """Deletes the manifest of a deleted topic's partition, as the last object of it.
+
+    Raises the errors of `refuse_to_forget`, and those of the store."""
+    stored = readable_manifest(await read_manifest(services.storage, services.cluster_id, partition))
+    if stored is not None:
+        await refuse_to_forget(services, partition, stored)
     await services.storage.delete_object(partition_manifest_key(services.cluster_id, partition))

@@ -7,7 +7,7 @@
 * Before anything expires, the task reads the topic's recorded total retention to its end. If it is not the one that the
   policy was made of, nothing expires: the next policy has the present one. The same holds for a pause.
 * If two copies of a range exist, the copy that answers for no offset is deleted too, without moving the log start
-  (KAFKA-16511).
+  (KAFKA-16511). Right before that, the owner looks whether the store still has the copies that answer.
 * If a broker's log start went back (unclean stop), the task tells the broker again to delete the records
   (docs/design.md, safety rule 5), if its leader confirms the recorded log start. The task never trims another history
   by the offsets of an old one. The start of the remote tier alone is no reason to delete records that a broker has
@@ -19,13 +19,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TypeVar
 
 from tiers.config.paused_work import TierWork, paused_work
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import NOTHING_EXPIRES, Retention, recorded_total
-from tiers.errors import RemoteLogMetadataNotReadyError
+from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError
 from tiers.metadata.log_history import ConfirmedLogStart, remote_epoch_before
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -38,6 +38,7 @@ from tiers.tasks.deletion.segment_deletion import try_to_delete
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.trim_task import segment_timestamp_ms
 from tiers.tasks.task_services import TaskServices
+from tiers.verify.read_back import check_stored
 
 IsAccepted = Callable[[RemoteLogSegmentMetadata], bool]
 Segment = TypeVar("Segment", StoredSegment, RemoteLogSegmentMetadata)
@@ -147,16 +148,38 @@ class RLMExpirationTask:
     ) -> int:
         """Deletes the segments below the log start, and the superseded ones. Returns how many were deleted.
 
-        `confirm` reads the manifest back before anything is deleted (`PartitionManifestTask.confirm`).
-        `is_accepted` tells whether the stored manifest accepts a segment. A superseded segment stays until the manifest
-        accepts the segments that answer for its offsets, since `rebuild` finds it missing otherwise."""
-        deletable = self._deletable(log_start.offset or 0, self._readable(), is_accepted)
+        `confirm` reads the manifest back before anything is deleted (`PartitionManifestTask.confirm`). `is_accepted`
+        tells whether the stored manifest accepts a segment. A superseded segment stays until the manifest accepts the
+        segments that answer for its offsets, since `rebuild` finds it missing otherwise. It also stays while the store
+        lacks one of these. Raises the store's error for that, after all other deletions."""
+        start = log_start.offset or 0
+        deletable = self._deletable(start, self._readable(), is_accepted)
         if not (deletable and await confirm()):
             return 0
-        deleted = await self._delete(deletable)
+        superseded = [segment for segment in deletable if not self._may_be_deleted(segment, start)]
+        troubles = {each.segment_id: await self._trouble_without(each) for each in superseded}
+        deleted = await self._delete([each for each in deletable if troubles.get(each.segment_id) is None])
         if deleted and log_start.offset is not None:
             await self._services.local_indexes.remove_below(self._partition, log_start.offset)
+        for trouble in filter(None, troubles.values()):
+            raise trouble
         return deleted
+
+    async def _trouble_without(self, superseded: RemoteLogSegmentMetadata) -> RemoteStorageError | None:
+        """Returns why the store cannot answer for the offsets of a superseded segment without it; None: it can.
+
+        The copy of another machine or of another day may be gone, or may never have been in this place."""
+        services = self._services
+        answering = self._answering(superseded.start_offset)
+        for other in [*takewhile(lambda segment: segment.start_offset <= superseded.end_offset, answering)]:
+            try:
+                await check_stored(services.storage, other.metadata, services.key_ring)
+            except RemoteStorageError as error:
+                return RemoteStorageError(
+                    f"segment {superseded.segment_id.id} stays: segment {other.metadata.segment_id.id} has its offsets,"
+                    f" but cannot be read now: {error}"
+                )
+        return None
 
     def expired(self, policy: TopicPolicy, log_start: int | None) -> tuple[int, list[RemoteLogSegmentMetadata]]:
         """Returns the log start that retention asks for, at least `log_start`, and the segments to delete after it."""

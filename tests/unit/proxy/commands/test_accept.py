@@ -16,6 +16,7 @@ from proxy.commands.tier.bounds import PartitionBounds
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tests.support.proxy.parsed_config import parse_config
+from tiers.config.paused_work import TierWork
 from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, TotalRetention, recorded_total
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import witness_of
@@ -94,6 +95,17 @@ async def test_an_acceptance_shortens_no_total_that_was_lost(
 
 async def test_an_acceptance_of_whole_metadata_changes_no_total(bench: CommandBench) -> None:
     assert await total_after_an_acceptance(bench, NO_TOTAL) == NO_TOTAL
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_an_acceptance_ends_no_pause_that_was_lost(bench: CommandBench, is_lost: bool) -> None:
+    settings, key = (PARTITION.topic_id, PARTITION.topic), TierWork.EXPIRING.key
+    await bench.rlmm.change_topic_tier_config(*settings, {key: "true"})
+    await bench.put_manifest()
+    await bench.rlmm.change_topic_tier_config(*settings, {key: None})
+    bench.rlmm.is_position_confirmed = not is_lost
+    await accepted()
+    assert bench.rlmm.topic_tier_config(PARTITION.topic_id) == ({key: "true"} if is_lost else {})
 
 
 async def test_without_yes_nothing_is_written(bench: CommandBench) -> None:

@@ -224,6 +224,33 @@ async def test_no_timestamp_leads_past_records_whose_metadata_is_lost(bench: Ben
     assert found(await bench.ask(7, 400, offset=7, timestamp=900, epoch=9)) == (0, 900, 7, 9)
 
 
+async def test_no_timestamp_leads_past_a_hole_between_two_segments(bench: Bench) -> None:
+    """The metadata of the copy of the offsets 4 to 7 is lost: one of them may have the timestamp."""
+    await bench.tier.add(P0, [build_batch(8, [record(8, 400)], leader_epoch=5)], 8)
+    bench.cluster.logs[P0] = LocalLog([build_batch(9, [record(9, 600)], leader_epoch=5)], 9)
+    for asked in (350, 450, MAX):
+        assert found(await bench.ask(8, asked, offset=9, timestamp=600))[0] == UNAVAILABLE
+    assert found(await bench.ask(8, 240, offset=9, timestamp=600)) == (0, 300, 1, 2)
+    await bench.tier.rlmm.put_log_gap(P0, LogGap(4, 8), 5)
+    assert found(await bench.ask(8, 350, offset=9, timestamp=600)) == (0, 400, 8, 5)
+    assert found(await bench.ask(8, MAX, offset=9, timestamp=600)) == (0, 600, 9, 5)
+
+
+async def test_the_broker_answers_for_the_offsets_between_segments_that_it_has(bench: Bench) -> None:
+    await bench.tier.add(P0, [build_batch(8, [record(8, 400)], leader_epoch=5)], 8)
+    bench.cluster.logs[P0] = LocalLog([build_batch(4, [record(4, 150)]), build_batch(9, [record(9, 600)])], 4)
+    assert found(await bench.ask(8, 350, offset=9, timestamp=600)) == (0, 400, 8, 5)
+    assert found(await bench.ask(8, 140, offset=4, timestamp=150)) == (0, 300, 1, 2)
+    assert found(await bench.ask(8, MAX, offset=9, timestamp=600)) == (0, 600, 9, 5)
+
+
+async def test_the_greatest_timestamp_may_lie_in_a_hole_before_the_local_log(bench: Bench) -> None:
+    bench.cluster.logs[P0] = LocalLog([build_batch(7, [record(7, 900)])], 7)
+    assert found(await bench.ask(7, MAX, offset=7, timestamp=900))[0] == UNAVAILABLE
+    await bench.tier.rlmm.put_log_gap(P0, LogGap(4, 7), 5)
+    assert found(await bench.ask(7, MAX, offset=7, timestamp=900)) == (0, 900, 7, 5)
+
+
 @pytest.mark.parametrize("version", range(1, 12))
 async def test_latest_and_errors_are_the_brokers(bench: Bench, version: int) -> None:
     epoch = 5 if version >= 4 else -1

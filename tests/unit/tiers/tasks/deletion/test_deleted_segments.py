@@ -150,7 +150,7 @@ async def test_a_copy_gives_up_after_half_of_the_time(bench: Workbench, monkeypa
     remote_log = bench.services.settings.remote_log.model_copy(update={"deleted_segment_retention_ms": 40})
     settings = replace(bench.services.settings, remote_log=remote_log)
     bench.services = replace(bench.services, settings=settings)
-    bench.copy_task = RLMCopyTask(bench.services, PARTITION)
+    bench.copy_task = RLMCopyTask(bench.services, PARTITION, bench.manifest_task)
     bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(5)))
     with pytest.raises(RetriableRemoteStorageError, match="given up"):
         await bench.copy_all()

@@ -332,3 +332,30 @@ async def test_a_sighting_that_cannot_be_recorded_stops_no_proved_deletion(two_m
     with pytest.raises(RemoteLogMetadataError):
         await round_after(bench, task, delay_ms)
     assert [each.topic for each in bench.metadata.partitions()] == ["orders"]
+
+
+async def test_an_unread_record_may_be_that_of_a_topic_that_vanished_too(missing: Workbench) -> None:
+    """Its metadata partition is read again from the start, or its leader does not answer since this process began."""
+    task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
+    await until_recorded(missing, task)
+    missing.metadata.knows_all_partitions = False
+    _, unproved_ms = delays(missing)
+    assert await rounds_for(missing, task, 2 * unproved_ms, HOUR_MS) == 0
+    assert len(await missing.objects()) == 6
+    missing.metadata.knows_all_partitions = True
+    assert await round_after(missing, task, SECOND_MS) == 1
+
+
+async def test_an_unread_record_may_still_need_a_confirmed_topic(missing: Workbench) -> None:
+    """The record of the confirmed topic shows that another one did not go missing alone."""
+    task = TopicDeletionTask(missing.services, Existence(TOPIC_ID))
+    await until_recorded(missing, task)
+    await missing.metadata.put_topic_deletion(TOPIC_ID, "orders")
+    delay_ms, _ = delays(missing)
+    missing.metadata.knows_all_partitions = False
+    await rounds_for(missing, task, 4 * delay_ms, delay_ms)
+    assert await missing.objects() == []
+    assert missing.metadata.missing.keys() == {TOPIC_ID}
+    missing.metadata.knows_all_partitions = True
+    await round_after(missing, task, delay_ms)
+    assert missing.metadata.missing == {}

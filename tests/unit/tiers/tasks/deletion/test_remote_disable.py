@@ -10,6 +10,7 @@ import pytest
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
+from tiers.config.paused_work import TierWork
 from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
 from tiers.errors import (
     MetadataLostError,
@@ -91,6 +92,29 @@ async def test_nothing_else_deletes(copied: Workbench, config: dict[str, str]) -
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", config)
     assert await RemoteDisableTask(copied.services).run(idle) == 0
     assert len(copied.finished) == 3
+
+
+async def test_while_expiring_is_paused_nothing_is_deleted(copied: Workbench) -> None:
+    paused = {**DISABLED, TierWork.EXPIRING.key: "true"}
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", paused)
+    assert await RemoteDisableTask(copied.services).run(idle) == 0
+    assert len(copied.finished) == 3
+    assert copied.metadata.log_starts(PARTITION) == []
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {TierWork.EXPIRING.key: None})
+    assert await RemoteDisableTask(copied.services).run(idle) == 3
+
+
+async def test_a_segment_that_only_the_manifest_knows_stops_the_deletion(copied: Workbench) -> None:
+    """Metadata was lost. So the request to delete may be one that the user has taken back since."""
+    copied.services = replace(copied.services, cluster_id="cluster")
+    await PartitionManifestTask(copied.services, PARTITION).run()
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    del copied.metadata.segments[copied.segments[-1].segment_id]
+    objects = await copied.objects()
+    with pytest.raises(MetadataLostError, match="1 accepted segments"):
+        await RemoteDisableTask(copied.services).run(idle)
+    assert await copied.objects() == objects
+    assert copied.metadata.log_starts(PARTITION) == []
 
 
 async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:

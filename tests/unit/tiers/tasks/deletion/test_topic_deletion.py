@@ -14,12 +14,19 @@ from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.tiers.topic_deletion_bench import Existence, put_segments
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.broker.client import BrokerClient
-from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
+from tiers.errors import (
+    BrokerError,
+    MetadataLostError,
+    OwnershipLostError,
+    RemoteLogMetadataError,
+    RetriableRemoteStorageError,
+)
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
-from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
+from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask, end_partition_deletion
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition
@@ -118,6 +125,39 @@ async def rebuilt(bench: Workbench) -> PartitionPlan | None:
     await scan.read(bench.store, lambda read: read(), 1)
     found = scan.partitions.get((PARTITION.topic_id, PARTITION.partition))
     return None if found is None else plan_partition(found)
+
+
+@pytest.mark.parametrize("known", [2, 0])
+async def test_the_segments_of_a_copy_of_the_cluster_stop_the_deletion(told: Workbench, known: int) -> None:
+    """Two clusters have the same ids and one place. In one of them, the topic still exists, and its owner copies.
+
+    The other cluster may have been separated before the first copy: it knows a log start alone."""
+    manifest = await told.store.get_object(partition_manifest_key("cluster", PARTITION))
+    segments = dict(told.metadata.segments)
+    for segment_id in [*segments][known:]:
+        del told.metadata.segments[segment_id]
+    await told.metadata.put_log_start(PARTITION, LogStart(0, 0, LogStartReason.USER))
+    objects = await told.objects()
+    task = await deleted_after_the_delay(told)
+    for _ in range(2):
+        with pytest.raises(MetadataLostError, match="accepted segments of orders-0 that the metadata does not know"):
+            await task.run()
+    assert await told.objects() == objects
+    assert await told.store.get_object(partition_manifest_key("cluster", PARTITION)) == manifest
+    told.metadata.segments = segments
+    assert await task.run() == 1
+    assert await told.objects() == []
+
+
+async def test_a_manifest_that_another_cluster_wrote_meanwhile_is_not_deleted(told: Workbench) -> None:
+    key = partition_manifest_key("cluster", PARTITION)
+    manifest, segments = await told.store.get_object(key), dict(told.metadata.segments)
+    told.metadata.segments = {}
+    await told.metadata.put_log_start(PARTITION, LogStart(0, 0, LogStartReason.USER))
+    with pytest.raises(MetadataLostError):
+        await end_partition_deletion(told.services, PARTITION)
+    assert await told.store.get_object(key) == manifest
+    told.metadata.segments = segments
 
 
 async def test_the_manifest_goes_last(told: Workbench) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
-from tiers.errors import MetadataLostError
+from tiers.errors import MetadataLostError, RemoteStorageError
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import indexes_key, log_key
@@ -47,6 +47,18 @@ async def test_a_whole_one_stops_the_partition(unfinished: Workbench) -> None:
     with pytest.raises(MetadataLostError, match="but the store has it"):
         await unfinished.copy()
     assert keys(copy) <= {*await unfinished.objects()}
+    assert unfinished.segments == [copy]
+
+
+async def test_an_unmounted_store_shows_nothing_about_one(unfinished: Workbench) -> None:
+    [copy] = unfinished.segments
+    await unfinished.check_manifest()
+    unfinished.log.log_start_offset = 40
+    root = unfinished.folder / "remote"
+    root.rename(unfinished.folder / "mounted")
+    (root / ".tmp").mkdir(parents=True)
+    with pytest.raises(RemoteStorageError, match="is it not mounted"):
+        await unfinished.copy()
     assert unfinished.segments == [copy]
 
 

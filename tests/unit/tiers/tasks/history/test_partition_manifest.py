@@ -10,6 +10,7 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.manifests import KEEP_NOTHING, KEY, Manifests, copied, trimmed
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench, with_retention
+from tiers.config.paused_work import TierWork
 from tiers.config.total_retention import RETENTION_MINUTES
 from tiers.errors import (
     MetadataLostError,
@@ -262,8 +263,27 @@ async def test_another_metadata_topic_must_have_the_total_retention(
     if restored:
         await manifests.round()
     else:
-        with pytest.raises(MetadataLostError, match="lacks the total retention of orders"):
+        with pytest.raises(MetadataLostError, match="lacks the total retention or a pause of orders"):
             await manifests.round()
+
+
+@pytest.mark.parametrize("recorded", ["true", "false"])
+async def test_another_metadata_topic_must_have_the_pauses(
+    manifests: Manifests, monkeypatch: pytest.MonkeyPatch, recorded: str
+) -> None:
+    """Otherwise the expiry that an operator paused goes on after an import."""
+    bench, key = manifests.bench, TierWork.EXPIRING.key
+    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {key: recorded})
+    await copied(bench)
+    await manifests.round()
+    bench.metadata.tier_configs = {}
+    monkeypatch.setattr(bench.metadata, "position", lambda partition: MetadataPosition(UUID(int=10), 0, 7))
+    manifests.new_owner()
+    if recorded == "true":
+        with pytest.raises(MetadataLostError, match="lacks the total retention or a pause of orders"):
+            await manifests.round()
+        await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {key: "true"})
+    await manifests.round()
 
 
 async def test_an_operator_accepts_that_metadata_was_lost(manifests: Manifests) -> None:

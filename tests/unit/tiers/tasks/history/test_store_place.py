@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
+from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers import segment_metadata
-from tests.support.tiers.manifests import KEY, CountingStorage, Manifests, copied
-from tests.support.tiers.workbench import PARTITION
+from tests.support.tiers.manifests import KEEP_NOTHING, KEY, CountingStorage, Manifests, copied
+from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
-from tiers.errors import MetadataLostError, RemoteStorageError
+from tiers.errors import MetadataLostError, RemoteLogMetadataNotReadyError, RemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.storage.locations import LocatedRemoteStorageManager, decode_location
 from tiers.storage.object_key import partition_manifest_key
@@ -110,3 +112,65 @@ async def test_a_segment_in_another_location_does_not_show_that_home_is_mounted(
     await PartitionManifestTask(services, new).check(bounds)
     for each in (mounted, unmounted):
         await each.close()
+
+
+async def unmounted(bench: Workbench) -> None:
+    """Another folder takes the place of the store's. Its subfolder for temporary files is of an earlier start."""
+    root = bench.folder / "remote"
+    root.rename(bench.folder / "mounted")
+    (root / ".tmp").mkdir(parents=True)
+
+
+def mounted_again(bench: Workbench) -> None:
+    shutil.rmtree(bench.folder / "remote")
+    (bench.folder / "mounted").rename(bench.folder / "remote")
+
+
+async def test_no_copy_counts_after_the_file_system_was_unmounted(bench: Workbench) -> None:
+    """The partition stops until the store has its manifest again. The brokers keep all records."""
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10)))
+    await bench.check_manifest()
+    await bench.copy_all()
+    await bench.write_manifest()
+    known = bench.finished
+    await unmounted(bench)
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10, 20)))
+    with pytest.raises(MetadataLostError, match="does \\[storage\\] name another place"):
+        await bench.copy_all()
+    bench.now_ms += 60_000
+    with pytest.raises(MetadataLostError, match="does \\[storage\\] name another place"):
+        await bench.trim_task.run(KEEP_NOTHING, 0)
+    for _ in range(2):
+        with pytest.raises(MetadataLostError, match="does \\[storage\\] name another place"):
+            await bench.check_manifest()
+    assert bench.finished == known
+    assert bench.log.trims == []
+    mounted_again(bench)
+    await bench.check_manifest()
+    await bench.copy_all()
+    assert len(bench.finished) > len(known)
+
+
+async def test_no_first_copy_goes_into_a_folder_that_was_unmounted_since(manifests: Manifests) -> None:
+    """The store was the right place for an earlier new partition. Now it has nothing of any partition."""
+    await copied(manifests.bench)
+    await manifests.round()
+    bounds = await manifests.bench.log.bounds(PARTITION, 1000)
+    first, second = (TopicIdPartition(UUID(int=number), 0, "new") for number in (2, 3))
+    await PartitionManifestTask(manifests.services, first).check(bounds)
+    await unmounted(manifests.bench)
+    with pytest.raises(RemoteStorageError, match="neither the manifests nor the oldest segments of orders"):
+        await PartitionManifestTask(manifests.services, second).check(bounds)
+    assert [found async for found in manifests.storage.list_objects("")] == []
+
+
+async def test_an_unread_metadata_partition_may_know_copies(manifests: Manifests) -> None:
+    """So a store without any object may be another place, and gets no first manifest yet."""
+    bounds = await manifests.bench.log.bounds(PARTITION, 1000)
+    manifests.bench.metadata.knows_all_partitions = False
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="whether any partition was copied"):
+        await manifests.task.check(bounds)
+    assert [found async for found in manifests.storage.list_objects("")] == []
+    manifests.bench.metadata.knows_all_partitions = True
+    await manifests.task.check(bounds)
+    assert (await manifests.stored()).segments == ()

@@ -9,7 +9,7 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.manifests import KEY
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
-from tiers.errors import MetadataLostError, OwnershipLostError
+from tiers.errors import MetadataLostError, OwnershipLostError, RemoteStorageError
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.partition_manifest import decode_partition_manifest, encode_partition_manifest
 from tiers.model.ids import RemoteLogSegmentId
@@ -81,6 +81,29 @@ async def test_a_range_that_was_copied_twice_counts_once(copied: Workbench) -> N
         await write_state(copied.services, again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
     assert await copied.expire(replace(POLICY, retention_bytes=3 * size_bytes)) == 0
     assert copied.metadata.log_start_offset(PARTITION) == 0
+
+
+async def test_the_first_of_two_copies_stays_while_the_store_lacks_the_second(copied: Workbench) -> None:
+    """The second copy was lost, or another machine wrote it to another place."""
+    known = copied.segments
+    for segment in known:
+        again = replace(
+            segment,
+            segment_id=RemoteLogSegmentId(PARTITION, uuid4()),
+            state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+        )
+        await copied.metadata.add_remote_log_segment_metadata(again)
+        await write_state(copied.services, again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+    copied.now_ms += 60_000
+    objects = await copied.objects()
+    with pytest.raises(RemoteStorageError, match=f"segment {known[0].segment_id.id} stays"):
+        await copied.expire(POLICY)
+    assert await copied.objects() == objects
+    assert {each.segment_id for each in known} < {each.segment_id for each in copied.segments}
+    with pytest.raises(RemoteStorageError, match=f"segment {known[1].segment_id.id} stays"):
+        await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS))
+    assert copied.metadata.log_start_offset(PARTITION) == 30
+    assert len(await copied.objects()) == len(objects) - 2  # what expired goes all the same
 
 
 async def test_segments_below_the_log_start_go_and_one_that_straddles_it_stays(copied: Workbench) -> None:
