@@ -168,25 +168,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if timer[2] is not None:
                     ready.append(timer)
             for _ in range(len(ready)):
-                one = ready.popleft()
-                _, _, work, arguments, context = one
-                if work is None:
-                    continue
-                process = context.get(current_process)
-                if process is not None:
-                    if process.is_dead:
-                        process.graveyard.append(one)
-                        continue
-                    if process.is_paused:
-                        process.backlog.append(one)
-                        continue
-                self.callbacks_run += 1
-                try:
-                    context.run(work, *arguments)
-                except Exception as error:
-                    self.defect = self.defect or error
+                self._run(ready.popleft())
             if self._stopping:
                 return
+
+    def _run(self, one: _Callback) -> None:
+        _, _, work, arguments, context = one
+        if work is None:
+            return
+        process = context.get(current_process)
+        if process is not None:
+            if process.is_dead:
+                process.graveyard.append(one)
+                return
+            if process.is_paused:
+                process.backlog.append(one)
+                return
+        self.callbacks_run += 1
+        try:
+            context.run(work, *arguments)
+        except Exception as error:
+            self.defect = self.defect or error
 
     def close(self) -> None:
         """Forgets everything that was still to come."""
