@@ -140,6 +140,7 @@ def test_the_page_shows_every_state_of_a_process() -> None:
 def test_every_alarm_says_what_to_do_and_has_its_page(alarm: Alarm) -> None:
     assert all((alarm.meaning, alarm.stopped, alarm.action))
     assert not alarm.action.startswith("The same")
+    assert "…" not in alarm.title
     assert (ROOT / "docs" / "runbook" / f"{alarm.runbook}.md").is_file()
     page = Renderer("1.0").runbook(alarm.name)
     assert page is not None

@@ -251,6 +251,7 @@ STATES: Final[tuple[Alarm, ...]] = (
         "The proxy's principal lacks a right that some tasks need.",
         "The tasks that the line names.",
         "Give the right to the principal. `tidegate check` lists all that are missing.",
+        heading="the proxy lacks a right that some tasks need",
     ),
     Alarm(
         "listener-not-open",
@@ -265,6 +266,7 @@ STATES: Final[tuple[Alarm, ...]] = (
             "for it, which has no address. The proxy is not ready."
         ),
         "Free the port, or change `listener.base.port`.",
+        heading="the listener for a broker cannot be opened",
     ),
     Alarm(
         "settings-not-reloaded",

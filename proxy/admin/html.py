@@ -126,6 +126,7 @@ def _environment() -> Environment:
         size=words.size,
         rate=words.rate,
         number=words.number,
+        count=words.count,
         milliseconds=words.milliseconds,
         duration=words.duration,
         age=words.age,

@@ -261,10 +261,14 @@ async def test_the_alarms_of_a_missing_topic_end_with_it(missing: Workbench, end
     existence = Existence(TOPIC_ID, OTHER.topic_id)
     task = TopicDeletionTask(missing.services, existence)
     await until_recorded(missing, task)
-    missing.wall_ms += 8 * DAY_MS
-    missing.metadata.skew_ms = -8 * DAY_MS
-    await rounds_for(missing, task, DAY_MS, DAY_MS)
     assert missing.active("topics-missing") == 1
+    missing.metadata.missing.clear()
+    missing.metadata.skew_ms = -8 * DAY_MS
+    await round_after(missing, task, SECOND_MS)
+    assert missing.active("clock-skew") == 1
+    missing.metadata.missing = {TOPIC_ID: missing.wall_ms, OTHER.topic_id: missing.wall_ms}
+    await round_after(missing, task, SECOND_MS)
+    assert [missing.active(reason) for reason in ("topics-missing", "clock-skew")] == [1, 1]
     if end == "topic returns":
         existence.deleted.clear()
     else:
