@@ -51,13 +51,17 @@ def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _extra(record: logging.LogRecord) -> dict[str, object]:
-    own = {
+def own_fields(record: logging.LogRecord) -> dict[str, object]:
+    """Returns what a line is about."""
+    return {
         key: value if isinstance(value, int | float) else loggable(str(value))
         for key, value in vars(record).items()
         if key not in _STANDARD and value is not None
     }
-    return {**fields_of(record), **own}
+
+
+def _extra(record: logging.LogRecord) -> dict[str, object]:
+    return {**fields_of(record), **own_fields(record)}
 
 
 class _Formatter(logging.Formatter):

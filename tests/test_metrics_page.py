@@ -19,6 +19,7 @@ from proxy.commands.metrics_reference import LABELS, all_metrics, reference, spe
 from proxy.handlers.fetch.metrics import RemoteFetchMetrics
 from proxy.metrics import CLOSE_CAUSES, REJECT_REASONS, BuildInfo, ProxyMetrics
 from proxy.process.loop_latency import LoopLatency
+from proxy.process.process_alarms import ProcessAlarms
 from proxy.process.process_state import StateMetric
 from proxy.process.store_probe import StoreProbe
 from proxy.wire.admission import Limit
@@ -104,6 +105,7 @@ async def scraped(tmp_path: Path) -> list[tuple[str, str, list[Sample]]]:
         registry.register(BuildInfo())
         registry.register(ProxyMetrics())
         registry.register(StateMetric(lambda: ProcessState.SERVING))
+        registry.register(ProcessAlarms())
         registry.register(LoopLatency(asyncio.get_running_loop(), time.monotonic))
         registry.register(FitnessMetrics(Fitness(interval_ms=1, wall_clock_ms=lambda: 0)))
         registry.register(RemoteFetchMetrics(bench.handler))

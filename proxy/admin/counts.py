@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from typing import Final
 
-from proxy.admin.facts import HistoryFacts, Series, StoreFacts
+from proxy.admin.facts import EventLine, HistoryFacts, RaisedAlarm, Series, StoreFacts
 from proxy.metrics import LATENCY_BUCKETS_S
 
 INTERVAL_MS: Final = 15_000
@@ -77,6 +77,9 @@ class ProcessReport:
     backlog_bytes: int | None = None
     counts: Counts = Counts()
     stores: tuple[StoreCounts, ...] = ()
+    alarms: tuple[RaisedAlarm, ...] = ()
+    """Those about the process itself."""
+    events: tuple[EventLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

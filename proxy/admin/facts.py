@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 SettingSource = Literal["topic", "file", "environment", "broker", "default"]
+THIS_PROCESS: Final = "this process"
+"""What an alarm about a process concerns, where that process itself says it."""
 TopicState = Literal["tiered", "paused", "refused", "missing", "deleted"]
 SegmentState = Literal["copying", "remote", "cut", "quarantined", "deleting"]
 
@@ -46,6 +48,17 @@ class RaisedAlarm:
 
     name: str
     about: str
+    detail: str = ""
+    process: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EventLine:
+    """A line of the log with the level ERROR. `event` is its name in docs/log.md, `detail` what it is about."""
+
+    time_ms: int
+    event: str
+    message: str
     detail: str = ""
     process: str = ""
 
@@ -342,6 +355,8 @@ class Overview:
     processes: tuple[ProcessFacts, ...]
     alarms: tuple[RaisedAlarm, ...]
     history: HistoryFacts
+    events: tuple[EventLine, ...] = ()
+    """The last alarms of the log, the newest first: also those that have no state, and those that have ended."""
 
 
 @dataclass(frozen=True, slots=True)

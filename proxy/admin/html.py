@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -9,9 +10,10 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from proxy.admin import words
-from proxy.admin.alarm_catalogue import ALARMS, runbook_of
+from proxy.admin.alarm_catalogue import BY_NAME, runbook_of
 from proxy.admin.api import STATES, query_of
 from proxy.admin.drawing import Sparkline, bounds_drawing, sparkline
 from proxy.admin.facts import (
@@ -72,6 +74,12 @@ def runs(numbers: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found) or words.NOTHING
 
 
+def inline(text: str) -> Markup:
+    """Renders a sentence of the catalogue of alarms: words in backquotes, and links to documents."""
+    shown = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"docs/\1", str(escape(text)))
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", shown))
+
+
 class Kept(NamedTuple):
     """A retention that applies, in words."""
 
@@ -118,6 +126,7 @@ def _environment() -> Environment:
         size=words.size,
         rate=words.rate,
         number=words.number,
+        count=words.count,
         milliseconds=words.milliseconds,
         duration=words.duration,
         age=words.age,
@@ -129,7 +138,8 @@ def _environment() -> Environment:
         retention=retention,
         topic_link=topic_link,
         runbook=runbook_of,
-        alarm=ALARMS.get,
+        alarm=BY_NAME.get,
+        inline=inline,
         runs=runs,
     )
     return environment
@@ -210,8 +220,8 @@ class Renderer:
 
     def runbook(self, name: str) -> str | None:
         """Returns None for an alarm that does not exist."""
-        alarm = ALARMS.get(name)
-        return None if alarm is None else self._render("runbook.html", "overview", alarm=alarm, alarm_name=name)
+        alarm = BY_NAME.get(name)
+        return None if alarm is None else self._render("runbook.html", "overview", alarm=alarm)
 
     def message(self, heading: str, text: str, tab: str = "") -> str:
         return self._render("message.html", tab, is_live=True, heading=heading, text=text)

@@ -7,7 +7,7 @@ With workers, every process answers what it knows, and the supervisor puts the a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from proxy.config import TidegateConfig
 from proxy.wire.error_log import Incident
 from tiers.errors import RemoteLogError
 from tiers.reader.read_accounts import ReadAccounts
+from tiers.tasks.alarms import ActiveAlarm
 
 MAX_ALARMS = 200
 
@@ -135,8 +136,9 @@ class OwnFacts:
             cluster=cluster,
             stores=self.history.stores({self._name: report}),
             processes=(process,),
-            alarms=() if cluster is None else cluster.alarms[:MAX_ALARMS],
+            alarms=(*report.alarms, *(() if cluster is None else cluster.alarms))[:MAX_ALARMS],
             history=self.history.facts(),
+            events=report.events,
         )
 
     @property
@@ -192,12 +194,14 @@ class OwnFacts:
         return ErrorsPage(tuple(ErrorLine(**asdict(each)) for each in self._incidents()))
 
 
-def raised(alarms: Sequence[tuple[str, str, str]]) -> list[RaisedAlarm]:
-    """Joins the alarms of the partitions of a topic. Each is (name, topic, detail)."""
-    joined: dict[tuple[str, str], list[str]] = {}
-    for name, topic, detail in alarms:
-        joined.setdefault((name, topic), []).append(detail)
-    return [
-        RaisedAlarm(name, topic if len(details) == 1 else f"{topic}, {len(details)} partitions", details[0])
-        for (name, topic), details in sorted(joined.items())
-    ]
+def raised(alarms: Iterable[ActiveAlarm]) -> list[RaisedAlarm]:
+    """Joins the alarms of the partitions of a topic. The first of them gives the detail."""
+    joined: dict[tuple[str, str], list[ActiveAlarm]] = {}
+    for alarm in alarms:
+        joined.setdefault((str(alarm.reason), alarm.topic), []).append(alarm)
+    found = []
+    for (name, topic), each in sorted(joined.items()):
+        partitions = {alarm.about.partition(" ")[0] for alarm in each}  # a stage follows its partition
+        about = topic if len(partitions) == 1 else f"{topic}, {len(partitions)} partitions"
+        found.append(RaisedAlarm(name, about, ": ".join(filter(None, (each[0].about, each[0].detail)))))
+    return found

@@ -33,6 +33,11 @@ def number(value: int | None) -> str:
     return NOTHING if value is None else f"{value:,}".replace(",", _NARROW_SPACE)
 
 
+def count(value: int, noun: str) -> str:
+    """Returns a number with its noun, for example `1 topic` or `2 topics`."""
+    return f"{number(value)} {noun}" if value == 1 else f"{number(value)} {noun}s"
+
+
 def milliseconds(value: float | None) -> str:
     if value is None:
         return NOTHING

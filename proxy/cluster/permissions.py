@@ -56,19 +56,20 @@ def principal_of(config: TidegateConfig) -> str:
     return "the proxy, without [upstream.sasl],"
 
 
-async def check_permissions(client: BrokerClient, config: TidegateConfig, timeout_ms: int) -> None:
-    """Checks the rights at the start of the process that maintains the metadata's state.
+async def check_permissions(client: BrokerClient, config: TidegateConfig, timeout_ms: int) -> list[str]:
+    """Checks the rights at the start of the process that maintains the metadata's state. Returns the missing ones.
 
     Raises `RemoteTierError` if an essential right is missing. Logs other missing rights, and a failure to read them."""
     try:
         essential, others = await missing_permissions(client, config, timeout_ms)
     except BrokerError as error:
         logger.warning("the proxy's own rights cannot be read: %s", error)
-        return
+        return []
     if essential:
         raise RemoteTierError(f"{principal_of(config)} lacks {'; '.join(essential)}")
     for right in others:
         logger.error("%s lacks %s", principal_of(config), right)
+    return [f"{principal_of(config)} lacks {right}" for right in others]
 
 
 async def missing_permissions(

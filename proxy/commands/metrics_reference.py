@@ -14,6 +14,7 @@ from typing import Final
 import proxy.handlers.fetch.metrics
 import proxy.metrics
 import proxy.process.loop_latency
+import proxy.process.process_alarms
 import proxy.process.process_state
 import proxy.process.processes
 import proxy.process.remote_reader
@@ -25,6 +26,7 @@ import tiers.reader.read_accounts
 import tiers.storage.instrumented
 import tiers.tasks.metrics
 from proxy.admin.facts import ProcessState
+from proxy.process.process_alarms import ProcessAlarm
 from tiers.config.paused_work import TierWork
 from tiers.metric_spec import FROM_THE_START, MetricSpec
 from tiers.reader.read_accounts import MAX_CLIENTS, OTHERS
@@ -46,12 +48,19 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[ModuleType, ...]], ...]] = (
     (
         "Process",
         "The client library adds `process_*`: CPU time, memory, open files and the start time.",
-        (tiers.fitness, proxy.process.process_state, proxy.process.loop_latency, proxy.process.processes),
+        (
+            tiers.fitness,
+            proxy.process.process_state,
+            proxy.process.process_alarms,
+            proxy.process.loop_latency,
+            proxy.process.processes,
+        ),
     ),
 )
 """The metrics, as sections of the page: a title, a sentence, and the modules that have the specs."""
 
 LABELS: Final = {
+    "alarm": f"One of {len(ProcessAlarm)} alarms about a process, in docs/alarms.md.",
     "api": "Kafka's name of an API. All keys that Kafka does not know share the value `Unknown`.",
     "bound": f'One of {len(BOUNDS)} bounds: `{"`, `".join(BOUNDS)}`. See docs/design.md, "Words".',
     "cache": "`chunk` or `index`.",

@@ -139,6 +139,9 @@ def _alarms(now: Scrape) -> Iterator[tuple[str, str]]:
     for labels, value in now.of("tidegate_paused"):
         if value:
             yield labels.get("topic", ""), f"{labels.get('work', '')} is paused"
+    for labels, value in now.of("tidegate_process_alarm"):
+        if value:
+            yield "-", labels.get("alarm", "")
     if now.total("tidegate_remote_log_metadata_alarm"):
         yield "-", "the metadata topic is in trouble: see /readyz"
 

@@ -47,6 +47,7 @@ from proxy.process.loop_latency import LoopLatency
 from proxy.process.open_files import fit_open_files
 from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
+from proxy.process.process_alarms import ProcessAlarm, troubles_of
 from proxy.process.process_state import STATE_LINE, StateMetric
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
@@ -149,10 +150,14 @@ class Proxy:
         registry.register(self.metrics)
         self.view = ProcessView(registry, self.metrics)
         self.client = broker_client(config.upstream)
+        entrances = [entrance_of(each, ports) for each in config.listener]
         self.topology = Topology(
             self.client,
             config.upstream.bootstrap_servers,
-            [(listener_addresses(each), self._listen_through(entrance_of(each, ports))) for each in config.listener],
+            [
+                (listener_addresses(each), self._listen_through(entrance))
+                for each, entrance in zip(config.listener, entrances, strict=True)
+            ],
             clock_ms=monotonic_ms,
             own_topics=own_topics_of(config),
             refresh_interval_ms=config.upstream.metadata_max_age_ms,
@@ -167,6 +172,10 @@ class Proxy:
             upstream_tls=self.client.tls,
             brokers_ask_for_sasl=config.upstream.sasl is not None,
         )
+        certificates = (self.client.tls, *(each.tls for each in entrances))
+        self.view.alarms.watch(ProcessAlarm.CERTIFICATES_UNUSABLE, partial(troubles_of, *certificates))
+        self.view.alarms.watch(ProcessAlarm.LISTENER_NOT_OPEN, lambda: self.topology.unserved)
+        self.view.alarms.watch(ProcessAlarm.PROXY_REJECTED, lambda: _said(self.topology.refusal))
         self._config = config
         self._registry = registry
         self._worker = worker
@@ -208,7 +217,8 @@ class Proxy:
     async def open_tier(self, stack: AsyncExitStack) -> None:
         await self.topology.wait_for_cluster()
         if self._worker is None:
-            await check_permissions(self.client, self._config, RIGHTS_TIMEOUT_MS)
+            missing = await check_permissions(self.client, self._config, RIGHTS_TIMEOUT_MS)
+            self.view.alarms.watch(ProcessAlarm.MISSING_RIGHT, lambda: missing)
         parts = ProxyParts(self._config, self.client, self.topology, self.server.spawn, self._registry, self.view)
         tier = await stack.enter_async_context(remote_tier(parts, self._worker))
         self.handlers.update(tier.handlers)
@@ -250,6 +260,7 @@ class RemoteLogProcess:
         self._registry = registry
         self.view = ProcessView(registry)
         self._client = broker_client(config.upstream)
+        self.view.alarms.watch(ProcessAlarm.CERTIFICATES_UNUSABLE, partial(troubles_of, self._client.tls))
         self._metadata: RemoteLogMetadataManager | None = None
         self._stops = False
 
@@ -271,7 +282,8 @@ class RemoteLogProcess:
     async def open_tier(self, stack: AsyncExitStack) -> None:
         config, client, registry = self._config, self._client, self._registry
         cluster_id = await wait_for_cluster_id(client)
-        await check_permissions(client, config, RIGHTS_TIMEOUT_MS)
+        missing = await check_permissions(client, config, RIGHTS_TIMEOUT_MS)
+        self.view.alarms.watch(ProcessAlarm.MISSING_RIGHT, lambda: missing)
         storage = await open_storage(stack, config, cluster_id, registry)
         fitness = process_fitness(config)
         metadata = await open_metadata(stack, config, client, storage, cluster_id, fitness)
@@ -334,6 +346,7 @@ async def run(
             loop.add_signal_handler(number, stop.set)
             stack.callback(loop.remove_signal_handler, number)
         role = make_role(config, registry)
+        stack.enter_context(role.view.events.attached())
         registry.register(StateMetric(lambda: role.state))
 
         def not_ready() -> list[str]:
@@ -345,6 +358,8 @@ async def run(
         if admin is not None or config.admin.port:
             at = (config.admin.host, config.admin.port) if admin is None else admin.listener
             access = admin_access(config.admin) if admin is None else AdminAccess(lambda: admin.token)
+            for alarm, troubles in access.troubles.items():
+                role.view.alarms.watch(alarm, troubles)
             if admin is None:
                 await stack.enter_async_context(sampled(facts.sample))
             by_port = (lambda: reload) if admin is None else None  # the supervisor's port is the one for changes
@@ -353,6 +368,7 @@ async def run(
         await role.open(stack)
         if load is not None:
             reload = Reload(config, load, partial(apply_settings, role, facts))
+            role.view.alarms.watch(ProcessAlarm.SETTINGS_NOT_RELOADED, partial(troubles_of, reload))
             loop.add_signal_handler(signal.SIGHUP, reload)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
             take_reloads()
@@ -366,6 +382,10 @@ async def run(
         logger.info("stopping: draining")
         await role.drain()
     logger.info("stopped")
+
+
+def _said(error: Exception | None) -> list[str]:
+    return [] if error is None else [str(error)]
 
 
 def apply_settings(role: Role, facts: OwnFacts, config: TidegateConfig) -> None:

@@ -34,11 +34,13 @@ from proxy.config import TidegateConfig, load_config
 from proxy.logging_setup import set_level
 from proxy.process.admin.access import admin_access
 from proxy.process.admin.child_pages import ChildPages
-from proxy.process.admin.facts_of_all import REMOTE_LOG, FactsOfAll
+from proxy.process.admin.facts_of_all import REMOTE_LOG, SUPERVISOR, FactsOfAll, OwnAlarms
 from proxy.process.admin.http import admin_pages
+from proxy.process.admin.recent_events import RecentEvents
 from proxy.process.budgets import remove_other_chunk_folders
 from proxy.process.child import Duty, Task, end_timeout_ms
 from proxy.process.port_claims import make_claims
+from proxy.process.process_alarms import ProcessAlarm, ProcessAlarms, troubles_of
 from proxy.process.process_state import STATE_LINE, metrics_of_the_dead
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import metadata_folder
@@ -125,6 +127,8 @@ async def _serve(config: TidegateConfig, file: Path) -> bool:
         supervisor = Supervisor(stages_of(config), stop_timeout_ms=end_timeout_ms(config))
 
         facts: FactsOfAll | None = None
+        own = OwnAlarms(ProcessAlarms(), RecentEvents())
+        stack.enter_context(own.events.attached())
 
         def apply(changed: TidegateConfig) -> None:
             set_level(changed.log.level)
@@ -136,6 +140,7 @@ async def _serve(config: TidegateConfig, file: Path) -> bool:
                 child.change_task(tasks[child.name])
 
         reload = Reload(config, partial(load_config, file), apply)
+        own.alarms.watch(ProcessAlarm.SETTINGS_NOT_RELOADED, partial(troubles_of, reload))
         loop.add_signal_handler(signal.SIGHUP, reload)
         stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         stack.callback(hold_reloads)
@@ -145,10 +150,12 @@ async def _serve(config: TidegateConfig, file: Path) -> bool:
             )
             ports = {name: int(listener.getsockname()[1]) for name, listener in listeners.items()}
             children = ChildPages(ports, session)
-            facts = FactsOfAll(config, supervisor, children, tuple(os.environ), wall_clock_ms)
+            facts = FactsOfAll(config, supervisor, children, tuple(os.environ), own, wall_clock_ms)
             await stack.enter_async_context(sampled(facts.sample))
             at, access = (config.admin.host, config.admin.port), admin_access(config.admin)
-            pages = WholePages(supervisor, children)
+            for alarm, troubles in access.troubles.items():
+                own.alarms.watch(alarm, troubles)
+            pages = WholePages(supervisor, children, own.alarms)
             await stack.enter_async_context(
                 admin_pages(at, pages, facts, access, installed_version(), reload=lambda: reload)
             )
@@ -205,9 +212,12 @@ def _stages(
 class WholePages:
     """Implements `AdminPages` for all processes."""
 
-    def __init__(self, supervisor: Supervisor, children: ChildPages) -> None:
+    def __init__(self, supervisor: Supervisor, children: ChildPages, alarms: ProcessAlarms) -> None:
+        """`alarms` are those of the supervisor's process."""
         self._supervisor = supervisor
         self._ask = children.ask
+        self._own = CollectorRegistry()
+        self._own.register(alarms)
         self._registry = CollectorRegistry()
         self._registry.register(_Processes(supervisor))
 
@@ -231,7 +241,8 @@ class WholePages:
             for child, (status, text) in zip(children, answers, strict=True)
             if status == 200 or child.process is None
         }
-        return generate_latest(self._registry) + merge_metrics(texts)
+        own = {SUPERVISOR: generate_latest(self._own).decode()}
+        return generate_latest(self._registry) + merge_metrics(own | texts)
 
 
 class _Processes(Collector):

@@ -57,6 +57,8 @@ class Reload:
         self._config = config
         self._load = load
         self._apply = apply
+        self.trouble = ""
+        """Why the settings could not be read the last time; empty if they were."""
 
     @property
     def config(self) -> TidegateConfig:
@@ -67,8 +69,10 @@ class Reload:
         try:
             read = self._load()
         except ConfigError as error:
+            self.trouble = str(error)
             logger.error("the settings are not reloaded, because they are wrong: %s", error)
             return Reloaded(mistake=str(error))
+        self.trouble = ""
         changed = list(changed_keys(self._config, read))
         now = tuple(key for key in changed if _is_live(key))
         later = tuple(key for key in changed if not _is_live(key))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from proxy.log_events import phrase
@@ -13,11 +14,14 @@ ERRORS = {"error", "exception", "critical"}
 LEVELS = {"debug", "info", "warning"} | ERRORS
 
 
-def sources() -> Iterator[tuple[Path, ast.Module]]:
-    for folder in ("protocol", "tiers", "proxy"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if path.name != "lasting_trouble.py":  # it logs the messages of its callers
-                yield path, ast.parse(path.read_text())
+@cache
+def sources() -> tuple[tuple[Path, ast.Module], ...]:
+    return tuple(
+        (path, ast.parse(path.read_text()))
+        for folder in ("protocol", "tiers", "proxy")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.name != "lasting_trouble.py"  # it logs the messages of its callers
+    )
 
 
 def error_phrases() -> set[str]:

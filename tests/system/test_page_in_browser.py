@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.admin.facts import ErrorLine, ReaderLine
+from proxy.admin.facts import ErrorLine, EventLine, Overview, ReaderLine
+from proxy.admin.source import FactsUnavailableError
 from proxy.process.admin.http import admin_pages
 from tests.support.proxy.page_facts import MIB, NOW_MS, ScriptedFacts, many_topics
 from tests.support.servers.chromium import BrowserPage, browser_page
@@ -82,13 +83,24 @@ def facts(topics: int = 1000, *, in_trouble: bool = False) -> ScriptedFacts:
         ErrorLine(NOW_MS, "undecodable", "a negative length", "worker-2", "[::1]:5", 2, "x", "client", dump=frame),
     )
     if in_trouble:
+        found.events = (
+            EventLine(
+                NOW_MS - 9_000, "copy-stalled", "copying makes no progress",
+                "partition orders-0000-0, error http://store.example.org: connection refused, since 2026-09-21T14:12",
+                "remote-log",
+            ),
+            EventLine(
+                NOW_MS - 90_000, "unfit", "this process cannot work as an owner, and asks for no partitions",
+                "probe store, error connection refused, since 2026-09-21T14:11", "remote-log",
+            ),
+        )  # fmt: skip
         line, partitions = found.topic_lines["orders-0000"]
         partitions[0] = replace(
             partitions[0], alarms=("copy-stalled",), gaps=1, quarantined_segments=2, quarantined_bytes=128 * MIB,
             trouble="no broker answers within 2500 ms: 10.0.0.3:9092: connection refused",
         )  # fmt: skip
         found.topic_lines["orders-0000"] = (
-            replace(line, alarms=("copy-stalled", "gap"), gaps=1, unanswered=1),
+            replace(line, alarms=("copy-stalled",), gaps=1, unanswered=1),
             partitions,
         )
     return found
@@ -159,6 +171,7 @@ async def test_every_page_fits_every_width_in_both_colours(in_trouble: bool) -> 
     async with opened(facts(120, in_trouble=in_trouble)) as (page, url):
         for path in PATHS:
             await page.open(url + path)
+            await page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
             for scheme in ("light", "dark"):
                 for width in WIDTHS:
                     await page.show(width, scheme=scheme)
@@ -176,6 +189,40 @@ async def test_the_colours_can_be_switched_and_stay() -> None:
         assert before != after
         await page.open(f"{url}/topics")
         assert await page.run("getComputedStyle(document.body).backgroundColor") == after
+
+
+class Silent(ScriptedFacts):
+    """Facts of a process that knows nothing now."""
+
+    trouble = ""
+
+    async def overview(self) -> Overview:
+        if self.trouble:
+            raise FactsUnavailableError(self.trouble)
+        return await super().overview()
+
+
+async def test_a_page_that_gets_no_answer_says_how_old_it_is() -> None:
+    source = Silent(many_topics(1))
+    refresh = "load(location.href, ['main', 'footer'])"
+    stale = "document.querySelector('.stale')?.textContent"
+    async with (
+        admin_pages(("127.0.0.1", 0), NoPages(), source, version="0.1.0") as (host, port),
+        browser_page() as page,
+    ):
+        await page.open(f"http://{host}:{port}/")
+        source.trouble = "the process does not answer"
+        await page.run(refresh)
+        shown = "The page shows what was known at 2026-09-21 14:13:20 UTC."
+        assert await page.run(stale) == f"Not available now: the process does not answer. {shown}"
+        source.trouble = ""
+        await page.run(refresh)
+        assert await page.run(stale) is None
+        await page.run("fetch = () => Promise.reject(new TypeError('nobody listens'))")
+        await page.run(refresh)
+        await page.run(refresh)
+        assert await page.run(stale) == f"The proxy does not answer. {shown}"
+        assert await page.run("document.querySelectorAll('.stale').length") == 1
 
 
 async def test_a_dead_store_and_a_dead_broker_can_be_seen() -> None:

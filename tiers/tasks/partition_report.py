@@ -44,6 +44,6 @@ def report_of(tasks: PartitionTasks) -> PartitionReport:
         StageReport(name, stage.failures, stage.last_error, name in tasks.running)
         for name, stage in tasks.stages.items()
     )
-    alarms = tuple(sorted(tasks.alarms))
+    alarms = tuple(sorted(map(str, tasks.alarms)))
     stopped = tasks.stages["survey"].last_error if STOPS & set(alarms) else ""
     return PartitionReport(tasks.copy.lag_bytes, tasks.copy.behind_ms, alarms, stages, stopped)

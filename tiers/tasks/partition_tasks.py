@@ -98,11 +98,9 @@ class PartitionTasks:
         return next(filter(None, (self.stages[name].last_error for name in ("copy", "gap", "survey"))), "")
 
     @property
-    def alarms(self) -> set[str]:
-        """The reasons of the alarms that are raised now. An alarm that only tells what happened is none of them."""
-        own = {"custom-metadata"} if self.is_copy_stopped else set()
-        failing = {"stage-failing" for stage in self.stages.values() if stage.is_alarmed}
-        return own | failing | self._stops | self.watch.alarms
+    def alarms(self) -> set[AlarmReason]:
+        """The alarms about the partition that are raised now."""
+        return self._services.metrics.alarms.reasons_of(self.partition.topic, str(self.partition))
 
     def waits_ms(self, name: str) -> int:
         """Returns the time until the stage may run: it is due, and no backoff of the survey is left. 0: it may now."""
@@ -213,7 +211,7 @@ class PartitionTasks:
             topic = self.partition.topic
             self.is_copy_stopped = True
             self._services.metrics.copy_stopped.labels(topic, str(self.partition.partition)).set(1)
-            self._services.metrics.alarms.begin(topic, AlarmReason.CUSTOM_METADATA, str(self.partition))
+            self._services.metrics.alarms.begin(topic, AlarmReason.CUSTOM_METADATA, str(self.partition), str(error))
             logger.error(
                 "copying stops: the store's custom metadata is too large",
                 extra={"partition": str(self.partition), "error": str(error)},
@@ -268,7 +266,7 @@ class PartitionTasks:
         reason = AlarmReason.METADATA_LOST if isinstance(error, MetadataLostError) else AlarmReason.DIVERGED
         if name == "survey" or reason is AlarmReason.METADATA_LOST:
             if reason not in self._stops:
-                self._services.metrics.alarms.begin(topic, reason, str(self.partition))
+                self._services.metrics.alarms.begin(topic, reason, str(self.partition), str(error))
             logger.log(logging.DEBUG if reason in self._stops else logging.ERROR, _STOPS[reason], extra=fields)
             self._stops.add(reason)
         else:

@@ -37,11 +37,6 @@ class PartitionWatch:
         self._alarms: set[AlarmReason] = set()
         self._is_stalled = False
 
-    @property
-    def alarms(self) -> set[str]:
-        """The reasons of the alarms that are raised now."""
-        return self._alarms | self._uncopied.alarms | ({"copy-stalled"} if self._is_stalled else set())
-
     async def look(self, policy: TopicPolicy, bounds: LocalLogBounds, copy: RLMCopyTask) -> None:
         """Looks at the leader's bounds, once a round."""
         self._watch(policy, bounds, copy.behind_ms)
@@ -61,8 +56,9 @@ class PartitionWatch:
         services.metrics.copy_stalled_seconds.labels(*labels).set(stalled_ms / 1000 if is_stalled else 0)
         if copy.behind_ms:
             copy.show_age()
+        services.metrics.alarms.tell(partition.topic, AlarmReason.COPY_STALLED, str(partition), error)
         if is_stalled and not self._is_stalled:
-            services.metrics.alarms.begin(partition.topic, AlarmReason.COPY_STALLED, str(partition))
+            services.metrics.alarms.begin(partition.topic, AlarmReason.COPY_STALLED, str(partition), error)
             since = datetime.fromtimestamp((services.wall_clock_ms() - stalled_ms) / 1000, UTC)
             fields = {"partition": str(partition), "error": error or "none"}
             logger.error("copying makes no progress", extra={**fields, "since": since.isoformat(timespec="seconds")})

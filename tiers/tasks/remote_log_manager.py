@@ -26,6 +26,7 @@ from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.tenure import begin_in
 from tiers.model.ids import TopicIdPartition
+from tiers.tasks.alarms import ActiveAlarm
 from tiers.tasks.copy.copy_task import copy_hold
 from tiers.tasks.copy.spool_opening import open_spool
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
@@ -126,9 +127,9 @@ class RemoteLogManager:
         """An estimate of the bytes below the LSOs that are not remote, of all partitions."""
         return sum(tasks.copy.lag_bytes for tasks in self._managed.values())
 
-    def troubled(self) -> dict[TopicIdPartition, PartitionReport]:
-        """Returns the reports of the partitions that have an alarm now."""
-        return {partition: report_of(tasks) for partition, tasks in self._managed.items() if tasks.alarms}
+    def alarms(self) -> list[ActiveAlarm]:
+        """Returns the alarms of this process about partitions and topics that are raised now."""
+        return list(self._services.metrics.alarms.active())
 
     def accepted(self, partition: TopicIdPartition) -> Mapping[UUID, int | None] | None:
         """Returns the segments that the stored manifest accepts, each with the offset to which a clamp cut it.

@@ -91,6 +91,7 @@ class Stage:
         self.due_ms = now_ms + min(remote_log.task_interval_ms, pause_ms)
         self.failures += 1
         self.last_error = str(error) or repr(error)
+        self._services.metrics.alarms.tell(*self._alarm, self.last_error)
         self._services.metrics.stage_failures.labels(self._partition.topic, self.name).inc()
 
     def watch(self) -> None:
@@ -99,7 +100,7 @@ class Stage:
         if self.failures == 0 or self.is_alarmed or failing_ms < self._services.settings.stage_alarm_ms:
             return
         self.is_alarmed = True
-        self._services.metrics.alarms.begin(*self._alarm)
+        self._services.metrics.alarms.begin(*self._alarm, self.last_error)
         since = datetime.fromtimestamp((self._services.wall_clock_ms() - failing_ms) / 1000, UTC)
         logger.error(
             "a stage of a partition keeps failing",

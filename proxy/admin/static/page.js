@@ -2,6 +2,7 @@
 "use strict";
 
 const REFRESH_MS = 10000;
+const ANSWER_MS = 20000;
 const TYPING_MS = 180;
 const root = document.documentElement;
 
@@ -23,18 +24,35 @@ theme.addEventListener("click", () => {
   store("theme", root.dataset.theme);
 });
 
+// Tells that the page is older than it should be.
+function complain(reason) {
+  document.querySelector(".stale")?.remove();
+  if (!reason) return;
+  const banner = document.createElement("p");
+  banner.className = "banner bad stale";
+  banner.setAttribute("role", "status");
+  const time = document.querySelector("footer time")?.textContent;
+  banner.textContent = time ? `${reason} The page shows what was known at ${time}.` : reason;
+  document.querySelector("main").prepend(banner);
+}
+
 // Refresh in place. Only the newest answer counts.
 let asked = 0;
+let answered = 0;
 async function load(url, selectors) {
   const number = ++asked;
   let text;
+  let isAnswer = false;
   try {
-    const answer = await fetch(url, { headers: { Accept: "text/html" } });
-    if (!answer.ok) return;
+    const answer = await fetch(url, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(ANSWER_MS) });
+    isAnswer = answer.ok;
     text = await answer.text();
-  } catch { return; }
+  } catch { text = ""; }
+  answered += 1;
   if (number !== asked) return;
   const fresh = new DOMParser().parseFromString(text, "text/html");
+  complain(isAnswer ? "" : fresh.querySelector("main .empty")?.textContent.trim() || "The proxy does not answer.");
+  if (!isAnswer) return;
   const open = [...document.querySelectorAll("details[open][id]")].map((each) => each.id);
   const at = rowIndex();
   for (const selector of selectors) {
@@ -47,7 +65,8 @@ async function load(url, selectors) {
 const isLive = () => document.querySelector("main[data-live]");
 setInterval(() => {
   const isSelecting = String(getSelection()) !== "";
-  if (!isLive() || document.hidden || isSelecting) return;
+  const isWaiting = answered < asked;  // another question would let an answer that takes long never count
+  if (!isLive() || document.hidden || isSelecting || isWaiting) return;
   const hasForm = document.querySelector("form[action]");
   load(location.href, hasForm ? [".whole", "#list", ".count", "footer"] : ["main", "footer"]);
 }, REFRESH_MS);

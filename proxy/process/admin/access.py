@@ -12,12 +12,14 @@ import hmac
 import ipaddress
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 
 from proxy.config import AdminConfig, AdminTlsConfig
+from proxy.process.process_alarms import ProcessAlarm, troubles_of
 from tiers.broker.tls import TlsContext, load_authorities, load_certificate, monotonic_ms
 from tiers.config.tier_config import ConfigError
 
@@ -41,6 +43,8 @@ class TokenFile:
         self._stamp = self._read_stamp()
         self._token = self._read()
         self._checked_at_ms = clock_ms()
+        self.trouble = ""
+        """Why the changed file cannot be used; empty while its token is the one that counts."""
 
     def current(self) -> str:
         """Looks at the file at most once a second."""
@@ -53,8 +57,10 @@ class TokenFile:
                 self._stamp = stamp
                 try:
                     self._token = self._read()
+                    self.trouble = ""
                     logger.info("the changed token of the admin port is in use")
                 except AdminTokenError as error:
+                    self.trouble = str(error)
                     logger.error("the changed token of the admin port cannot be used, the old one stays: %s", error)
         return self._token
 
@@ -87,7 +93,10 @@ class AdminAccess:
         tls: ssl.SSLContext | None = None,
         *,
         needs_certificate: bool = False,
+        troubles: Mapping[ProcessAlarm, Callable[[], Iterable[str]]] | None = None,
     ) -> None:
+        """`troubles` are those of the files that the settings name."""
+        self.troubles = troubles or {}
         self._token = token
         self.tls = tls
         self._needs_certificate = needs_certificate
@@ -162,14 +171,21 @@ OPEN_TO_ALL = AdminAccess()
 
 def admin_access(config: AdminConfig) -> AdminAccess:
     """Returns what the settings say. Raises `AdminTokenError` and `TlsError`."""
-    token = None if config.token_file is None else TokenFile(config.token_file).current
-    if config.tls is None:
-        return AdminAccess(token)
-    return AdminAccess(token, _server_context(config.tls), needs_certificate=config.tls.client_ca is not None)
+    token = None if config.token_file is None else TokenFile(config.token_file)
+    certificates, context = (None, None) if config.tls is None else _server_context(config.tls)
+    return AdminAccess(
+        None if token is None else token.current,
+        context,
+        needs_certificate=config.tls is not None and config.tls.client_ca is not None,
+        troubles={
+            ProcessAlarm.ADMIN_TOKEN_UNUSABLE: partial(troubles_of, token),
+            ProcessAlarm.CERTIFICATES_UNUSABLE: partial(troubles_of, certificates),
+        },
+    )
 
 
-def _server_context(config: AdminTlsConfig) -> ssl.SSLContext:
-    """Returns a context that hands every connection to the current certificates. Raises `TlsError`."""
+def _server_context(config: AdminTlsConfig) -> tuple[TlsContext, ssl.SSLContext]:
+    """Returns the current certificates, and a context that hands every connection to them. Raises `TlsError`."""
 
     def build() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -189,4 +205,4 @@ def _server_context(config: AdminTlsConfig) -> ssl.SSLContext:
         connection.context = current.current()
 
     context.sni_callback = hand_over
-    return context
+    return current, context

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -16,12 +16,15 @@ from proxy.admin.api import PREFIX, query_of
 from proxy.admin.api import adapter as adapter_of
 from proxy.admin.counts import History, ProcessReport
 from proxy.admin.facts import (
+    THIS_PROCESS,
     ErrorLine,
     ErrorsPage,
+    EventLine,
     Overview,
     PartitionPage,
     ProcessFacts,
     ProcessState,
+    RaisedAlarm,
     ReadersPage,
     SettingsPage,
     TopicPage,
@@ -29,17 +32,25 @@ from proxy.admin.facts import (
     TopicsPage,
 )
 from proxy.admin.settings_facts import settings_page
-from proxy.admin.source import FactsUnavailableError
+from proxy.admin.source import MAX_ALARMS, FactsUnavailableError
 from proxy.config import TidegateConfig
 from proxy.process.admin.child_pages import FACTS_TIMEOUT_S, ChildPages
 from proxy.process.admin.http import REPORT_PATH
+from proxy.process.admin.recent_events import MAX_EVENTS, RecentEvents
+from proxy.process.process_alarms import ProcessAlarms
 from proxy.process.process_state import STATE_LINE
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.supervisor import Child, Supervisor
 from proxy.version import installed_version
 
 REMOTE_LOG: Final = "remote-log"
+SUPERVISOR: Final = "supervisor"
 Answer = TypeVar("Answer")
+
+
+class OwnAlarms(NamedTuple):
+    alarms: ProcessAlarms
+    events: RecentEvents
 
 
 class FactsOfAll:
@@ -51,13 +62,16 @@ class FactsOfAll:
         supervisor: Supervisor,
         pages: ChildPages,
         environ: Sequence[str],
+        own: OwnAlarms,
         wall_clock_ms: Callable[[], int],
     ) -> None:
+        """`own` are the alarms of the supervisor's process."""
         self.history = History()
         self._config = config
         self._supervisor = supervisor
         self._pages = pages
         self._environ = environ
+        self._own = own
         self._wall_clock_ms = wall_clock_ms
         self._answered: dict[str, int | None] = {}
         """By name: the id of the process that answered."""
@@ -83,11 +97,12 @@ class FactsOfAll:
     async def overview(self) -> Overview:
         reports = await self._reports()
         processes = await asyncio.gather(*(self._process(child, reports) for child in self._supervisor.children))
-        cluster, alarms = None, []
+        cluster = None
         if self._config.is_tiered:
             with suppress(FactsUnavailableError):
                 known = await self._of(REMOTE_LOG, Overview, "/overview")
-                cluster, alarms = known.cluster, [replace(each, process=REMOTE_LOG) for each in known.alarms]
+                cluster = known.cluster
+        of_tier = () if cluster is None else cluster.alarms
         return Overview(
             as_of_ms=self._wall_clock_ms(),
             version=installed_version(),
@@ -95,9 +110,27 @@ class FactsOfAll:
             cluster=cluster,
             stores=self.history.stores(reports),
             processes=tuple(processes),
-            alarms=tuple(alarms),
+            alarms=(*self._process_alarms(reports), *map(_of_the_tier, of_tier))[:MAX_ALARMS],
             history=self.history.facts(),
+            events=self._events(reports),
         )
+
+    def _process_alarms(self, reports: Mapping[str, ProcessReport]) -> list[RaisedAlarm]:
+        """Returns the alarms about processes. One that several processes have is one alarm."""
+        joined: dict[tuple[str, str], list[str]] = {}
+        told = [(SUPERVISOR, each) for each in self._own.alarms.raised()]
+        told += [(name, each) for name, report in reports.items() for each in report.alarms]
+        for process, alarm in told:
+            joined.setdefault((alarm.name, alarm.detail), []).append(process)
+        return [
+            RaisedAlarm(name, ", ".join(processes), detail, processes[0])
+            for (name, detail), processes in sorted(joined.items())
+        ]
+
+    def _events(self, reports: Mapping[str, ProcessReport]) -> tuple[EventLine, ...]:
+        found = [replace(each, process=SUPERVISOR) for each in self._own.events.events()]
+        found += [replace(each, process=name) for name, report in reports.items() for each in report.events]
+        return tuple(sorted(found, key=lambda each: -each.time_ms)[:MAX_EVENTS])
 
     async def _process(self, child: Child, reports: Mapping[str, ProcessReport]) -> ProcessFacts:
         status, text = await self._pages.ask(child, "/readyz")
@@ -187,6 +220,10 @@ class FactsOfAll:
         except ValidationError as error:
             raise FactsUnavailableError("the process gave an answer that cannot be read") from error
         return decoded
+
+
+def _of_the_tier(alarm: RaisedAlarm) -> RaisedAlarm:
+    return replace(alarm, process=REMOTE_LOG, about=REMOTE_LOG if alarm.about == THIS_PROCESS else alarm.about)
 
 
 def _reason(text: str) -> str:

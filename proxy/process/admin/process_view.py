@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 
 from proxy.admin.cluster_view import ClusterView
-from proxy.admin.facts import RaisedAlarm
+from proxy.admin.counts import ProcessReport
+from proxy.admin.facts import THIS_PROCESS, RaisedAlarm
 from proxy.admin.source import OwnParts, raised
 from proxy.admin.tier_look import TierParts
 from proxy.admin.tier_view import TierView
@@ -19,6 +20,8 @@ from proxy.cluster.broker_configs import BrokerConfigs
 from proxy.config import TidegateConfig
 from proxy.metrics import ProxyMetrics
 from proxy.process.admin.process_report import CountedParts, process_report
+from proxy.process.admin.recent_events import RecentEvents
+from proxy.process.process_alarms import ProcessAlarms
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal
@@ -51,8 +54,16 @@ class RunningTasks:
 
 class ProcessView:
     def __init__(self, registry: CollectorRegistry, proxy: ProxyMetrics | None = None) -> None:
+        self.alarms = ProcessAlarms()
+        self.events = RecentEvents()
+        registry.register(self.alarms)
         self._counted = CountedParts(proxy=proxy)
-        self.parts = OwnParts(report=partial(process_report, registry, self._counted))
+        self._registry = registry
+        self.parts = OwnParts(report=self._report)
+
+    def _report(self) -> ProcessReport:
+        report = process_report(self._registry, self._counted)
+        return replace(report, alarms=tuple(self.alarms.raised()), events=self.events.events())
 
     def opened_store(self, storage: InstrumentedRemoteStorageManager) -> None:
         self._counted.storage = storage
@@ -74,7 +85,7 @@ class ProcessView:
         manager, topics = running.manager, running.topics
 
         def alarms() -> list[RaisedAlarm]:
-            return list(_alarms(running, metadata, fitness))
+            return list(raised_alarms(running, metadata, fitness))
 
         def metadata_partition(partition: TopicIdPartition) -> int | None:
             if isinstance(metadata, TopicBasedRemoteLogMetadataManager):
@@ -163,17 +174,13 @@ async def explained(
     )
 
 
-def _alarms(running: RunningTasks, metadata: RemoteLogMetadataManager, fitness: Fitness) -> Iterator[RaisedAlarm]:
-    """Yields the alarms that are raised now, those about the whole process first."""
+def raised_alarms(running: RunningTasks, metadata: RemoteLogMetadataManager, fitness: Fitness) -> Iterator[RaisedAlarm]:
+    """Yields the alarms about the remote tier that are raised now, those about the whole process first."""
     if (alarm := metadata.status().alarm) is not None:
-        yield RaisedAlarm("tidegate_remote_log_metadata_alarm", "the remote log metadata", alarm)
+        yield RaisedAlarm("metadata", "the remote log metadata", alarm)
     if fitness.reason is not None:
-        yield RaisedAlarm("tidegate_unfit", "this process", fitness.reason)
-    found: list[tuple[str, str, str]] = []
-    for policy in running.topics.policies.values():
-        if policy.total_conflict:
-            yield RaisedAlarm("retention-differs", policy.topic, policy.total_conflict)
-    for partition, report in running.manager.troubled().items():
-        detail = f"{partition}: {report.error}" if report.error else str(partition)
-        found += [(reason, partition.topic, detail) for reason in report.alarms]
-    yield from raised(found)
+        yield RaisedAlarm("unfit", THIS_PROCESS, fitness.reason)
+    for topic, reason in sorted(running.topics.refused.items()):
+        if running.topics.is_named(topic):
+            yield RaisedAlarm("refused-topic", topic, reason)
+    yield from raised(running.manager.alarms())

@@ -11,6 +11,7 @@ from proxy.admin.facts import (
     EpochStart,
     ErrorLine,
     ErrorsPage,
+    EventLine,
     GapFacts,
     HistoryFacts,
     NamedNumber,
@@ -131,6 +132,7 @@ class ScriptedFacts:
     dead_store: bool = False
     readers_seen: tuple[ReaderLine, ...] = ()
     incidents: tuple[ErrorLine, ...] = ()
+    events: tuple[EventLine, ...] = ()
 
     async def topics(self, query: TopicQuery) -> TopicsPage:
         lines = [line for line, _ in self.topic_lines.values()]
@@ -196,7 +198,7 @@ class ScriptedFacts:
         alarms: tuple[RaisedAlarm, ...] = ()
         if self.dead_store:
             alarms = (
-                RaisedAlarm("tidegate_unfit", "this process", "store: connection refused"),
+                RaisedAlarm("unfit", "remote-log", "store: connection refused"),
                 RaisedAlarm("copy-stalled", "orders-0000, 3 partitions", "orders-0000-1: connection refused"),
             )
         brokers = tuple(
@@ -238,6 +240,7 @@ class ScriptedFacts:
             ),
             alarms=alarms,
             history=history(),
+            events=self.events,
         )  # fmt: skip
 
     async def readers(self) -> ReadersPage:

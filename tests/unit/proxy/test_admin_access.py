@@ -158,16 +158,20 @@ def test_a_changed_token_is_read_again(token_file: Path, caplog: pytest.LogCaptu
     token_file.write_text("the next one")
     assert token.current() == "secret", "the file is looked at once a second"
     now_ms += CHECK_INTERVAL_MS
-    assert token.current() == "the next one"
+    assert (token.current(), token.trouble) == ("the next one", "")
     for text in ("", "caf\u00e9"):
         token_file.write_text(text)
         now_ms += CHECK_INTERVAL_MS
         assert token.current() == "the next one"
+        assert str(token_file) in token.trouble
     token_file.unlink()
     now_ms += CHECK_INTERVAL_MS
     assert token.current() == "the next one"
     assert [record.levelname for record in caplog.records] == ["INFO", "ERROR", "ERROR", "ERROR"]
     assert "the next one" not in caplog.text
+    token_file.write_text("the last one")
+    now_ms += CHECK_INTERVAL_MS
+    assert (token.current(), token.trouble) == ("the last one", "")
 
 
 @pytest.mark.parametrize("text", ["", " \n", "two\nlines", "caf\u00e9"])

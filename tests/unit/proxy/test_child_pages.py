@@ -9,8 +9,14 @@ from typing import Any, cast
 import aiohttp
 from aiohttp import web
 
+from proxy.admin.api import adapter
+from proxy.admin.counts import ProcessReport
+from proxy.admin.facts import THIS_PROCESS, EventLine, RaisedAlarm
 from proxy.process.admin.child_pages import FACTS_TIMEOUT_S, ChildPages
-from proxy.process.admin.facts_of_all import REMOTE_LOG, FactsOfAll
+from proxy.process.admin.facts_of_all import REMOTE_LOG, FactsOfAll, OwnAlarms
+from proxy.process.admin.http import REPORT_PATH
+from proxy.process.admin.recent_events import RecentEvents
+from proxy.process.process_alarms import ProcessAlarm, ProcessAlarms
 from proxy.process.processes import WholePages
 from tests.support.proxy.parsed_config import parse_config
 
@@ -25,6 +31,11 @@ name = "orders"
 """
 
 UNTIERED = '[upstream]\nbootstrap.servers = "a:1"\n'
+
+
+def own() -> OwnAlarms:
+    """The alarms of the supervisor's process."""
+    return OwnAlarms(ProcessAlarms(), RecentEvents())
 
 
 def child(name: str, pid: int | None) -> Any:
@@ -67,7 +78,7 @@ async def test_a_dead_remote_log_process_leaves_the_rest_of_the_overview() -> No
         return 503, "the process does not answer"
 
     supervisor = cast(Any, SimpleNamespace(children=[child("worker-1", 5), child(REMOTE_LOG, None)]))
-    facts = FactsOfAll(parse_config(CONFIG), supervisor, cast(Any, SimpleNamespace(ask=ask)), (), lambda: 1)
+    facts = FactsOfAll(parse_config(CONFIG), supervisor, cast(Any, SimpleNamespace(ask=ask)), (), own(), lambda: 1)
     overview = await facts.overview()
     assert (overview.cluster, overview.alarms, overview.is_tiered) == (None, (), True)
     assert [(each.name, each.state) for each in overview.processes] == [
@@ -75,6 +86,35 @@ async def test_a_dead_remote_log_process_leaves_the_rest_of_the_overview() -> No
         (REMOTE_LOG, "FAILED"),
     ]
     assert ("/api/v1/overview", FACTS_TIMEOUT_S) in asked
+
+
+async def test_an_alarm_of_several_processes_is_one_alarm() -> None:
+    rejected = RaisedAlarm("proxy-rejected", THIS_PROCESS, "the password is wrong")
+    events = {"worker-1": 3, "worker-2": 5}
+
+    async def ask(one: Any, path: str, parameters: object = None, timeout_s: float = 2.0) -> tuple[int, str]:
+        if path != REPORT_PATH:
+            return 503, "the process does not answer"
+        event = EventLine(events[one.name], "gap", "the broker removed records before they were copied")
+        report = ProcessReport(7, alarms=(rejected,), events=(event,))
+        return 200, adapter(ProcessReport).dump_json(report).decode()
+
+    supervisor = cast(Any, SimpleNamespace(children=[child("worker-1", 5), child("worker-2", 6)]))
+    ours = own()
+    ours.alarms.watch(ProcessAlarm.SETTINGS_NOT_RELOADED, lambda: ["a mistake"])
+    asked = cast(Any, SimpleNamespace(ask=ask))
+    overview = await FactsOfAll(parse_config(UNTIERED), supervisor, asked, (), ours, lambda: 1).overview()
+    assert overview.alarms == (
+        RaisedAlarm("proxy-rejected", "worker-1, worker-2", "the password is wrong", "worker-1"),
+        RaisedAlarm("settings-not-reloaded", "supervisor", "a mistake", "supervisor"),
+    )
+    assert [(each.process, each.time_ms) for each in overview.events] == [("worker-2", 5), ("worker-1", 3)]
+    (gauge,) = (
+        line
+        for line in (await WholePages(supervisor, asked, ours.alarms).metrics()).decode().splitlines()
+        if 'alarm="settings-not-reloaded"' in line
+    )
+    assert gauge == 'tidegate_process_alarm{alarm="settings-not-reloaded",process="supervisor"} 1.0'
 
 
 async def test_the_page_shows_the_state_that_a_child_tells() -> None:
@@ -92,7 +132,7 @@ async def test_the_page_shows_the_state_that_a_child_tells() -> None:
         return next(readyz) if path == "/readyz" else (503, "the process does not answer")
 
     supervisor = cast(Any, SimpleNamespace(children=[child("worker-1", 5)]))
-    facts = FactsOfAll(parse_config(UNTIERED), supervisor, cast(Any, SimpleNamespace(ask=ask)), (), lambda: 1)
+    facts = FactsOfAll(parse_config(UNTIERED), supervisor, cast(Any, SimpleNamespace(ask=ask)), (), own(), lambda: 1)
     seen = [(await facts.overview()).processes[0] for _ in answers]
     assert [(each.state, each.reasons) for each in seen] == [
         ("INITIALIZING", ("the process does not answer",)),
@@ -106,5 +146,5 @@ async def test_the_page_shows_the_state_that_a_child_tells() -> None:
 
 async def test_a_proxy_with_workers_tells_its_state_while_it_stops() -> None:
     supervisor = cast(Any, SimpleNamespace(children=[], is_stopping=True))
-    pages = WholePages(supervisor, cast(Any, SimpleNamespace(ask=None)))
+    pages = WholePages(supervisor, cast(Any, SimpleNamespace(ask=None)), ProcessAlarms())
     assert await pages.not_ready() == ["state: DRAINING", "stopping"]

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.admin.facts import ProcessState
+from proxy.admin.facts import THIS_PROCESS, ProcessState, RaisedAlarm
 from proxy.process.app import Proxy
 from proxy.process.process_state import StateMetric, metrics_of_the_dead
 from tests.support.proxy.parsed_config import parse_config
@@ -40,6 +40,7 @@ async def test_a_proxy_tells_its_state() -> None:
     found = [proxy.state]
     proxy.topology.refusal = BrokerRefusedError("wrong password")
     found.append(proxy.state)
+    raised = proxy.view.alarms.raised()
     proxy.topology.refusal = None
     proxy.topology._first_read.set()
     found.append(proxy.state)
@@ -47,3 +48,5 @@ async def test_a_proxy_tells_its_state() -> None:
     found.append(proxy.state)
     await proxy.client.close()
     assert found == [ProcessState.INITIALIZING, ProcessState.FAILED, ProcessState.SERVING, ProcessState.DRAINING]
+    assert raised == [RaisedAlarm("proxy-rejected", THIS_PROCESS, "wrong password")]
+    assert proxy.view.alarms.raised() == []

@@ -118,6 +118,22 @@ def test_wrong_settings_change_nothing(caplog: pytest.LogCaptureFixture) -> None
     assert "the settings are not reloaded, because they are wrong: f.toml: unknown key x" in caplog.text
 
 
+def test_the_mistake_is_kept_until_the_file_can_be_read() -> None:
+    texts = iter(("no = TOML", BASE))
+
+    def load() -> TidegateConfig:
+        try:
+            return parse_config(next(texts))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    reload = Reload(parse_config(BASE), load, lambda _: None)
+    reload()
+    assert reload.trouble
+    reload()
+    assert reload.trouble == ""
+
+
 @pytest.fixture
 def root_level() -> Iterator[None]:
     before = logging.getLogger().level

@@ -241,11 +241,13 @@ async def test_a_changed_certificate_is_taken_and_a_broken_one_is_not(
             assert await asyncio.to_thread(served_by, proxy.port, old)
         assert [record.levelname for record in caplog.records] == ["ERROR"]
         assert "changed certificates cannot be used, the old ones stay" in caplog.records[0].message
+        assert tls.trouble.startswith("the listener: ")
 
         file.write_bytes(new.identity("proxy").read_bytes())
         now_ms += 5_000
         assert await asyncio.to_thread(served_by, proxy.port, new)
         assert not await asyncio.to_thread(served_by, proxy.port, old)
+        assert tls.trouble == ""
 
         await wire.send(request(OPAQUE, 4, 1))
         assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)

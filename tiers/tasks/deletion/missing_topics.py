@@ -50,11 +50,14 @@ class MissingTopics:
         self._idle_since_ms: dict[UUID, int] = {}
         self._alarmed: dict[UUID, str] = {}
         """The names of the topics with the alarm, by id."""
+        self._skewed: dict[UUID, str] = {}
+        """The names of the topics whose time since which they are missing the clocks make unknown, by id."""
 
     def see(self, missing: Collection[UUID]) -> None:
         """Takes the ids that no broker knows now, out of all ids that the caller asked about."""
         now_ms = self._services.clock_ms()
         self._missing_since_ms = {each: self._missing_since_ms.get(each, now_ms) for each in missing}
+        self._end_skews(self._skewed.keys() - self._missing_since_ms.keys())
 
     async def record(self, topic: TopicIdPartition, *, is_left: bool) -> None:
         """Records that the topic is missing or is there again, or ends its records.
@@ -142,7 +145,9 @@ class MissingTopics:
             services.wall_clock_ms() - settings.remote_log.topic_deletion_unproved_delay_ms + settings.max_clock_skew_ms
         )
         due = [each for each in self._waited(topics) if each.topic_id in alone and missing[each.topic_id] <= soonest_ms]
-        brokers_now_ms = await self._brokers_now_ms(due[0]) if due else None
+        # An alarm ends with an answer, and a topic that is recorded may not be due any more.
+        asked = [*due, *(each for each in topics if each.topic_id in self._skewed.keys() & missing.keys())]
+        brokers_now_ms = await self._brokers_now_ms(asked[0]) if asked else None
         if brokers_now_ms is None:
             return set()
         latest_ms = brokers_now_ms - settings.remote_log.topic_deletion_unproved_delay_ms
@@ -159,14 +164,22 @@ class MissingTopics:
         services, limit_ms = self._services, self._services.settings.max_clock_skew_ms
         skew_ms = await services.metadata.clock_skew_ms(topic, anew=True)
         if abs(skew_ms) <= limit_ms:
+            self._end_skews(self._skewed.keys())  # the clock of this machine is one for all topics
             return services.wall_clock_ms() + skew_ms
-        services.metrics.alarms.happened(topic.topic, AlarmReason.CLOCK_SKEW)
-        logger.error(
-            "the time since which a topic is missing is unknown while this machine's clock and the brokers' clock"
-            " differ: synchronize the clocks",
-            extra={"topic": topic.topic, "skew_ms": skew_ms},
-        )
+        self._skewed[topic.topic_id] = topic.topic
+        detail = f"the clocks differ by {skew_ms} ms"
+        if services.metrics.alarms.begin(topic.topic, AlarmReason.CLOCK_SKEW, str(topic.topic_id), detail):
+            logger.error(
+                "the time since which a topic is missing is unknown while this machine's clock and the brokers' clock"
+                " differ: synchronize the clocks",
+                extra={"topic": topic.topic, "skew_ms": skew_ms},
+            )
         return None
+
+    def _end_skews(self, ended: Collection[UUID]) -> None:
+        for topic_id in set(ended):
+            topic = self._skewed.pop(topic_id)
+            self._services.metrics.alarms.end(topic, AlarmReason.CLOCK_SKEW, str(topic_id))
 
     def watch(self, topics: Collection[TopicIdPartition], names: Mapping[UUID, str]) -> None:
         """Raises an alarm, once per episode, when some of `topics` went missing at the same time as others.
@@ -177,13 +190,14 @@ class MissingTopics:
         together = {each for each in vanished_together(missing) if not metadata.is_topic_deleted(each)}
         fresh = [each for each in topics if each.topic_id in together - self._alarmed.keys()]
         alarms = self._services.metrics.alarms
-        for topic_id in self._alarmed.keys() - together:
+        for topic_id in self._alarmed.keys() - (together & {each.topic_id for each in topics}):
             alarms.end(self._alarmed.pop(topic_id), AlarmReason.TOPICS_MISSING, str(topic_id))
         self._alarmed |= {each.topic_id: each.topic for each in fresh}
         if not fresh:
             return
         for topic in fresh:
-            alarms.begin(topic.topic, AlarmReason.TOPICS_MISSING, str(topic.topic_id))
+            since = f"missing since {datetime.fromtimestamp(missing[topic.topic_id] / 1000, UTC):%FT%TZ}"
+            alarms.begin(topic.topic, AlarmReason.TOPICS_MISSING, str(topic.topic_id), since)
         said = [
             f"{names.get(each, '')} ({each}) since {datetime.fromtimestamp(missing[each] / 1000, UTC):%FT%TZ}"
             for each in sorted(together, key=lambda each: (missing[each], names.get(each, "")))

@@ -99,6 +99,8 @@ class TopicDeletionTask:
         topics = self._owned(TopicIdPartition(each, 0, names.get(each, "")) for each in names.keys() | recorded)
         partitions = self._owned(partitions)
         if not topics and not partitions:
+            self._missing.see(())
+            self._missing.watch((), names)
             return 0
         self._missing.see(await self._gone([*topics, *partitions]))
         troubles: list[RemoteLogError] = []

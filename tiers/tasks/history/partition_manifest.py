@@ -288,11 +288,12 @@ class PartitionManifestTask:
     def _alarm(self, error: RemoteStorageError) -> None:
         """Raises an alarm, once until the store accepts or returns the manifest again."""
         if self.error is None and self._read_error is None:
-            self._services.metrics.alarms.begin(self._partition.topic, AlarmReason.MANIFEST, str(self._partition))
+            fields = {"partition": str(self._partition), "error": str(error)}
+            self._services.metrics.alarms.begin(self._partition.topic, AlarmReason.MANIFEST, *fields.values())
             logger.error(
                 "a partition manifest cannot be written or read: no newer segment is trimmed, and `rebuild` would miss"
                 " changes",
-                extra={"partition": str(self._partition), "error": str(error)},
+                extra=fields,
             )
 
     def _end_alarm(self) -> None:

@@ -239,11 +239,11 @@ class RLMExpirationTask:
         if skew_ms <= limit_ms:
             services.metrics.alarms.end(*self._skew_alarm)
             return True
-        services.metrics.alarms.begin(*self._skew_alarm)
-        logger.error(
-            "nothing expires while this machine's clock and the brokers' clock differ: synchronize the clocks",
-            extra={"partition": str(self._partition), "skew_ms": skew_ms},
-        )
+        if services.metrics.alarms.begin(*self._skew_alarm, f"the clocks differ by {skew_ms} ms"):
+            logger.error(
+                "nothing expires while this machine's clock and the brokers' clock differ: synchronize the clocks",
+                extra={"partition": str(self._partition), "skew_ms": skew_ms},
+            )
         return False
 
     async def _settings_still_expire(self, policy: TopicPolicy) -> bool:

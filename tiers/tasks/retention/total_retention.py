@@ -75,7 +75,7 @@ class TotalRetentionTask:
         self._alarmed = names
         for policy in policies:
             if self._conflicts.get(policy.topic_id) != policy.total_conflict:
-                alarms.begin(policy.topic, AlarmReason.RETENTION_DIFFERS)
+                alarms.begin(policy.topic, AlarmReason.RETENTION_DIFFERS, detail=policy.total_conflict)
                 logger.error(
                     "the total retention in the settings file is not the recorded one: nothing of the topic expires;"
                     " `tidegate tier retention` or kafka-configs changes the recorded one",

@@ -90,11 +90,6 @@ class UncopiedWatch:
         self._head: HeadBatch | None = None
         self._raised: set[AlarmReason] = set()
 
-    @property
-    def alarms(self) -> frozenset[str]:
-        """The reasons of the alarms that are raised now."""
-        return frozenset(self._raised)
-
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, lag_bytes: int) -> None:
         """Raises the alarms, once per episode. `lag_bytes` is the copier's estimate; 0: it has none."""
         broker = policy.broker_retention

@@ -12,8 +12,17 @@ from fnmatch import fnmatchcase
 import aiohttp
 import pytest
 
-from proxy.admin.alarm_catalogue import ALARMS, runbook_of
-from proxy.admin.facts import ErrorLine, Overview, ProcessState, ReaderLine, TopicQuery, TopicSetting, TopicsPage
+from proxy.admin.alarm_catalogue import BY_NAME, runbook_of
+from proxy.admin.facts import (
+    ErrorLine,
+    EventLine,
+    Overview,
+    ProcessState,
+    ReaderLine,
+    TopicQuery,
+    TopicSetting,
+    TopicsPage,
+)
 from proxy.admin.html import Renderer, retention, runs
 from proxy.admin.lines import topic_line
 from proxy.admin.pages import HEADERS, STATIC, static_file
@@ -174,7 +183,22 @@ async def test_a_dead_store_and_a_dead_broker_are_named_with_what_to_do() -> Non
         assert "Correct the disk, the credentials or the connection." in said
         assert f'href="{runbook_of("copy-stalled")}"' in html
         _, runbook, _ = await get(url + runbook_of("copy-stalled"))
-    assert ALARMS["copy-stalled"].action in texts(runbook)
+        _, of_event, _ = await get(url + runbook_of("metadata-not-followed"))
+    assert BY_NAME["copy-stalled"].action in texts(runbook)
+    assert "tidegate_remote_log_alarm{reason=" in texts(runbook)
+    assert BY_NAME["metadata"].title in texts(of_event)
+
+
+async def test_the_last_events_are_listed_with_their_pages() -> None:
+    facts = ScriptedFacts()
+    async with served(facts) as url:
+        _, quiet, _ = await get(f"{url}/")
+        facts.events = (EventLine(NOW_MS, "gap", "the broker removed <records>", "partition orders-0", "remote-log"),)
+        _, html, _ = await get(f"{url}/")
+    assert "of the log" not in texts(quiet)
+    assert 'href="/runbook/gap"' in html
+    assert "the broker removed &lt;records&gt;" in html
+    assert "partition orders-0" in texts(html)
 
 
 async def test_empty_pages_say_what_is_missing() -> None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from proxy.admin.counts import ProcessReport
-from proxy.admin.facts import ProcessState, RaisedAlarm, TopicQuery
+from proxy.admin.facts import THIS_PROCESS, EventLine, ProcessState, RaisedAlarm, TopicQuery
 from proxy.admin.sampling import sampled
 from proxy.admin.source import FactsUnavailableError, OwnFacts, OwnParts, raised
 from proxy.wire.error_log import ErrorLog
 from tests.support.proxy.parsed_config import parse_config
 from tiers.reader.read_accounts import ReadAccounts
+from tiers.tasks.alarms import ActiveAlarm, AlarmReason
 
 TIERED = """
 [upstream]
@@ -86,6 +87,15 @@ async def test_the_overview_has_the_process_and_why_it_is_not_ready() -> None:
     assert (shown.state, len(shown.reasons)) == ("SERVING", 1), "an alarm does not end the service"
 
 
+async def test_the_overview_has_the_alarms_and_events_of_the_process() -> None:
+    process = Process()
+    rejected = RaisedAlarm("proxy-rejected", THIS_PROCESS, "the password is wrong")
+    event = EventLine(1_000, "gap", "the broker removed records before they were copied", "partition orders-0")
+    process.parts.report = lambda: ProcessReport(os.getpid(), alarms=(rejected,), events=(event,))
+    overview = await process.facts().overview()
+    assert (overview.alarms, overview.events) == ((rejected,), (event,))
+
+
 async def test_errors_are_those_of_the_ring() -> None:
     process = Process()
     process.log.note("refused", "max.connections is reached", peer="10.0.0.1:5", client_id="app")
@@ -96,11 +106,21 @@ async def test_errors_are_those_of_the_ring() -> None:
 
 
 def test_alarms_of_a_topic_are_one_alarm() -> None:
-    found = raised([("copy-stalled", "orders", "orders-1: refused"), ("gap", "audit", "audit-0"),
-                    ("copy-stalled", "orders", "orders-2: refused")])  # fmt: skip
+    found = raised(
+        [
+            ActiveAlarm("orders", AlarmReason.COPY_STALLED, "orders-1", "refused"),
+            ActiveAlarm("audit", AlarmReason.STAGE_FAILING, "audit-0 copy", "refused"),
+            ActiveAlarm("audit", AlarmReason.STAGE_FAILING, "audit-0 trim", "refused"),
+            ActiveAlarm("audit", AlarmReason.STUCK_LSO, "audit-0", ""),
+            ActiveAlarm("orders", AlarmReason.COPY_STALLED, "orders-2", "refused"),
+            ActiveAlarm("orders", AlarmReason.RETENTION_DIFFERS, "", "7 d, not 5 d"),
+        ]
+    )
     assert found == [
         RaisedAlarm("copy-stalled", "orders, 2 partitions", "orders-1: refused"),
-        RaisedAlarm("gap", "audit", "audit-0"),
+        RaisedAlarm("retention-differs", "orders", "7 d, not 5 d"),
+        RaisedAlarm("stage-failing", "audit", "audit-0 copy: refused"),
+        RaisedAlarm("stuck-lso", "audit", "audit-0"),
     ]
 
 

@@ -39,6 +39,11 @@ def test_a_duration_has_two_units(ms: int | None, said: str) -> None:
     assert words.duration(ms) == said
 
 
+def test_a_number_has_its_noun() -> None:
+    assert [words.count(each, "segment") for each in (0, 1, 2)] == ["0 segments", "1 segment", "2 segments"]
+    assert words.count(12_345, "offset") == f"12{words.number(1000)[1]}345 offsets"
+
+
 def test_a_latency_and_a_rate_have_units() -> None:
     assert words.milliseconds(0.752) == "0.75 ms"
     assert words.milliseconds(1_500) == "1.50 s"

@@ -234,19 +234,47 @@ async def test_clocks_that_differ_record_and_delete_nothing(missing: Workbench) 
     await round_after(missing, task, SECOND_MS)
     assert missing.metadata.missing == {}
     assert missing.metric("remote_log_alarms_total", topic="orders", reason="clock-skew") == 1
+    assert missing.active("clock-skew") == 1
     missing.metadata.skew_ms = 0
     await round_after(missing, task, SECOND_MS)
     assert missing.metadata.missing == {TOPIC_ID: missing.wall_ms}
+    assert missing.active("clock-skew") == 0
     # Our own clock is set ahead.
     missing.wall_ms += unproved_ms
     missing.metadata.skew_ms = -unproved_ms
     assert await rounds_for(missing, task, DAY_MS, HOUR_MS) == 0
+    assert missing.active("clock-skew") == 1
     missing.wall_ms -= unproved_ms
+    missing.metadata.skew_ms = 0
+    assert await round_after(missing, task, HOUR_MS) == 0
+    assert missing.active("clock-skew") == 0, "no topic is due any more, and the clocks are asked all the same"
     # The brokers' is, and was not measured since.
     missing.metadata.skew_ms, missing.metadata.true_skew_ms = 0, unproved_ms
     missing.metadata.missing[TOPIC_ID] -= unproved_ms
     assert await rounds_for(missing, task, DAY_MS, HOUR_MS) == 0
     assert len(await missing.objects()) == 6
+
+
+@pytest.mark.parametrize("end", ["topic returns", "ownership ends"])
+async def test_the_alarms_of_a_missing_topic_end_with_it(missing: Workbench, end: str) -> None:
+    await put_segments(missing, partition=OTHER)
+    existence = Existence(TOPIC_ID, OTHER.topic_id)
+    task = TopicDeletionTask(missing.services, existence)
+    await until_recorded(missing, task)
+    assert missing.active("topics-missing") == 1
+    missing.metadata.missing.clear()
+    missing.metadata.skew_ms = -8 * DAY_MS
+    await round_after(missing, task, SECOND_MS)
+    assert missing.active("clock-skew") == 1
+    missing.metadata.missing = {TOPIC_ID: missing.wall_ms, OTHER.topic_id: missing.wall_ms}
+    await round_after(missing, task, SECOND_MS)
+    assert [missing.active(reason) for reason in ("topics-missing", "clock-skew")] == [1, 1]
+    if end == "topic returns":
+        existence.deleted.clear()
+    else:
+        missing.metadata.owned = False
+    await round_after(missing, task, SECOND_MS)
+    assert [missing.active(reason) for reason in ("topics-missing", "clock-skew")] == [0, 0]
 
 
 async def test_the_records_of_a_topic_end_when_nothing_of_it_is_left(missing: Workbench) -> None:

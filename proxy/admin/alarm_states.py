@@ -1,0 +1,295 @@
+"""The alarms that are states, in words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from proxy.admin.alarm import Alarm, Kind
+
+STATES: Final[tuple[Alarm, ...]] = (
+    Alarm(
+        "copy-lag",
+        Kind.TOPIC,
+        ("copying is behind by more than half of the retention",),
+        (
+            "The broker's retention may remove records before they are copied. Half of the total retention counts; if "
+            "nothing of the topic may expire, half of the broker's `retention.ms`."
+        ),
+        "Nothing.",
+        (
+            "Raise `retention.ms` on the topic first. Then raise the copy quota and "
+            "`remote.log.manager.copier.thread.pool.size`, add proxies, or find out why the store is slow."
+        ),
+    ),
+    Alarm(
+        "retention-differs",
+        Kind.TOPIC,
+        ("the total retention in the settings file is not the recorded one",),
+        (
+            "The file has another `remote.log.retention.*` than the topic, or a total that is shorter than the "
+            "broker's retention, which was the total until now. The field `reason` has both."
+        ),
+        "Expiration of the topic, on the proxies with this file.",
+        (
+            'Correct the file, or record the total that you want: see "Two retentions" in '
+            "[operations.md](operations.md)."
+        ),
+    ),
+    Alarm(
+        "broker-retention-50",
+        Kind.TOPIC,
+        ("records that are not copied have used half of the broker's retention",),
+        (
+            "The topic has a total retention of its own. Its broker removes these records when they have used all of "
+            "the broker's retention, in time or in bytes."
+        ),
+        "Nothing.",
+        "Raise `retention.ms` or `retention.bytes` on the topic. Then find out why copying is late.",
+    ),
+    Alarm(
+        "broker-retention-80",
+        Kind.TOPIC,
+        ("records that are not copied have used 80 % of the broker's retention",),
+        "The topic has a total retention of its own. Its broker soon removes these records.",
+        "Nothing.",
+        "Raise retention.ms or retention.bytes on the topic at once. Then find out why copying is late.",
+    ),
+    Alarm(
+        "broker-retention-passed",
+        Kind.TOPIC,
+        ("records that are not copied are beyond the broker's retention",),
+        (
+            "The broker may remove these records at any time. They may belong to an import whose CreateTime is older "
+            "than the retention."
+        ),
+        "Nothing.",
+        (
+            "Raise `retention.ms` on the topic at once, above the age of the oldest imported record, until the "
+            "records are copied."
+        ),
+    ),
+    Alarm(
+        "copy-stalled",
+        Kind.TOPIC,
+        ("copying makes no progress",),
+        "A copy has work and makes no progress. The field `error` has the reason.",
+        (
+            "Nothing, but nothing more is copied until the reason is gone. What is copied already is trimmed, and "
+            "expires."
+        ),
+        "Correct the reason: most often the store or a broker. Copying continues by itself.",
+    ),
+    Alarm(
+        "stage-failing",
+        Kind.TOPIC,
+        ("a stage of a partition keeps failing",),
+        "A stage of the partition's tasks has failed for 45 s. The fields `stage` and `error` say which and why.",
+        (
+            "That stage alone. The stage `survey` (metadata, bounds, manifest, history) stops all stages of the "
+            "partition."
+        ),
+        (
+            "Correct the reason. The stage is tried again by itself. If `trim` fails because a copied segment cannot "
+            "be read, the brokers still have its records: mount or restore the store, or restore the key, and run "
+            "`tidegate tier verify`. If `survey` fails because the store has nothing of the partitions that were "
+            "copied, mount it or correct `[storage]`. If the store lost them, accept them with `tidegate tier "
+            "accept`."
+        ),
+    ),
+    Alarm(
+        "stuck-lso",
+        Kind.TOPIC,
+        ("the last stable offset stands still",),
+        "A transaction hangs.",
+        "Nothing, but no record after it can be copied.",
+        "Find it with `kafka-transactions.sh find-hanging`, and abort it.",
+    ),
+    Alarm(
+        "uncopied-beginning",
+        Kind.TOPIC,
+        ("the local log has uncopied records before copied ones",),
+        (
+            "A broker lost its log start in an unclean stop. It has records again that its retention or an "
+            "administrator removed before they were copied."
+        ),
+        (
+            "Trimming of the partition at these records, until the total retention has removed them. Consumers can "
+            "read them."
+        ),
+        (
+            "If they lie before the offset `Rx` that `tidegate tier bounds` shows and are not wanted, delete them "
+            "with `kafka-delete-records` up to `Rx`. If they lie in a gap, do nothing: a deletion would remove the "
+            "remote records before the gap as well."
+        ),
+    ),
+    Alarm(
+        "custom-metadata",
+        Kind.TOPIC,
+        ("copying stops",),
+        "The store returned more custom metadata than `remote.log.metadata.custom.metadata.max.bytes`.",
+        "Copying of the partition, until a restart.",
+        "Raise the setting, and restart the proxies.",
+    ),
+    Alarm(
+        "metadata-lost",
+        Kind.TOPIC,
+        ("the metadata of a partition was lost",),
+        (
+            "The metadata topic lost records of the partition or the topic's tier settings. Or records are in neither "
+            "tier, and the witnesses do not prove that they were never copied. Or the store has neither the manifest "
+            "nor the oldest segments of the partition: `[storage]` may name another place than that of the other "
+            "proxies."
+        ),
+        "Copying, trimming and expiration of the partition.",
+        'See "A partition stops" in [operations.md](operations.md).',
+    ),
+    Alarm(
+        "diverged",
+        Kind.TOPIC,
+        ("the log diverged from the copied records",),
+        "The leader's log does not continue the copied records: a broker was emptied or restored.",
+        "Copying, trimming and expiration of the partition, and DeleteRecords of clients.",
+        'See "A partition stops" in [operations.md](operations.md).',
+    ),
+    Alarm(
+        "manifest",
+        Kind.TOPIC,
+        ("a partition manifest cannot be written or read",),
+        "The store refuses the manifest, or does not answer.",
+        (
+            "Trimming of the segments that no stored manifest accepts. If the manifest cannot be read, all trimming "
+            "of the partition."
+        ),
+        "Correct the store: its rights, its quota, its connection. The owner tries again.",
+    ),
+    Alarm(
+        "clock-skew",
+        Kind.TOPIC,
+        (
+            "nothing expires while this machine's clock and the brokers' clock differ",
+            (
+                "the time since which a topic is missing is unknown while this machine's clock and the brokers' clock"
+                " differ"
+            ),
+        ),
+        "The clocks differ by more than a minute.",
+        "Expiration of the partition, or the recording of missing topics.",
+        "Synchronize the clocks.",
+    ),
+    Alarm(
+        "topics-missing",
+        Kind.TOPIC,
+        ("several tiered topics went missing at about the same time, as after the restore of a KRaft log",),
+        "No broker knows these topics any more.",
+        "The deletion of their remote data.",
+        'See "Topics that are missing" in [operations.md](operations.md).',
+    ),
+    Alarm(
+        "metadata",
+        Kind.TIER,
+        (
+            "the metadata topic must not be used as it is",
+            "the remote log metadata is not followed",
+            "the remote log metadata of one metadata partition is not followed",
+            "a task of the remote log metadata failed",
+            "a read of remote log metadata failed",
+        ),
+        (
+            "The metadata topic is lost, lost records, has records of a later release or records that cannot be read, "
+            "was not rebuilt to its end, or cannot be written to the state's folder. The line and `/readyz` name the "
+            "reason, and the metadata partition if it concerns one alone."
+        ),
+        (
+            "Copying, trimming and expiration, of the partitions of that metadata partition or of all. Clients get "
+            "error 9, which they retry, for offsets that the metadata does not know."
+        ),
+        (
+            'See "The metadata topic is lost" and "Upgrade" in [operations.md](operations.md). If a task failed, '
+            "restart the process, and report the defect."
+        ),
+        metric="tidegate_remote_log_metadata_alarm",
+    ),
+    Alarm(
+        "unfit",
+        Kind.TIER,
+        ("this process cannot work as an owner, and asks for no partitions",),
+        (
+            "The process cannot write its state's or spool's folder, or cannot use the store. The field `probe` says "
+            "which, `error` why, and `since` when it began."
+        ),
+        (
+            "Copying, trimming and expiration by this process. The other proxies take its partitions over. If all are "
+            "unfit, all keep their partitions."
+        ),
+        (
+            "Correct the disk, the credentials or the connection. The process counts as fit after a minute without a "
+            "failure. Each relapse doubles this time, up to ten minutes."
+        ),
+        metric="tidegate_unfit",
+    ),
+    Alarm(
+        "refused-topic",
+        Kind.TIER,
+        ("a topic cannot be tiered",),
+        "The settings name a topic that cannot be tiered. The field `reason` says why.",
+        "The topic is not tiered.",
+        "Change the topic, most often its `cleanup.policy`, or remove it from the settings.",
+        metric="tidegate_refused_topics",
+    ),
+    Alarm(
+        "proxy-rejected",
+        Kind.PROCESS,
+        ("the brokers reject the proxy",),
+        "The proxy's own credentials in `[upstream.sasl]` are wrong.",
+        "Copying, and answers from the remote tier. The proxy is not ready.",
+        "Correct `[upstream.sasl]`, and restart.",
+    ),
+    Alarm(
+        "missing-right",
+        Kind.PROCESS,
+        ("… lacks …",),
+        "The proxy's principal lacks a right that some tasks need.",
+        "The tasks that the line names.",
+        "Give the right to the principal. `tidegate check` lists all that are missing.",
+        heading="the proxy lacks a right that some tasks need",
+    ),
+    Alarm(
+        "listener-not-open",
+        Kind.PROCESS,
+        ("the listener for broker … cannot be opened",),
+        (
+            "The port for the broker is taken, also by a program that allows others to share it, is above 65535, or "
+            "is `listener.bootstrap.port`. The proxy tries again every `metadata.max.age.ms`."
+        ),
+        (
+            "Clients cannot reach this broker through the proxy. They get the name `broker-N-has-no-listener.invalid` "
+            "for it, which has no address. The proxy is not ready."
+        ),
+        "Free the port, or change `listener.base.port`.",
+        heading="the listener for a broker cannot be opened",
+    ),
+    Alarm(
+        "settings-not-reloaded",
+        Kind.PROCESS,
+        ("the settings are not reloaded, because they are wrong",),
+        "The settings file had a mistake at a SIGHUP.",
+        "Nothing: the proxy goes on with its old settings.",
+        "Correct what the line names, check it with `tidegate check`, and send SIGHUP again.",
+    ),
+    Alarm(
+        "admin-token-unusable",
+        Kind.PROCESS,
+        ("the changed token of the admin port cannot be used, the old one stays",),
+        "The file of `[admin] token.file` is gone, empty, or not one line of ASCII.",
+        "Nothing: the last token counts.",
+        "Correct the file.",
+    ),
+    Alarm(
+        "certificates-unusable",
+        Kind.PROCESS,
+        ("changed certificates cannot be used, the old ones stay",),
+        "The new files are unreadable, or do not fit together.",
+        "Nothing.",
+        "Correct the files before the old certificates expire.",
+    ),
+)

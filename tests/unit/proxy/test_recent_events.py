@@ -1,0 +1,42 @@
+"""The last lines of the log with the level ERROR, for the page."""
+
+from __future__ import annotations
+
+import logging
+
+from proxy.log_events import ALARMS
+from proxy.process.admin.recent_events import KEPT_OF_EACH, MAX_EVENTS, RecentEvents
+
+log = logging.getLogger("tidegate.test")
+
+
+def test_an_event_has_its_name_and_what_it_is_about() -> None:
+    kept = RecentEvents()
+    with kept.attached():
+        log.error("a stage of a partition keeps failing", extra={"partition": "orders-0", "stage": "copy"})
+        log.warning("a stage of a partition failed", extra={"partition": "orders-0"})
+        log.error("the listener for broker %d cannot be opened: %s", 7, "in use\n", extra={"port": 9})
+        log.error("a line of a library")
+    log.error("nothing was deleted")
+    newest, oldest = kept.events()
+    assert (newest.event, newest.detail) == ("listener-not-open", "port 9")
+    assert newest.message == "the listener for broker 7 cannot be opened: in use\\n"
+    assert (oldest.event, oldest.detail) == ("stage-failing", "partition orders-0, stage copy")
+
+
+def test_an_event_that_repeats_pushes_no_other_one_out() -> None:
+    kept = RecentEvents()
+    with kept.attached():
+        log.error("the broker removed records before they were copied")
+        for _ in range(1_000):
+            log.error("a bound between the tiers does not hold")
+    events = [each.event for each in kept.events()]
+    assert sorted(events) == ["bounds-violation"] * KEPT_OF_EACH + ["gap"]
+
+
+def test_the_number_of_events_has_a_bound() -> None:
+    kept = RecentEvents()
+    with kept.attached():
+        for said in (*ALARMS, *ALARMS):
+            log.error(said)
+    assert len(kept.events()) == MAX_EVENTS
