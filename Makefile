@@ -40,7 +40,7 @@ test-all: jars frameworks .venv/docs $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## r
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
 	$(PYTEST) $(ARGS)
 
-soak: drill fuzz ## run the drill, the fuzzers, random examples and workloads, long outages by the clock, and planted bugs
+soak: jars $(TEST_TOOLS) $(CACHE)/bin/sarama $(CACHE)/kafkajs/installed drill fuzz ## run the drill, the fuzzers, random examples and workloads, long outages by the clock, and planted bugs
 	TIDEGATE_HYPOTHESIS=random TIDEGATE_EXAMPLES=400 $(BIN)/pytest tests/unit
 	TIDEGATE_SEEDS=20 $(BIN)/pytest tests/system/test_differential.py
 	TIDEGATE_CUT_OFF_S=300 $(BIN)/pytest tests/system/test_cut_off_follower.py

@@ -70,7 +70,7 @@ def plan(seed: int, seconds: float, proxies: int, *, with_broker: bool = True) -
     """Returns the faults in order of time. `with_broker`: whether to hit the broker, which other tests may share."""
     chance = random.Random(seed)
     of_a_proxy = _shuffled(chance, _PROXY_FAULTS)
-    others = [kind for kind in _OTHER_FAULTS if with_broker or kind is not FaultKind.BROKER_STALL]
+    others = _shuffled(chance, [kind for kind in _OTHER_FAULTS if with_broker or kind is not FaultKind.BROKER_STALL])
     faults: list[Fault] = []
     at_s = WARM_UP_S
     outage_is_due = seconds >= OUTAGE_FROM_S
@@ -84,7 +84,7 @@ def plan(seed: int, seconds: float, proxies: int, *, with_broker: bool = True) -
             begin_s = at_s + chance.uniform(0, _WITHIN_A_BURST_S)
             burst.append(Fault(begin_s, kind, proxy, chance.uniform(*_DURATIONS_S[kind])))
         if not burst[0].kind.is_of_the_store and chance.random() < 0.6:
-            kind = chance.choice(others)
+            kind = next(others)
             begin_s = at_s + chance.uniform(0, _WITHIN_A_BURST_S)
             burst.append(Fault(begin_s, kind, -1, chance.uniform(*_DURATIONS_S[kind])))
         end_s = max(fault.at_s + fault.duration_s for fault in burst)

@@ -17,14 +17,17 @@ from bench.offsets import EARLIEST, list_offsets
 from tests.drill.acknowledged_records import Place
 from tests.drill.rig import METADATA_PARTITIONS, DrillProxy, DrillRig
 from tests.drill.violations import BOUNDS, LOG_START, OWNER, Violations
+from tiers.tasks.alarms import AlarmReason
+from tiers.tasks.metrics import ALARMS
 
 OWNER_BACK_S = 15.0
 _INTERVAL_S = 0.25
 _OWNED = re.compile(r'^tidegate_remote_log_metadata_owned\{[^}]*metadata_partition="(\d+)"[^}]*\} 1\.0$', re.MULTILINE)
 _BROKEN_BOUNDS = re.compile(r"^tidegate_bounds_violations_total\{([^}]*)\} ([1-9][\d.]*)$", re.MULTILINE)
+_NEVER = (AlarmReason.CLAMPED, AlarmReason.CUSTOM_METADATA, AlarmReason.DIVERGED, AlarmReason.METADATA_LOST)
+"""The alarms that no fault of a drill explains. `TierModel` judges the gaps: clients delete records, too."""
 _ALARMS = re.compile(
-    r'^tidegate_remote_log_alarms_total\{([^}]*reason="(?:hole|diverged|custom-metadata)"[^}]*)\} ([1-9][\d.]*)$',
-    re.MULTILINE,
+    rf'^{ALARMS.exposed_name}\{{([^}}]*reason="(?:{"|".join(_NEVER)})"[^}}]*)\}} ([1-9][\d.]*)$', re.MULTILINE
 )
 
 

@@ -33,3 +33,11 @@ def test_ten_minutes_have_all_faults_and_spare_a_shared_broker(seed: int, proxie
     assert {FaultKind.PROXY_KILL, FaultKind.PROXY_FREEZE} <= {fault.kind for fault in faults}
     alone = plan(seed, 600, proxies, with_broker=False)
     assert FaultKind.BROKER_STALL not in {fault.kind for fault in alone}
+
+
+@given(seed=SEEDS, proxies=PROXIES)
+def test_the_faults_of_store_and_broker_take_turns(seed: int, proxies: int) -> None:
+    """A purely random choice leaves out a kind in some of the drills."""
+    kinds = [fault.kind for fault in plan(seed, 300, proxies)]
+    counts = [kinds.count(one) for one in (FaultKind.STORE_FREEZE, FaultKind.STORE_KILL, FaultKind.BROKER_STALL)]
+    assert max(counts) - min(counts) <= 1

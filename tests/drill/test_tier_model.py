@@ -6,10 +6,11 @@ import pytest
 
 from tests.drill.acknowledged_records import AcknowledgedRecords
 from tests.drill.tier_model import TierModel
-from tests.drill.violations import EXPIRY, STATES, Violations
+from tests.drill.violations import EXPIRY, GAP, STATES, Violations
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.tiers.tier_model_records import PARTITION, PLACE, segment, take, to
-from tiers.model.segment_metadata import LogStartOffsetUpdate
+from tiers.model.log_start import LogGap
+from tiers.model.segment_metadata import LogGapUpdate, LogStartOffsetUpdate
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 
@@ -72,3 +73,11 @@ def test_segments_that_clients_deleted_may_go(model: TierModel, violations: Viol
     model._acknowledged[PLACE].ask_to_delete(30)
     take(model, LogStartOffsetUpdate(PARTITION, "w", 0, user_log_start(30)))
     assert violations.total == 0
+
+
+def test_a_gap_may_have_deleted_records_and_no_others(model: TierModel, violations: Violations) -> None:
+    model._acknowledged[PLACE].ask_to_delete(30)
+    take(model, LogGapUpdate(PARTITION, "w", 0, LogGap(10, 30), 0))
+    assert violations.total == 0
+    take(model, LogGapUpdate(PARTITION, "w", 0, LogGap(10, 31), 0))
+    assert violations.count == {GAP: 1}

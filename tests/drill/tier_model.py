@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from tests.drill.acknowledged_records import AcknowledgedRecords, Place
-from tests.drill.violations import EXPIRY, STATES, Violations
+from tests.drill.violations import EXPIRY, GAP, STATES, Violations
 from tiers.metadata.state.replay import MetadataEvent
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
+    LogGapUpdate,
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
@@ -93,6 +94,8 @@ class TierModel:
                     if announced.local_log_start.offset < model.announced_start:
                         self._violations.add(STATES, f"{place}: a trim was announced below an earlier one")
                     model.announced_start = max(model.announced_start, announced.local_log_start.offset)
+                case LogGapUpdate() as recorded:
+                    self._check_gap(recorded)
                 case _:
                     continue
 
@@ -123,6 +126,12 @@ class TierModel:
 
     def _is_in_the_log(self, place: Place, segment: Segment) -> bool:
         return segment.finished_at_ms is not None and segment.metadata.end_offset >= self.partitions[place].log_start
+
+    def _check_gap(self, recorded: LogGapUpdate) -> None:
+        place = recorded.topic_id_partition.topic, recorded.topic_id_partition.partition
+        gap, asked_start = recorded.gap, self._acknowledged[place].asked_start
+        if gap.next_offset > asked_start:
+            self._violations.add(GAP, f"{place}: {gap}, while clients deleted the records below {asked_start}")
 
     def _raise_log_start(self, raised: LogStartOffsetUpdate) -> None:
         place = raised.topic_id_partition.topic, raised.topic_id_partition.partition

@@ -32,12 +32,13 @@ SEGMENT = "a finished segment has the records of the log"
 CHOICE = "finished segments agree at shared offsets"
 STATES = "segments go through their states in order"
 OBJECTS = "objects come after COPY_SEGMENT_STARTED and go after DELETE_SEGMENT_STARTED"
+GAP = "a gap costs only records that clients deleted"
 EXPIRY = "retention removes no more than its settings allow"
 OWNER = "a metadata partition gets a new owner in time"
 BOUNDS = "the bounds between the tiers hold"
 OUTAGE = "an outage of the store does not affect the local tier"
 RULES = (
-    READ, BYTES, ABORTED, DELETED, LOG_START, TRIM, TRIM_OWNER, FENCED, SEGMENT, CHOICE, STATES, OBJECTS, EXPIRY,
+    READ, BYTES, ABORTED, DELETED, LOG_START, TRIM, TRIM_OWNER, FENCED, SEGMENT, CHOICE, STATES, OBJECTS, GAP, EXPIRY,
     OWNER, BOUNDS, OUTAGE,
 )  # fmt: skip
 
