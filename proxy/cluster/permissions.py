@@ -60,15 +60,20 @@ async def check_permissions(client: BrokerClient, config: TidegateConfig, timeou
     """Checks the rights at the start of the process that maintains the metadata's state.
 
     Raises `RemoteTierError` if an essential right is missing. Logs other missing rights, and a failure to read them."""
+    if essential := await log_missing_permissions(client, config, timeout_ms):
+        raise RemoteTierError(f"{principal_of(config)} lacks {'; '.join(essential)}")
+
+
+async def log_missing_permissions(client: BrokerClient, config: TidegateConfig, timeout_ms: int) -> list[str]:
+    """Logs the missing rights that are not essential, and a failure to read them. Returns the essential ones."""
     try:
         essential, others = await missing_permissions(client, config, timeout_ms)
     except BrokerError as error:
         logger.warning("the proxy's own rights cannot be read: %s", error)
-        return
-    if essential:
-        raise RemoteTierError(f"{principal_of(config)} lacks {'; '.join(essential)}")
+        return []
     for right in others:
         logger.error("%s lacks %s", principal_of(config), right)
+    return essential
 
 
 async def missing_permissions(

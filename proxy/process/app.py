@@ -42,6 +42,7 @@ from proxy.metrics import BuildInfo, ProxyMetrics
 from proxy.process.admin.access import AdminAccess, admin_access
 from proxy.process.admin.http import admin_http
 from proxy.process.admin.process_view import ProcessView
+from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.loop_latency import LoopLatency
 from proxy.process.open_files import fit_open_files
@@ -49,8 +50,13 @@ from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.process_state import STATE_LINE, StateMetric
 from proxy.process.reload import Reload, hold_reloads, take_reloads
-from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
-from proxy.process.remote_reader import change_fetch_quotas
+from proxy.process.remote_log import (
+    RIGHTS_TIMEOUT_MS,
+    open_metadata,
+    open_storage,
+    run_remote_log_manager,
+    wait_for_cluster_id,
+)
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier
 from proxy.version import installed_version
 from proxy.wire.context import Router
@@ -67,8 +73,6 @@ from tiers.reader.metrics import LocalIndexMetrics
 from tiers.tasks.task_services import NoLocalIndexes
 
 logger = logging.getLogger(__name__)
-
-RIGHTS_TIMEOUT_MS = 10_000
 
 
 def pass_through_handlers() -> dict[int, Handler]:
@@ -127,7 +131,7 @@ class Role(Protocol):
         """Starts to serve. Raises `OSError` if a port cannot be bound."""
 
     def change(self, config: TidegateConfig) -> None:
-        """Applies settings that need no restart. All others are as before."""
+        """Applies settings that need no restart, also to parts that open later. All others are as before."""
 
     async def drain(self) -> None: ...
 
@@ -168,6 +172,7 @@ class Proxy:
             brokers_ask_for_sasl=config.upstream.sasl is not None,
         )
         self._config = config
+        self._live = LiveSettings(config)
         self._registry = registry
         self._worker = worker
         self._tier: RemoteTier | None = None
@@ -208,8 +213,8 @@ class Proxy:
     async def open_tier(self, stack: AsyncExitStack) -> None:
         await self.topology.wait_for_cluster()
         if self._worker is None:
-            await check_permissions(self.client, self._config, RIGHTS_TIMEOUT_MS)
-        parts = ProxyParts(self._config, self.client, self.topology, self.server.spawn, self._registry, self.view)
+            await check_permissions(self.client, self._live.config, RIGHTS_TIMEOUT_MS)
+        parts = ProxyParts(self._live, self.client, self.topology, self.server.spawn, self._registry, self.view)
         tier = await stack.enter_async_context(remote_tier(parts, self._worker))
         self.handlers.update(tier.handlers)
         self.prefix_handlers.update(tier.prefix_handlers)
@@ -234,8 +239,7 @@ class Proxy:
 
     def change(self, config: TidegateConfig) -> None:
         self.server.change_limits(fit_open_files(config.limits))
-        if self._tier is not None and self._tier.quotas is not None:
-            change_fetch_quotas(self._tier.quotas, config)
+        self._live.change(config)
 
     async def drain(self) -> None:
         self._stops = True
@@ -246,7 +250,7 @@ class RemoteLogProcess:
     """Maintains the metadata's state that the workers share, and runs the RLM tasks."""
 
     def __init__(self, config: TidegateConfig, registry: CollectorRegistry) -> None:
-        self._config = config
+        self._live = LiveSettings(config)
         self._registry = registry
         self.view = ProcessView(registry)
         self._client = broker_client(config.upstream)
@@ -269,7 +273,7 @@ class RemoteLogProcess:
         stack.push_async_callback(self._client.close)
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
-        config, client, registry = self._config, self._client, self._registry
+        config, client, registry = self._live.config, self._client, self._registry
         cluster_id = await wait_for_cluster_id(client)
         await check_permissions(client, config, RIGHTS_TIMEOUT_MS)
         storage = await open_storage(stack, config, cluster_id, registry)
@@ -280,17 +284,17 @@ class RemoteLogProcess:
         if indexes is not None:
             registry.register(LocalIndexMetrics(indexes))
         running = await run_remote_log_manager(
-            stack, config, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
+            stack, self._live, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
         )
         self.view.opened_store(storage)
-        await self.view.opened_tier(stack, config, client, metadata, running, fitness)
+        await self.view.opened_tier(stack, self._live, client, metadata, running, fitness)
         self._metadata = metadata
 
     def serve(self, stack: AsyncExitStack) -> None:
         logger.info("following the remote log metadata")
 
     def change(self, config: TidegateConfig) -> None:
-        return
+        self._live.change(config)
 
     async def drain(self) -> None:
         self._stops = True
@@ -359,8 +363,6 @@ async def run(
             stack.callback(hold_reloads)
         if config.is_tiered and not await _open_tier(role, stack, stop):
             return
-        if reload is not None:
-            role.change(reload.config)  # SIGHUP may have come before the tier was open
         role.serve(stack)
         await stop.wait()
         logger.info("stopping: draining")

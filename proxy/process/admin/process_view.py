@@ -16,9 +16,9 @@ from proxy.admin.source import OwnParts, raised
 from proxy.admin.tier_look import TierParts
 from proxy.admin.tier_view import TierView
 from proxy.cluster.broker_configs import BrokerConfigs
-from proxy.config import TidegateConfig
 from proxy.metrics import ProxyMetrics
 from proxy.process.admin.process_report import CountedParts, process_report
+from proxy.process.live_settings import LiveSettings
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal
@@ -64,13 +64,14 @@ class ProcessView:
     async def opened_tier(
         self,
         stack: AsyncExitStack,
-        config: TidegateConfig,
+        live: LiveSettings,
         client: BrokerClient,
         metadata: RemoteLogMetadataManager,
         running: RunningTasks,
         fitness: Fitness,
     ) -> None:
         """The stack ends the view of the tier."""
+        config = live.config
         manager, topics = running.manager, running.topics
 
         def alarms() -> list[RaisedAlarm]:
@@ -89,7 +90,7 @@ class ProcessView:
                 topics=topics,
                 bounds=BrokerLogSource(client, lane=_LANE),
                 configs=BrokerConfigs(client),
-                rules=config.topics,
+                rules=live.rules,
                 report=manager.report,
                 owns=metadata.owns,
                 metadata_partition=metadata_partition,
