@@ -1,3 +1,19 @@
-from proxy.cli import main
+"""The program `tidegate`."""
 
-main()
+from __future__ import annotations
+
+import signal
+import sys
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["serve"]:
+        # The imports take a second. SIGHUP waits until the proxy can read its settings again, and does not end it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    from proxy.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

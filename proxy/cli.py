@@ -99,8 +99,8 @@ def serve(config: ConfigFile) -> None:
     """Runs the proxy.
 
     SIGTERM or SIGINT ends it: the proxy stops accepting clients, answers the requests in progress, and exits. SIGHUP
-    reads the settings again: the log level, [limits] and the fetch quotas apply at once, and the log names what needs
-    a restart."""
+    reads the settings again: the log level, [limits], [[topics]] and the quotas apply at once, and the log names what
+    needs a restart."""
     hold_reloads()
     settings = load_config(config)
     set_up_logging(settings.log.level, settings.log.format)

@@ -16,7 +16,7 @@ MISUSED: Final = 2
 
 def tidegate() -> None:
     _check_packages("tidegate", "protocol", "tiers", "proxy")
-    from proxy.cli import main
+    from proxy.__main__ import main
 
     main()
 

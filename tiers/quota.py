@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from math import inf
 from types import TracebackType
 from typing import Self
 
@@ -36,14 +37,18 @@ class _Sample:
 
 
 class RateQuota:
-    """One quota. `clock_ms` is monotonic. It is not thread-safe."""
+    """One quota. None: no limit. `clock_ms` is monotonic. It is not thread-safe."""
 
-    def __init__(self, bytes_per_second: int, window: QuotaWindow, clock_ms: Callable[[], int]) -> None:
-        self._window = window
+    def __init__(self, bytes_per_second: int | None, window: QuotaWindow, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
-        self._allowed_bytes = bytes_per_second * window.length_ms / 1000
         self._samples: deque[_Sample] = deque()
         self._used_bytes = 0
+        self.change(bytes_per_second, window)
+
+    def change(self, bytes_per_second: int | None, window: QuotaWindow) -> None:
+        """Replaces the limit. The bytes that were used within the window still count."""
+        self._window = window
+        self._allowed_bytes = inf if bytes_per_second is None else bytes_per_second * window.length_ms / 1000
 
     def reserve(self, size_bytes: int) -> Reservation | None:
         """Returns a reservation; None when the quota is used up. `throttle_ms` tells for how long."""

@@ -17,7 +17,7 @@ from proxy.admin.lines import PartitionKnowledge, SegmentSums, SegmentWalk, part
 from proxy.cluster.broker_configs import BrokerValue
 from tiers.bounded_gather import bounded_gather
 from tiers.broker.cluster_metadata import ClusterMetadata
-from tiers.config.topic_policy import TopicConfig, TopicPolicy
+from tiers.config.topic_policy import Rules, TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.explain.answers import PartitionAnswer
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
@@ -70,7 +70,7 @@ class TierParts:
     topics: Policies
     bounds: Bounds
     configs: TopicConfigs
-    rules: Sequence[TopicConfig]
+    rules: Rules
     report: Callable[[TopicIdPartition], PartitionReport | None]
     owns: Callable[[TopicIdPartition], bool]
     metadata_partition: Callable[[TopicIdPartition], int | None]

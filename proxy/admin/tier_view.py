@@ -215,7 +215,7 @@ class TierView:
 
     def _settings(self, look: Look, topic: TopicLine) -> Iterable[TopicSetting]:
         topic_id = look.ids.get(topic.topic)
-        rule = next((rule for rule in self._parts.rules if rule.matches(topic.topic)), None)
+        rule = next((rule for rule in self._parts.rules() if rule.matches(topic.topic)), None)
         own = {} if topic_id is None else self._parts.metadata.topic_tier_config(topic_id)
         values = tier_values(rule, own)
         for key, value in values.items():

@@ -8,13 +8,13 @@ in its first round, when it records that it saw the partition. `ConfiguredTopics
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 from uuid import UUID
 
 from cachetools import LRUCache
 
-from tiers.config.topic_policy import TopicConfig, TopicPolicy, managed_rule, policy_of
+from tiers.config.topic_policy import Rules, TopicConfig, TopicPolicy, managed_rule, policy_of
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
@@ -40,7 +40,7 @@ class PolicyConfigs(Protocol):
 class ConfiguredTopics:
     def __init__(
         self,
-        rules: Sequence[TopicConfig],
+        rules: Rules,
         metadata: RemoteLogMetadataReader,
         topics: TopicNames,
         configs: PolicyConfigs,
@@ -48,7 +48,7 @@ class ConfiguredTopics:
         max_age_ms: int,
     ) -> None:
         """`max_age_ms` is the greatest age of the topics' names and of their tier settings."""
-        self._rules = tuple(rules)
+        self._rules = rules
         self._metadata = metadata
         self._topics = topics
         self._configs = configs
@@ -63,7 +63,7 @@ class ConfiguredTopics:
 
     def has_rule_for(self, name: str) -> bool:
         """Whether the configuration file tiers topics of this name. The topic may be unknown here, or not exist."""
-        return managed_rule(name, self._rules, None) is not None
+        return managed_rule(name, self._rules(), None) is not None
 
     async def is_tiered(self, topic_id: UUID, timeout_ms: int) -> bool:
         """Whether an owner with this configuration manages the topic. Raises `RemoteLogError` when that is unknown.
@@ -90,7 +90,7 @@ class ConfiguredTopics:
 
     def _rule(self, topic_id: UUID, name: str) -> TopicConfig | None:
         try:
-            return managed_rule(name, self._rules, self._metadata.topic_tier_config(topic_id))
+            return managed_rule(name, self._rules(), self._metadata.topic_tier_config(topic_id))
         except ValueError as error:
             raise RemoteLogMetadataNotReadyError(f"the tier settings of {name} cannot be read: {error}") from error
 

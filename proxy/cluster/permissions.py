@@ -7,7 +7,6 @@ looks as if it did not exist, so this module cannot report missing rights on it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -18,7 +17,6 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from protocol.apis.metadata import FIRST_VERSION, LAST_VERSION, MetadataReader
 from protocol.errors import ErrorCode, ProtocolError
 from proxy.config import TidegateConfig
-from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import SLICE_BYTES
 from tiers.config.settings import RemoteLogConfig
@@ -26,8 +24,6 @@ from tiers.config.topic_policy import is_internal
 from tiers.errors import BrokerError
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
-
-logger = logging.getLogger(__name__)
 
 # Kafka's numbers of operations: the bits of `authorized operations`.
 _READ, _WRITE, _DELETE, _DESCRIBE_CONFIGS = 3, 4, 6, 10
@@ -54,22 +50,6 @@ def principal_of(config: TidegateConfig) -> str:
     if config.upstream.tls is not None and config.upstream.tls.certificate is not None:
         return "the certificate of [upstream.tls]"
     return "the proxy, without [upstream.sasl],"
-
-
-async def check_permissions(client: BrokerClient, config: TidegateConfig, timeout_ms: int) -> list[str]:
-    """Checks the rights at the start of the process that maintains the metadata's state. Returns the missing ones.
-
-    Raises `RemoteTierError` if an essential right is missing. Logs other missing rights, and a failure to read them."""
-    try:
-        essential, others = await missing_permissions(client, config, timeout_ms)
-    except BrokerError as error:
-        logger.warning("the proxy's own rights cannot be read: %s", error)
-        return []
-    if essential:
-        raise RemoteTierError(f"{principal_of(config)} lacks {'; '.join(essential)}")
-    for right in others:
-        logger.error("%s lacks %s", principal_of(config), right)
-    return [f"{principal_of(config)} lacks {right}" for right in others]
 
 
 async def missing_permissions(

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from proxy.config import TidegateConfig
+from proxy.process.reload import is_live
 from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX
 from tiers.config.paused_work import TierWork
 from tiers.config.setting_keys import key_of, own_fields
@@ -36,6 +37,9 @@ keys stand at the top of the file, before the first section. An unknown key is a
 A duration is a number of milliseconds, or a string with a unit (`"500ms"`, `"10s"`, `"5m"`, `"12h"`, `"7d"`). A size is
 a number of bytes, or a string with a unit (`"64MiB"`, `"1GB"`). `docs/tidegate.example.toml` is a complete example.
 `proxy/commands/config_reference.py` generates this page from the code.
+
+SIGHUP applies some settings without a restart: each section below says which. See 'Changing settings' in
+docs/operations.md.
 
 Without `--config`, every command reads the first of these files: the one that `TIDEGATE_CONFIG` names, `tidegate.toml`
 in the working folder, and `/etc/tidegate/tidegate.toml`.
@@ -129,11 +133,30 @@ def _topic_settings() -> str:
 
 def _section(name: str, model: type[BaseModel]) -> str:
     title = _TITLES.get(name, f"`[{name}]`")
-    lines = [f"\n## {title}\n", " ".join((model.__doc__ or "").split()), "", *_table(model)]
+    said = " ".join([*(model.__doc__ or "").split(), *_live(name, model)])
+    lines = [f"\n## {title}\n", said, "", *_table(model)]
     if not name:
         lines += [_row(key, TidegateConfig.model_fields[key]) for key in TidegateConfig.keys_at_top()]
         lines += STORAGE_KEYS
     return "\n".join(lines) + "\n"
+
+
+def _live(name: str, model: type[BaseModel]) -> Iterator[str]:
+    """Yields a sentence that says which keys of a section SIGHUP applies, if there are any."""
+    if is_live(f"[[{name}]]"):
+        yield "SIGHUP applies changes at once."
+        return
+    keys = [key_of(each, field) for each, field in own_fields(model).items()]
+    live = [key for key in keys if is_live(f"[{name}] {key}" if name else key)]
+    rest = [key for key in keys if key not in live]
+    if len(rest) < len(live):
+        yield f"SIGHUP applies changes at once, except those of {_listed(rest)}."
+    elif live:
+        yield f"SIGHUP applies changes of {_listed(live)} at once."
+
+
+def _listed(keys: list[str]) -> str:
+    return ", ".join(f"`{key}`" for key in keys)
 
 
 def _table(model: type[BaseModel]) -> Iterator[str]:

@@ -32,7 +32,7 @@ from proxy.handlers.base import ClusterTopology, FetchSettings
 from proxy.handlers.metadata_topic_guard import REFUSAL
 from proxy.handlers.off_loop import in_slices, slices_of
 from tiers.config.paused_work import PAUSE_KEYS
-from tiers.config.topic_policy import TopicConfig, is_internal
+from tiers.config.topic_policy import Rules, TopicConfig, is_internal
 from tiers.config.topic_settings import (
     BROKER_DEFAULTS,
     REMOTE_STORAGE_ENABLE,
@@ -124,7 +124,7 @@ class TopicTierConfigs:
         brokers: TopicConfigs,
         metadata: TierConfigMetadata,
         settings: FetchSettings,
-        rules: Sequence[TopicConfig],
+        rules: Rules,
         own_topics: Collection[str],
     ) -> None:
         """`own_topics` are the remote log's own topics, which clients must not change."""
@@ -132,14 +132,14 @@ class TopicTierConfigs:
         self._brokers = brokers
         self._metadata = metadata
         self._settings = settings
-        self._rules = tuple(rules)
+        self._rules = rules
         self._own_topics = own_topics
 
     def rule(self, topic: str) -> TopicConfig | None:
         """Returns the first rule of the settings file that matches the topic."""
         if is_internal(topic):
             return None
-        return next((rule for rule in self._rules if rule.matches(topic)), None)
+        return next((rule for rule in self._rules() if rule.matches(topic)), None)
 
     async def values(self, topics: Collection[str], node_id: int | None) -> dict[str, Mapping[str, TierValue]]:
         """Returns the tier settings of each topic. A topic whose settings cannot be read is missing.

@@ -29,7 +29,6 @@ from proxy.admin.facts import ProcessState
 from proxy.admin.sampling import sampled
 from proxy.admin.source import OwnFacts
 from proxy.cluster.broker_listeners import Listen, ListenerAddresses
-from proxy.cluster.permissions import check_permissions
 from proxy.cluster.topology import Topology
 from proxy.config import ListenerConfig, TidegateConfig
 from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
@@ -42,16 +41,17 @@ from proxy.metrics import BuildInfo, ProxyMetrics
 from proxy.process.admin.access import AdminAccess, admin_access
 from proxy.process.admin.http import admin_http
 from proxy.process.admin.process_view import ProcessView
+from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.loop_latency import LoopLatency
 from proxy.process.open_files import fit_open_files
+from proxy.process.own_rights import OwnRights
 from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.process_alarms import ProcessAlarm, troubles_of
 from proxy.process.process_state import STATE_LINE, StateMetric
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
-from proxy.process.remote_reader import change_fetch_quotas
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier
 from proxy.version import installed_version
 from proxy.wire.context import Router
@@ -68,8 +68,6 @@ from tiers.reader.metrics import LocalIndexMetrics
 from tiers.tasks.task_services import NoLocalIndexes
 
 logger = logging.getLogger(__name__)
-
-RIGHTS_TIMEOUT_MS = 10_000
 
 
 def pass_through_handlers() -> dict[int, Handler]:
@@ -128,7 +126,7 @@ class Role(Protocol):
         """Starts to serve. Raises `OSError` if a port cannot be bound."""
 
     def change(self, config: TidegateConfig) -> None:
-        """Applies settings that need no restart. All others are as before."""
+        """Applies settings that need no restart, also to parts that open later. All others are as before."""
 
     async def drain(self) -> None: ...
 
@@ -176,7 +174,7 @@ class Proxy:
         self.view.alarms.watch(ProcessAlarm.CERTIFICATES_UNUSABLE, partial(troubles_of, *certificates))
         self.view.alarms.watch(ProcessAlarm.LISTENER_NOT_OPEN, lambda: self.topology.unserved)
         self.view.alarms.watch(ProcessAlarm.PROXY_REJECTED, lambda: _said(self.topology.refusal))
-        self._config = config
+        self._live = LiveSettings(config)
         self._registry = registry
         self._worker = worker
         self._tier: RemoteTier | None = None
@@ -191,7 +189,7 @@ class Proxy:
             return ProcessState.DRAINING
         if self.topology.refusal is not None:
             return ProcessState.FAILED
-        is_begun = self.topology.is_ready and (self._tier is not None or not self._config.is_tiered)
+        is_begun = self.topology.is_ready and (self._tier is not None or not self._live.config.is_tiered)
         return ProcessState.SERVING if is_begun else ProcessState.INITIALIZING
 
     def not_ready(self) -> list[str]:
@@ -209,7 +207,7 @@ class Proxy:
     async def open(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.client.close)
         await stack.enter_async_context(self.server)
-        if not self._config.is_tiered:
+        if not self._live.config.is_tiered:
             # Without a remote tier, clients do not depend on the proxy's own login. But the brokers' rejection of that
             # login shows a mistake in the settings, so it ends the start.
             await self.topology.meet_cluster()
@@ -217,9 +215,8 @@ class Proxy:
     async def open_tier(self, stack: AsyncExitStack) -> None:
         await self.topology.wait_for_cluster()
         if self._worker is None:
-            missing = await check_permissions(self.client, self._config, RIGHTS_TIMEOUT_MS)
-            self.view.alarms.watch(ProcessAlarm.MISSING_RIGHT, lambda: missing)
-        parts = ProxyParts(self._config, self.client, self.topology, self.server.spawn, self._registry, self.view)
+            await OwnRights(self.client, self._live, self.view.alarms).open(stack)
+        parts = ProxyParts(self._live, self.client, self.topology, self.server.spawn, self._registry, self.view)
         tier = await stack.enter_async_context(remote_tier(parts, self._worker))
         self.handlers.update(tier.handlers)
         self.prefix_handlers.update(tier.prefix_handlers)
@@ -233,19 +230,18 @@ class Proxy:
 
     def serve(self, stack: AsyncExitStack) -> None:
         self.listen(stack)
-        upstream = self._config.upstream
+        upstream = self._live.config.upstream
         if upstream.tls is not None and upstream.tls.certificate is not None and upstream.sasl is None:
             logger.warning(
                 "[upstream.tls] has a certificate, but there is no [upstream.sasl]: if the brokers do not require "
                 "SASL, every client has the rights of this certificate"
             )
-        for listener in self._config.listener:
+        for listener in self._live.config.listener:
             logger.info("serving %s:%d", listener.host, listener.bootstrap_port)
 
     def change(self, config: TidegateConfig) -> None:
         self.server.change_limits(fit_open_files(config.limits))
-        if self._tier is not None and self._tier.quotas is not None:
-            change_fetch_quotas(self._tier.quotas, config)
+        self._live.change(config)
 
     async def drain(self) -> None:
         self._stops = True
@@ -256,7 +252,7 @@ class RemoteLogProcess:
     """Maintains the metadata's state that the workers share, and runs the RLM tasks."""
 
     def __init__(self, config: TidegateConfig, registry: CollectorRegistry) -> None:
-        self._config = config
+        self._live = LiveSettings(config)
         self._registry = registry
         self.view = ProcessView(registry)
         self._client = broker_client(config.upstream)
@@ -280,10 +276,9 @@ class RemoteLogProcess:
         stack.push_async_callback(self._client.close)
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
-        config, client, registry = self._config, self._client, self._registry
+        config, client, registry = self._live.config, self._client, self._registry
         cluster_id = await wait_for_cluster_id(client)
-        missing = await check_permissions(client, config, RIGHTS_TIMEOUT_MS)
-        self.view.alarms.watch(ProcessAlarm.MISSING_RIGHT, lambda: missing)
+        await OwnRights(client, self._live, self.view.alarms).open(stack)
         storage = await open_storage(stack, config, cluster_id, registry)
         fitness = process_fitness(config)
         metadata = await open_metadata(stack, config, client, storage, cluster_id, fitness)
@@ -292,17 +287,17 @@ class RemoteLogProcess:
         if indexes is not None:
             registry.register(LocalIndexMetrics(indexes))
         running = await run_remote_log_manager(
-            stack, config, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
+            stack, self._live, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
         )
         self.view.opened_store(storage)
-        await self.view.opened_tier(stack, config, client, metadata, running, fitness)
+        await self.view.opened_tier(stack, self._live, client, metadata, running, fitness)
         self._metadata = metadata
 
     def serve(self, stack: AsyncExitStack) -> None:
         logger.info("following the remote log metadata")
 
     def change(self, config: TidegateConfig) -> None:
-        return
+        self._live.change(config)
 
     async def drain(self) -> None:
         self._stops = True
@@ -375,8 +370,6 @@ async def run(
             stack.callback(hold_reloads)
         if config.is_tiered and not await _open_tier(role, stack, stop):
             return
-        if reload is not None:
-            role.change(reload.config)  # SIGHUP may have come before the tier was open
         role.serve(stack)
         await stop.wait()
         logger.info("stopping: draining")

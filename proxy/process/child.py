@@ -1,5 +1,7 @@
 """The main program of a child process: reads its task from standard input, and ends when the supervisor dies.
 
+Each further byte on standard input lets it read its settings again.
+
 The supervisor also puts the child's name on the command line, so that `ps` shows it.
 """
 
@@ -9,6 +11,7 @@ if __name__ == "__main__":
     import signal as _signal
 
     # The imports take seconds. SIGHUP waits until the process can read its settings again, and does not end it.
+    # Threads inherit that, and only the main thread ever takes SIGHUP.
     _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGHUP})
 
 import logging
@@ -40,6 +43,7 @@ from tiers.errors import BrokerRefusedError
 logger = logging.getLogger(__name__)
 
 FAILED = 1
+_LENGTH_BYTES = 8
 _GRACE_MS = 10_000
 """How long closing may take after the drain."""
 
@@ -72,7 +76,9 @@ class Task:
     """The settings file, which SIGHUP lets the child read again."""
 
     def to_bytes(self) -> bytes:
-        return pickle.dumps(self)
+        """Returns the task as it is on standard input: its length, and the pickled task."""
+        pickled = pickle.dumps(self)
+        return len(pickled).to_bytes(_LENGTH_BYTES) + pickled
 
 
 def share_of_duty(config: TidegateConfig, duty: Duty) -> TidegateConfig:
@@ -87,12 +93,25 @@ def end_timeout_ms(config: TidegateConfig) -> int:
 
 
 def main() -> None:
-    sys.exit(run(pickle.load(sys.stdin.buffer)))  # only the supervisor, which is the same program, writes to this pipe
+    fd = sys.stdin.fileno()
+    # Only the supervisor, which is the same program, writes to this pipe. A buffer would also take what comes behind.
+    sys.exit(run(pickle.loads(_read(fd, int.from_bytes(_read(fd, _LENGTH_BYTES))))))
+
+
+def _read(fd: int, size_bytes: int) -> bytes:
+    """Reads exactly this many bytes. Raises `EOFError` if the supervisor dies before."""
+    data = b""
+    while len(data) < size_bytes:
+        part = os.read(fd, size_bytes - len(data))
+        if not part:
+            raise EOFError("the supervisor died before it had written the task")
+        data += part
+    return data
 
 
 def run(task: Task) -> int:
     """Runs the task until SIGTERM, and returns the exit code."""
-    threading.Thread(target=_end_when_left_alone, args=(end_timeout_ms(task.config),), daemon=True).start()
+    threading.Thread(target=_obey_supervisor, args=(end_timeout_ms(task.config),), daemon=True).start()
     set_up_logging(task.config.log.level, task.config.log.format)
     for handler in logging.getLogger().handlers:
         handler.addFilter(partial(_name, task.name))
@@ -133,11 +152,13 @@ def _name(child: str, record: logging.LogRecord) -> bool:
     return True
 
 
-def _end_when_left_alone(timeout_ms: int) -> None:
-    """Ends this process when the supervisor dies, even if the event loop is blocked.
+def _obey_supervisor(timeout_ms: int) -> None:
+    """Asks for a reload at each byte. Ends this process when the supervisor dies, even if the event loop is blocked.
 
-    The supervisor writes nothing after the task, so the read returns only when its death closes the pipe."""
-    os.read(sys.stdin.fileno(), 1)
+    The supervisor's death closes the pipe. The signal goes to the main thread, where it waits until it has a handler
+    (`hold_reloads`)."""
+    while os.read(sys.stdin.fileno(), 1):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGHUP)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(timeout_ms / 1000)
     os._exit(FAILED)

@@ -1,8 +1,10 @@
 """Reads the settings again while the process runs, at SIGHUP or by the admin port, and applies what needs no restart.
 
-The log level, `[limits]` and the fetch quotas apply at once. A limit that a connection takes over when it opens applies
-to new connections. The log names all other settings that have changed: they need a restart. Settings that are wrong
-change nothing.
+The log level, `[limits]`, `[[topics]]` and the quotas for copies and fetches apply at once. A limit that a connection
+takes over when it opens applies to new connections. The log names all other settings that have changed: they need a
+restart. Settings that are wrong change nothing.
+
+The topics need a restart if the process began without a remote tier: it has no store.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from tiers.config.tier_config import ConfigError
 logger = logging.getLogger(__name__)
 
 _FIXED_LIMITS = frozenset({"held.remote.responses.max.bytes"})
-_FETCH_QUOTA = "remote.log.manager.fetch."
-"""How the keys of the fetch quotas at the top of the file begin."""
+_QUOTAS = ("remote.log.manager.copy.", "remote.log.manager.fetch.")
+"""How the keys of the quotas at the top of the file begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,8 @@ class Reload:
             return Reloaded(mistake=str(error))
         self.trouble = ""
         changed = list(changed_keys(self._config, read))
-        now = tuple(key for key in changed if _is_live(key))
-        later = tuple(key for key in changed if not _is_live(key))
+        now = tuple(key for key in changed if is_live(key, is_tiered=self._config.is_tiered))
+        later = tuple(key for key in changed if key not in now)
         self._config = with_live_settings(self._config, read)
         self._apply(self._config)
         logger.info("the settings are reloaded: %s", f"changed {', '.join(now)}" if now else "no change applies now")
@@ -84,10 +86,11 @@ class Reload:
         return Reloaded(now, later)
 
 
-def _is_live(key: str) -> bool:
+def is_live(key: str, *, is_tiered: bool = True) -> bool:
+    """Whether a change of this setting applies at once. `key` has the form of `changed_keys`."""
     section, _, name = key.partition(" ")
     is_live_limit = section == "[limits]" and name not in _FIXED_LIMITS
-    return key == "[log] level" or is_live_limit or key.startswith(_FETCH_QUOTA)
+    return key == "[log] level" or is_live_limit or key.startswith(_QUOTAS) or (key == "[[topics]]" and is_tiered)
 
 
 def with_live_settings(config: TidegateConfig, read: TidegateConfig) -> TidegateConfig:
@@ -96,7 +99,8 @@ def with_live_settings(config: TidegateConfig, read: TidegateConfig) -> Tidegate
         update={
             "log": _with_fields(config.log, read.log, lambda key: key == "level"),
             "limits": _with_fields(config.limits, read.limits, lambda key: key not in _FIXED_LIMITS),
-            "remote_log": _with_fields(config.remote_log, read.remote_log, lambda key: key.startswith(_FETCH_QUOTA)),
+            "remote_log": _with_fields(config.remote_log, read.remote_log, lambda key: key.startswith(_QUOTAS)),
+            "topics": read.topics if config.is_tiered else config.topics,
         }
     )
 

@@ -17,13 +17,13 @@ from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
 from proxy.process.admin.process_view import RunningTasks
+from proxy.process.live_settings import LiveSettings
 from proxy.process.store_probe import StoreProbe
 from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.manager_settings import METADATA_MANAGER
 from tiers.config.metadata_registry import create_metadata_manager
-from tiers.config.settings import RemoteLogConfig
 from tiers.config.storage_registry import create_storage
 from tiers.errors import BrokerError, BrokerRefusedError, RemoteLogError
 from tiers.fitness import Fitness
@@ -32,7 +32,6 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.record_log import MetadataManagerContext
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
-from tiers.quota import RateQuota
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics, WriteCircuitMetrics
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
@@ -131,7 +130,7 @@ async def _segments_without_metadata(
 
 async def run_remote_log_manager(
     stack: AsyncExitStack,
-    config: TidegateConfig,
+    live: LiveSettings,
     client: BrokerClient,
     storage: InstrumentedRemoteStorageManager,
     metadata: RemoteLogMetadataManager,
@@ -139,12 +138,12 @@ async def run_remote_log_manager(
     cluster_id: str | None,
     local_indexes: LocalIndexWriter,
 ) -> RunningTasks:
-    """Runs the RLM tasks until the stack closes, and returns them.
+    """Runs the RLM tasks until the stack closes, and returns them. They follow the settings that a reload changes.
 
     They have their own task group, so a failure ends nothing else."""
     registry.register(RemoteLogMetadataMetrics(metadata))
-    services = _task_services(config, client, storage, metadata, registry, cluster_id, local_indexes)
-    topics = TieredTopics(client, config.topics, services.metrics, metadata)
+    services = _task_services(live.config, client, storage, metadata, registry, cluster_id, local_indexes)
+    topics = TieredTopics(client, live.rules(), services.metrics, metadata)
     manager = RemoteLogManager(
         services,
         topics,
@@ -163,6 +162,15 @@ async def run_remote_log_manager(
     stack.push_async_callback(tasks.__aexit__, None, None, None)
     stack.callback(manager.stop)
     tasks.create_task(run())
+
+    def apply(config: TidegateConfig) -> None:
+        remote_log = config.remote_log
+        services.copy_quota.change(remote_log.copy_max_bytes_per_second, remote_log.copy_quota_window)
+        if config.topics != topics.rules:
+            topics.change_rules(config.topics)
+        manager.settings_changed()
+
+    live.follow(stack, apply)
     probing = tasks.create_task(StoreProbe(storage, registry, monotonic_ms, wall_clock_ms).run())
     stack.callback(probing.cancel)
     return RunningTasks(manager, topics)
@@ -223,12 +231,5 @@ def _task_services(
             publish_after=remote_log.delete_attempts,
         ),
         local_indexes=local_indexes,
-        copy_quota=_copy_quota(remote_log),
         cluster_id=storage_cluster_id(config, cluster_id or ""),
     )
-
-
-def _copy_quota(remote_log: RemoteLogConfig) -> RateQuota | None:
-    if remote_log.copy_max_bytes_per_second is None:
-        return None
-    return RateQuota(remote_log.copy_max_bytes_per_second, remote_log.copy_quota_window, monotonic_ms)

@@ -22,6 +22,7 @@ from proxy.admin.facts import ProcessState
 from proxy.config import TidegateConfig
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.budgets import chunk_folder
+from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import local_indexes_of_reader
 from proxy.process.open_files import raise_open_files
 from proxy.process.remote_log import metadata_folder, open_storage, wait_for_cluster_id
@@ -54,7 +55,7 @@ _NICE: Final = 5
 
 async def open_reader(
     stack: AsyncExitStack,
-    config: TidegateConfig,
+    live: LiveSettings,
     storage: InstrumentedRemoteStorageManager,
     metadata: RemoteLogMetadataReader,
     registry: CollectorRegistry,
@@ -62,7 +63,10 @@ async def open_reader(
     local_indexes: LocalIndexes | None,
     share: Callable[[Extent], Extent] = lambda extent: extent,
 ) -> RemoteLogReader:
-    """Opens the reader; the stack closes it. `process` is this process's name. None: the proxy has no other process."""
+    """Opens the reader; the stack closes it. Its quotas follow the settings that a reload changes.
+
+    `process` is this process's name. None: the proxy has no other process."""
+    config = live.config
     reader = await stack.enter_async_context(
         RemoteLogReader(
             metadata,
@@ -71,10 +75,11 @@ async def open_reader(
             decode_indexes=partial(decode_index, ciphers=open_key_ring(config)),
             local_indexes=local_indexes,
             disk_chunks=_disk_chunks(config, process),
-            quotas=_fetch_quotas(config),
+            quotas=RemoteFetchQuotas(monotonic_ms),
             share=share,
         )
     )
+    live.follow(stack, partial(change_fetch_quotas, reader.quotas))
     registry.register(RemoteLogReaderMetrics(reader))
     return reader
 
@@ -99,13 +104,12 @@ class RemoteReaderProcess:
     """Implements `Role`: reads the remote tier for the workers, which ask at `listener`."""
 
     def __init__(self, config: TidegateConfig, registry: CollectorRegistry, listener: socket.socket) -> None:
-        self._config = config
+        self._live = LiveSettings(config)
         self._registry = registry
         self._listener = listener
         self._client = broker_client(config.upstream)
         self.view = ProcessView(registry)
         self._server: RemoteReadServer | None = None
-        self._quotas: RemoteFetchQuotas | None = None
         self._stops = False
 
     @property
@@ -126,15 +130,16 @@ class RemoteReaderProcess:
         stack.push_async_callback(self._client.close)
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
-        config, registry = self._config, self._registry
+        config, registry = self._live.config, self._registry
         storage = await open_storage(stack, config, await wait_for_cluster_id(self._client), registry)
         metadata = await open_shared_metadata(stack, config, self._client, REMOTE_READER)
         buffers = SharedBuffers(self._on_dropped)
         storage.use_memory(buffers.memory_for)
         registry.register(_SharedMemory(buffers))
         indexes = local_indexes_of_reader(config, REMOTE_READER)
-        reader = await open_reader(stack, config, storage, metadata, registry, REMOTE_READER, indexes, buffers.share)
-        self._quotas = reader.quotas
+        reader = await open_reader(
+            stack, self._live, storage, metadata, registry, REMOTE_READER, indexes, buffers.share
+        )
         self.view.opened_store(storage)
         self.view.opened_reader(reader)
         server = RemoteReadServer(self._listener, reader, buffers, metadata.reopen_if_replaced)
@@ -148,8 +153,7 @@ class RemoteReaderProcess:
         return
 
     def change(self, config: TidegateConfig) -> None:
-        if self._quotas is not None:
-            change_fetch_quotas(self._quotas, config)
+        self._live.change(config)
 
     async def drain(self) -> None:
         self._stops = True
@@ -171,12 +175,6 @@ def change_fetch_quotas(quotas: RemoteFetchQuotas, config: TidegateConfig) -> No
         config.limits.remote_fetch_max_bytes_per_second,
         [(topic.pattern, topic.fetch_max_bytes_per_second) for topic in config.topics],
     )
-
-
-def _fetch_quotas(config: TidegateConfig) -> RemoteFetchQuotas:
-    quotas = RemoteFetchQuotas(monotonic_ms)
-    change_fetch_quotas(quotas, config)
-    return quotas
 
 
 def _disk_chunks(config: TidegateConfig, process: str | None) -> DiskChunkCache | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from prometheus_client import CollectorRegistry
@@ -41,6 +41,7 @@ from proxy.handlers.own_ids_guard import own_ids_guards
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.budgets import remove_other_chunk_folders
+from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager
@@ -52,7 +53,6 @@ from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
-from tiers.quota import RemoteFetchQuotas
 from tiers.reader.remote_reads import RemoteReads
 from tiers.reader.shared.channel import Address
 from tiers.reader.shared.client import RemoteReadClient
@@ -68,8 +68,6 @@ class RemoteTier:
     handlers: Mapping[int, Handler]
     prefix_handlers: Mapping[int, PrefixHandler]
     not_ready: Callable[[], list[str]]
-    quotas: RemoteFetchQuotas | None = None
-    """The fetch quotas, if this process reads the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +82,18 @@ class WorkerPlace:
 class ProxyParts:
     """The parts of the proxy that its remote tier needs."""
 
-    config: TidegateConfig
+    live: LiveSettings
     client: BrokerClient
     topology: Topology
     """Must have read the cluster already."""
     spawn: Spawn
     registry: CollectorRegistry
     view: ProcessView
+
+    @property
+    def config(self) -> TidegateConfig:
+        """The settings that are in effect."""
+        return self.live.config
 
 
 def own_topics_of(config: TidegateConfig) -> tuple[str, ...]:
@@ -115,14 +118,13 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace | None) -> AsyncIte
             await run_probes(stack, config, storage, fitness, registry)
             indexes = await writer_of_local_indexes(stack, config)
             running = await run_remote_log_manager(
-                stack, config, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
+                stack, proxy.live, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
             )
-            reader = await open_reader(stack, config, storage, metadata, registry, None, indexes)
+            reader = await open_reader(stack, proxy.live, storage, metadata, registry, None, indexes)
             proxy.view.opened_store(storage)
             proxy.view.opened_reader(reader)
-            await proxy.view.opened_tier(stack, config, client, metadata, running, fitness)
-            tier = _guarded(config, _handlers(proxy, metadata, reader), lambda: alarms(metadata))
-            yield replace(tier, quotas=reader.quotas)
+            await proxy.view.opened_tier(stack, proxy.live, client, metadata, running, fitness)
+            yield _guarded(config, _handlers(proxy, metadata, reader), lambda: alarms(metadata))
         else:
             shared = await open_shared_metadata(stack, config, client, worker.name)
             max_age_ms = config.remote_log.fresh_within_ms
@@ -158,7 +160,7 @@ def _stale(metadata: SharedRemoteLogMetadataReader, max_age_ms: int) -> list[str
 def _handlers(proxy: ProxyParts, metadata: Metadata, reader: RemoteReads) -> Mapping[int, Handler]:
     settings = FetchSettings(proxy.config.remote_log, proxy.config.limits)
     log_source, broker_configs = BrokerLogSource(proxy.client), BrokerConfigs(proxy.client)
-    rules = proxy.config.topics
+    rules = proxy.live.rules
     tools = HandlerTools(
         topology=proxy.topology,
         tiered=TieredPartitions(metadata, settings.metadata_max_age_ms),

@@ -108,7 +108,7 @@ class Child:
             with contextlib.suppress(ConnectionError):  # it has died already, and its exit code says more
                 # uvloop closes the pipe when the process dies, and raises RuntimeError for a write after that.
                 if not process.stdin.is_closing():
-                    process.stdin.write(command.stdin)
+                    process.stdin.write(self._command.stdin)  # a reload may have changed it during the start
                     await process.stdin.drain()
             return await process.wait()
         except asyncio.CancelledError:
@@ -119,9 +119,13 @@ class Child:
             self.process = None
 
     def change_task(self, stdin: bytes) -> None:
-        """Gives the next life of the process another task, and lets the present one read its settings again."""
+        """Gives the next life of the process another task, and lets the present one read its settings again.
+
+        A byte behind the present task asks for that. A signal would end a process that has only just begun."""
         self._command = replace(self._command, stdin=stdin)
-        self._send(signal.SIGHUP)
+        pipe = None if self.process is None else self.process.stdin
+        if pipe is not None and not pipe.is_closing():
+            pipe.write(b"\n")
 
     def terminate(self) -> None:
         """Ends the process, and starts no other."""

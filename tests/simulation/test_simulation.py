@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.support.simulation.__main__ import outcomes
-from tests.support.simulation.faults import KINDS, Fault, plan
+from tests.support.simulation.faults import KINDS, RELOADS, Fault, plan
 from tests.support.simulation.planted import PLANTED, planted
 from tests.support.simulation.planted_search import search
 from tests.support.simulation.shrinking import report, shortened
@@ -31,6 +31,14 @@ def test_no_seed_violates_a_rule() -> None:
         assert outcome.violation is None, report(shortened(outcome, max_runs=_SHORTER_RUNS))
         if time.perf_counter() >= end_s:
             break
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_reload_violates_a_rule(seed: int) -> None:
+    faults = plan(seed, RELOADS)
+    assert "reload" in {fault.kind for fault in faults}
+    outcome = simulate(seed, faults)
+    assert outcome.violation is None, report(outcome)
 
 
 def test_two_runs_of_a_seed_are_the_same() -> None:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -126,6 +126,10 @@ class TopicConfig(Section):
 
     def matches(self, topic: str) -> bool:
         return fnmatchcase(topic, self.pattern)
+
+
+Rules = Callable[[], Sequence[TopicConfig]]
+"""Returns the rules of the file that are in effect. A reload may replace them at any time."""
 
 
 @dataclass(frozen=True, slots=True)

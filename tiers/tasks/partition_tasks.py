@@ -12,6 +12,10 @@ the log start, the partition manifest, and the leader's history. Then each stage
 What one stage needs of another: a gap is recorded, and in the manifest, before anything behind it is copied; a segment
 is in the stored manifest before it is trimmed, or replaces another one; the log start is behind a segment before that
 segment is deleted; and no stage works in a leader epoch whose history was not checked.
+
+The policy may change at any time, for example when the settings file is read again. A run of a stage takes the policy
+once, at its beginning. Before expiry moves the log start, and before a trim begins, the stage checks that this policy
+is still the topic's. If it is not, the run does nothing more.
 """
 
 from __future__ import annotations
@@ -78,10 +82,13 @@ class PartitionTasks:
         self._log_starts = LogStartConfirmation(services.source, services.metadata)
         self._clamp = RLMClampTask(services, topic_id_partition, self.manifest)
         self._gaps = LogGapTask(services, topic_id_partition, self.manifest)
-        self._trim = TrimTask(services, topic_id_partition, self.manifest)
-        self._expiration = RLMExpirationTask(services, topic_id_partition)
+        self._trim = TrimTask(services, topic_id_partition, self.manifest, self._is_in_effect)
+        self._expiration = RLMExpirationTask(services, topic_id_partition, self._is_in_effect)
         self._stops: set[AlarmReason] = set()
         """The reasons for which the partition stopped since its last round that went through."""
+
+    def _is_in_effect(self, policy: TopicPolicy) -> bool:
+        return policy == self.policy
 
     @property
     def is_copied(self) -> bool:

@@ -79,6 +79,8 @@ class RemoteLogManager:
         """Which partitions have a place for a kind of work. A round reserves the places of what it will start."""
         self._wake = asyncio.Event()
         self._stopping = False
+        self._refresh_at_ms = services.clock_ms()
+        """When the topics are to be read again."""
 
     async def run(self) -> None:
         """Runs until `stop`. Returns when the steps in progress have ended, or were cancelled at their deadline."""
@@ -112,6 +114,18 @@ class RemoteLogManager:
         self._stopping = True
         self._wake.set()
 
+    def settings_changed(self) -> None:
+        """Follows the policies of the topics and the copy quota, which have just changed.
+
+        Gives up the partitions that are not tiered any more, and cancels the work on them, before it returns. Reads the
+        topics again soon, since only the brokers know those that are tiered from now on."""
+        self._refresh_at_ms = now_ms = self._services.clock_ms()
+        self._assign()
+        for managed in self._managed.values():
+            if managed.copy.throttled_ms:
+                managed.stages["copy"].due_ms = now_ms
+        self._wake.set()
+
     @property
     def partitions(self) -> list[TopicIdPartition]:
         """The partitions that this process copies now."""
@@ -143,11 +157,10 @@ class RemoteLogManager:
 
     async def _keep_topics(self) -> None:
         services, settings = self._services, self._services.settings
-        refresh_at_ms = services.clock_ms()
         unread = self._lasting("the tiered topics could not be read", "the tiered topics can be read again")
         while True:
-            if services.clock_ms() >= refresh_at_ms:
-                refresh_at_ms = services.clock_ms() + settings.topics_interval_ms
+            if services.clock_ms() >= self._refresh_at_ms:
+                self._refresh_at_ms = services.clock_ms() + settings.topics_interval_ms
                 try:
                     await self._topics.refresh(settings.request_timeout_ms)
                     unread.ended()

@@ -15,7 +15,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.quota import RateQuota
+from tiers.quota import QuotaWindow, RateQuota
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.spool import Spool
@@ -116,8 +116,8 @@ class TaskServices:
     failed_deletions: FailedDeletions = field(default_factory=FailedDeletions)
     place: StorePlace = field(default_factory=StorePlace)
     local_indexes: LocalIndexWriter = field(default_factory=NoLocalIndexes)
-    copy_quota: RateQuota | None = None
-    """The quota for all copying of this process; None: no limit."""
+    copy_quota: RateQuota = field(default_factory=lambda: RateQuota(None, QuotaWindow(), monotonic_ms))
+    """The quota for all copying of this process. It may change at any time."""
     clock_ms: Callable[[], int] = monotonic_ms
     wall_clock_ms: Callable[[], int] = wall_clock_ms
     checkpoint: Callable[[str], None] = _no_checkpoint

@@ -5,6 +5,8 @@
 * Absence is no evidence: a topic that one answer lacks keeps its policy, until no broker knows the topic.
 * The tier settings of a topic count while their metadata is fresh. A process that has not read them, or reads them
   again from the start, would take a topic for one without settings. It would copy what a user has switched off.
+* The rules of the file may change at any time. The policies follow at once, by what the brokers said last. A topic that
+  the new rules tier, and the old ones did not, gets its policy with the next refresh.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -46,8 +48,36 @@ _SETTINGS_AT_ONCE = 16
 
 class _Wanted(NamedTuple):
     topic: TopicMetadata
-    rule: TopicConfig
     tier_settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a policy is made of, besides the rules: what was said last of a topic that a rule names.
+
+    `config` has the broker's values of `BROKER_KEYS`. `is_doubtful`: the present retention may be another one."""
+
+    topic: str
+    topic_id: UUID
+    partition_count: int
+    config: Mapping[str, str]
+    tier_settings: Mapping[str, str]
+    is_doubtful: bool = False
+
+    def policy(self, rule: TopicConfig) -> TopicPolicy | Refusal:
+        found = policy_of(self.topic, self.topic_id, self.partition_count, rule, self.config, self.tier_settings)
+        return _not_expiring(found) if self.is_doubtful and isinstance(found, TopicPolicy) else found
+
+    def is_named_by(self, rule: TopicConfig) -> bool:
+        """Whether the settings mean this very topic. A pattern also matches compacted topics of Streams or Connect."""
+        is_own = self.tier_settings.get("remote.storage.enable", "").lower() == "true"
+        return rule.pattern == self.topic or is_own
+
+
+class _Judged(NamedTuple):
+    known: _Known
+    is_named: bool
+    found: TopicPolicy | Refusal
 
 
 class TieredTopics:
@@ -70,6 +100,7 @@ class TieredTopics:
         self._existence = ClusterTopicExistence(client)
         self._choose = choose
         self._are_doubtful = False
+        self._known: dict[UUID, _Known] = {}
         self._policies: dict[UUID, TopicPolicy] = {}
         self._refused: dict[str, str] = {}
         self._named: set[str] = set()
@@ -88,6 +119,16 @@ class TieredTopics:
     def is_named(self, topic: str) -> bool:
         """Whether the settings name this very topic, and no pattern matches it only."""
         return topic in self._named
+
+    @property
+    def rules(self) -> Sequence[TopicConfig]:
+        """The rules of the file that are in effect."""
+        return self._rules
+
+    def change_rules(self, rules: Sequence[TopicConfig]) -> None:
+        """Replaces the rules of the file. The policies follow before this returns."""
+        self._rules = tuple(rules)
+        self._take(_judgements(self._known.values(), self._rules))
 
     async def refresh(self, timeout_ms: int) -> Mapping[UUID, TopicPolicy]:
         """Asks the cluster, and returns the policies by topic id.
@@ -108,30 +149,41 @@ class TieredTopics:
                     unread.add(topic.topic_id)
                     continue
                 tier_settings = self._tier_settings(topic.topic_id)
-                rule = managed_rule(topic.name, self._rules, tier_settings)
-                if rule is not None:
-                    wanted[topic.name] = _Wanted(topic, rule, tier_settings)
+                if managed_rule(topic.name, self._rules, tier_settings) is not None:
+                    wanted[topic.name] = _Wanted(topic, tier_settings)
             configs, doubtful = await self._agreed(sorted(metadata.brokers), list(wanted), timeout_ms)
-            policies = {each: _not_expiring(self._policies[each]) for each in unread & self._policies.keys()}
-            refused: dict[str, str] = {}
-            for name, (topic, rule, tier_settings) in wanted.items():
+            known: dict[UUID, _Known] = {}
+            for name, (topic, tier_settings) in wanted.items():
                 config = configs.get(name)
                 if config is None:
-                    if topic.topic_id in self._policies:
-                        policies[topic.topic_id] = _not_expiring(self._policies[topic.topic_id])
+                    unread.add(topic.topic_id)
                     continue
-                found = policy_of(name, topic.topic_id, len(topic.partitions), rule, config, tier_settings)
-                if isinstance(found, Refusal):
-                    refused[name] = found.reason
-                else:
-                    policies[topic.topic_id] = _not_expiring(found) if name in doubtful else found
+                known[topic.topic_id] = _Known(
+                    name, topic.topic_id, len(topic.partitions), config, tier_settings, is_doubtful=name in doubtful
+                )
+            known |= {each: replace(self._known[each], is_doubtful=True) for each in unread & self._known.keys()}
+            rules, judged = self._rules, list[_Judged]()
+            for number, judgement in enumerate(_judgements(known.values(), rules), 1):
+                if not number % _TOPICS_PER_SLICE:
+                    await asyncio.sleep(0)
+                judged.append(judgement)
+            if rules is not self._rules:
+                judged = list(_judgements(known.values(), self._rules))
+            self._take(judged)
         except Exception:
-            self._policies = {topic_id: _not_expiring(known) for topic_id, known in self._policies.items()}
+            doubtful_now = [replace(known, is_doubtful=True) for known in self._known.values()]
+            self._take(_judgements(doubtful_now, self._rules))
             raise
-        self._report(refused, {name for name, each in wanted.items() if _is_named(each)})
+        return self._policies
+
+    def _take(self, judgements: Iterable[_Judged]) -> None:
+        """Replaces the policies, and forgets the topics that the rules do not name."""
+        judged = list(judgements)
+        policies = {each.known.topic_id: each.found for each in judged if isinstance(each.found, TopicPolicy)}
+        refused = {each.known.topic: each.found.reason for each in judged if isinstance(each.found, Refusal)}
+        self._report(refused, {each.known.topic for each in judged if each.is_named})
         self._report_paused(policies.values())
-        self._policies = policies
-        return policies
+        self._known, self._policies = {each.known.topic_id: each.known for each in judged}, policies
 
     async def _read_settings(self, topics: Sequence[TopicMetadata]) -> None:
         """Reads the tier settings that are not read to their end, as far as that succeeds in time."""
@@ -238,10 +290,12 @@ class TieredTopics:
         return configs
 
 
-def _is_named(wanted: _Wanted) -> bool:
-    """Whether the settings mean this very topic. A pattern also matches compacted topics of Streams or Connect."""
-    is_own = wanted.tier_settings.get("remote.storage.enable", "").lower() == "true"
-    return wanted.rule.pattern == wanted.topic.name or is_own
+def _judgements(known: Iterable[_Known], rules: Sequence[TopicConfig]) -> Iterator[_Judged]:
+    """Yields the topics that the rules name, with their policies."""
+    for each in known:
+        rule = managed_rule(each.topic, rules, each.tier_settings)
+        if rule is not None:
+            yield _Judged(each, each.is_named_by(rule), each.policy(rule))
 
 
 def _of_settings(topic_id: UUID) -> TopicIdPartition:

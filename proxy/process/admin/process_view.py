@@ -17,10 +17,10 @@ from proxy.admin.source import OwnParts, raised
 from proxy.admin.tier_look import TierParts
 from proxy.admin.tier_view import TierView
 from proxy.cluster.broker_configs import BrokerConfigs
-from proxy.config import TidegateConfig
 from proxy.metrics import ProxyMetrics
 from proxy.process.admin.process_report import CountedParts, process_report
 from proxy.process.admin.recent_events import RecentEvents
+from proxy.process.live_settings import LiveSettings
 from proxy.process.process_alarms import ProcessAlarms
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
@@ -75,13 +75,14 @@ class ProcessView:
     async def opened_tier(
         self,
         stack: AsyncExitStack,
-        config: TidegateConfig,
+        live: LiveSettings,
         client: BrokerClient,
         metadata: RemoteLogMetadataManager,
         running: RunningTasks,
         fitness: Fitness,
     ) -> None:
         """The stack ends the view of the tier."""
+        config = live.config
         manager, topics = running.manager, running.topics
 
         def alarms() -> list[RaisedAlarm]:
@@ -100,7 +101,7 @@ class ProcessView:
                 topics=topics,
                 bounds=BrokerLogSource(client, lane=_LANE),
                 configs=BrokerConfigs(client),
-                rules=config.topics,
+                rules=live.rules,
                 report=manager.report,
                 owns=metadata.owns,
                 metadata_partition=metadata_partition,

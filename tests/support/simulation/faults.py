@@ -7,8 +7,10 @@ others as they were.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from tiers.config.topic_policy import SAME_AS_TOTAL, TopicConfig
 
 if TYPE_CHECKING:
     from tests.support.simulation.process import SimMachine
@@ -320,6 +322,21 @@ def _upgrade(sim: Simulation, fault: Fault) -> None:
     sim.upgrade(fault.lasts_s)
 
 
+def _reload(sim: Simulation, fault: Fault) -> Callable[[], None]:
+    """A process reads a file without the topic, or with other values of it, and later the old file again."""
+    machine, rules = _machine(sim, fault), _OTHER_RULES[int(fault.size * 2.999)]
+    machine.change_file(rules)
+    return lambda: machine.change_file(lambda rule: [rule])
+
+
+_OTHER_RULES: Sequence[Callable[[TopicConfig], Sequence[TopicConfig]]] = (
+    lambda rule: [],
+    lambda rule: [
+        rule.model_copy(update={"local_retention_ms": SAME_AS_TOTAL, "local_retention_bytes": SAME_AS_TOTAL})
+    ],
+    lambda rule: [rule.model_copy(update={"local_retention_bytes": 0, "segment_bytes": 400, "segment_ms": 1_000})],
+)
+
 KINDS: Mapping[str, tuple[float, Apply]] = {
     "crash": (10, _crash),
     "restart": (4, _restart),
@@ -364,6 +381,8 @@ KINDS: Mapping[str, tuple[float, Apply]] = {
     "rolling-upgrade": (2, _upgrade),
 }
 """The kinds of faults with their weights."""
+RELOADS: Mapping[str, tuple[float, Apply]] = {**KINDS, "reload": (40, _reload)}
+"""The same with many reloads. The plans of `KINDS` are without them, so that the seeds that find planted bugs stay."""
 
 
 def plan(seed: int, kinds: Mapping[str, tuple[float, Apply]] = KINDS) -> list[Fault]:

@@ -13,7 +13,7 @@ import random
 import shutil
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from contextvars import copy_context
@@ -27,6 +27,7 @@ from proxy.cluster.broker_listeners import ListenerAddresses
 from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
 from proxy.process.admin.process_view import ProcessView
+from proxy.process.live_settings import LiveSettings
 from proxy.process.remote_tier import ProxyParts, RemoteTier, own_topics_of, remote_tier
 from proxy.wire.exchange import Handler
 from tests.support.simulation.cluster import HOST, PORT
@@ -35,6 +36,7 @@ from tests.support.simulation.network import Network
 from tests.support.simulation.store import SimStore
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.config.topic_policy import TopicConfig
 from tiers.metadata.state.layout import STATE_FILE
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.storage.blocking_calls import BlockingCalls
@@ -81,6 +83,7 @@ class SimProcess:
         self.graveyard: list[object] = []
         self.environments: list[lmdb.Environment] = []
         self.tier: RemoteTier | None = None
+        self.live: LiveSettings | None = None
         self.topology: Topology | None = None
         self.registry = CollectorRegistry()
         self.context = copy_context()
@@ -111,6 +114,12 @@ class SimProcess:
         """Starts a task of this process, also when another one calls."""
         return self.machine.loop.create_task(work, context=self.context.run(copy_context))
 
+    def reload(self) -> None:
+        """Reads the settings of the machine again, when the process runs."""
+        if self.live is not None:
+            context = self.context.run(copy_context)
+            self.machine.loop.call_soon(self.live.change, self.machine.config(self.folder), context=context)
+
     def handler(self, api_key: int) -> Handler | None:
         return None if self.tier is None or self.is_dead else self.tier.handlers.get(api_key)
 
@@ -118,6 +127,7 @@ class SimProcess:
         machine = self.machine
         bootstrap = [(f"{HOST}{node}", PORT) for node in (1, 2, 3)]
         config = machine.config(self.folder)
+        self.live = LiveSettings(config)
         client = BrokerClient(
             bootstrap,
             client_id=self.name,
@@ -136,7 +146,7 @@ class SimProcess:
             stack.push_async_callback(client.close)
             await self.topology.wait_for_cluster()
             view = ProcessView(self.registry)
-            parts = ProxyParts(config, client, self.topology, group.create_task, self.registry, view)
+            parts = ProxyParts(self.live, client, self.topology, group.create_task, self.registry, view)
             self.tier = await stack.enter_async_context(remote_tier(parts, None))
             following = group.create_task(self.topology.run())
             stack.callback(following.cancel)
@@ -160,7 +170,9 @@ class SimMachine:
         self.rng = rng
         self.network = network
         self.store = store
-        self.config = make_config
+        self._make_config = make_config
+        self.rules: Callable[[TopicConfig], Sequence[TopicConfig]] = lambda rule: [rule]
+        """Makes the rules in the file of this machine of the only rule in the files of the others."""
         self.wall_offset_ms = 0
         self.is_disk_full = False
         self.full_since_s: float | None = None
@@ -176,6 +188,17 @@ class SimMachine:
         self._root = root
         self._copies = 0
         self._is_wanted = False
+
+    def config(self, folder: Path) -> TidegateConfig:
+        config = self._make_config(folder)
+        (rule,) = config.topics
+        return config.model_copy(update={"topics": tuple(self.rules(rule))})
+
+    def change_file(self, rules: Callable[[TopicConfig], Sequence[TopicConfig]]) -> None:
+        """Changes the rules in the file, and lets the process read it again."""
+        self.rules = rules
+        if self.process is not None:
+            self.process.reload()
 
     def start(self, *, keep_state: bool = True) -> None:
         """Starts a process, if necessary when the present one has ended."""

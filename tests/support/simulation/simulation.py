@@ -25,7 +25,7 @@ from tests.support.simulation.cluster import HOST, PORT, SimCluster, SimPartitio
 from tests.support.simulation.compaction import compact
 from tests.support.simulation.environment import WALL_START_MS, simulated_environment, unheard_garbage
 from tests.support.simulation.expectation import Retention
-from tests.support.simulation.faults import KINDS, LAST_S, Fault
+from tests.support.simulation.faults import LAST_S, RELOADS, Fault
 from tests.support.simulation.groups import GroupCoordinator
 from tests.support.simulation.loop import START_S, VirtualLoop
 from tests.support.simulation.network import Network
@@ -171,7 +171,7 @@ class Simulation:
             return
         self.faults_applied += 1
         self.note(f"{fault}")
-        end = KINDS[fault.kind][1](self, fault)
+        end = RELOADS[fault.kind][1](self, fault)
         if end is not None:
             self._undo.append(end)
 

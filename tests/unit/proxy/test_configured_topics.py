@@ -23,7 +23,10 @@ class Rig:
         self.now_ms = 0
         self.tier, self.configs = tier, FakeConfigs()
         self.cluster = FakeCluster(topics={"orders": ORDERS, "other": OTHER, "__own": OWN})
-        self.topics = ConfiguredTopics(rules, tier.rlmm, self.cluster, self.configs, lambda: self.now_ms, 5_000)
+        self.rules = rules
+        self.topics = ConfiguredTopics(
+            lambda: self.rules, tier.rlmm, self.cluster, self.configs, lambda: self.now_ms, 5_000
+        )
 
     async def tiered(self) -> list[bool]:
         return [await self.topics.is_tiered(each, 1000) for each in (ORDERS, OTHER, OWN)]
@@ -99,3 +102,12 @@ async def test_without_an_answer_nothing_is_concluded(tier: RemoteTier) -> None:
     tier.rlmm.fresh = False
     with pytest.raises(RemoteLogMetadataNotReadyError):
         await rig.topics.is_tiered(ORDERS, 1000)
+
+
+async def test_the_answers_follow_rules_that_change(tier: RemoteTier) -> None:
+    rig = Rig(tier, TopicConfig(pattern="orders"))
+    assert await rig.tiered() == [True, False, False]
+    rig.rules = (TopicConfig(pattern="other"),)
+    assert await rig.tiered() == [False, True, False]
+    assert (rig.topics.has_rule_for("orders"), rig.topics.has_rule_for("other")) == (False, True)
+    assert (rig.topics.may_be_tiered(ORDERS), rig.topics.may_be_tiered(OTHER)) == (False, True)

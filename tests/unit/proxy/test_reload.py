@@ -1,25 +1,29 @@
-"""A reload applies the log level and the limits, and names what needs a restart."""
+"""A reload applies the log level, the limits, the topics and the quotas, and names what needs a restart."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from proxy import __main__ as program
 from proxy.admin.facts import ProcessState
 from proxy.config import LimitsConfig, TidegateConfig
 from proxy.logging_setup import set_level
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.app import Role, apply_settings, own_facts, run
 from proxy.process.child import Duty, Task, settings_again, share_of_duty
+from proxy.process.live_settings import LiveSettings
 from proxy.process.reload import Reload, Reloaded, changed_keys, hold_reloads, take_reloads
 from proxy.process.remote_reader import change_fetch_quotas
 from proxy.wire.admission import Admission, Admissions, Limit
@@ -85,11 +89,14 @@ def test_the_settings_that_a_reload_leaves_keep_their_source() -> None:
 def test_only_some_settings_apply_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     change = "[limits]\nmax.connections = 7\nheld.remote.responses.max.bytes = 1\n"
-    result, (config,) = reloaded(BASE, BASE + change + '[log]\nlevel = "error"\n[[topics]]\nname = "b"')
-    assert result == Reloaded(
-        ("[log] level", "[limits] max.connections"), ("[[topics]]", "[limits] held.remote.responses.max.bytes")
+    result, (config,) = reloaded(
+        BASE, BASE + change + '[log]\nlevel = "error"\n[state]\npath = "b"\n[[topics]]\nname = "b"'
     )
-    base = parse_config(BASE)
+    assert result == Reloaded(
+        ("[[topics]]", "[log] level", "[limits] max.connections"),
+        ("[state] path", "[limits] held.remote.responses.max.bytes"),
+    )
+    base = parse_config(BASE + '[[topics]]\nname = "b"')
     assert config == base.model_copy(
         update={
             "limits": base.limits.model_copy(update={"max_connections": 7}),
@@ -97,17 +104,33 @@ def test_only_some_settings_apply_at_once(caplog: pytest.LogCaptureFixture) -> N
         }
     )
     assert [record.getMessage() for record in caplog.records] == [
-        "the settings are reloaded: changed [log] level, [limits] max.connections",
-        "these changed settings need a restart: [[topics]], [limits] held.remote.responses.max.bytes",
+        "the settings are reloaded: changed [[topics]], [log] level, [limits] max.connections",
+        "these changed settings need a restart: [state] path, [limits] held.remote.responses.max.bytes",
     ]
 
 
 def test_a_change_that_needs_a_restart_is_named_every_time(caplog: pytest.LogCaptureFixture) -> None:
-    reload = Reload(parse_config(BASE), lambda: parse_config(BASE + '[[topics]]\nname = "b"'), lambda _: None)
-    assert reload() == reload() == Reloaded(need_restart=("[[topics]]",))
+    reload = Reload(parse_config(BASE), lambda: parse_config(BASE + '[state]\npath = "b"'), lambda _: None)
+    assert reload() == reload() == Reloaded(need_restart=("[state] path",))
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "these changed settings need a restart: [[topics]]"
+        "these changed settings need a restart: [state] path"
     ] * 2
+
+
+def test_a_topic_needs_a_restart_if_there_is_no_remote_tier() -> None:
+    """The process has no store, also if the new file has one."""
+    local = '[upstream]\nbootstrap.servers = "a:1"\n'
+    result, (config,) = reloaded(local, BASE)
+    assert result == Reloaded((), ("[storage]", "[[topics]]"))
+    assert (config.topics, config.storage) == ((), None)
+
+
+def test_a_topic_without_a_store_is_a_mistake() -> None:
+    def load() -> TidegateConfig:
+        return parse_config('[upstream]\nbootstrap.servers = "a:1"\n[[topics]]\nname = "orders"\n')
+
+    result, applied = reloaded(BASE, load)
+    assert ("there is no [storage]" in result.mistake, applied) == (True, [])
 
 
 def test_wrong_settings_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -165,9 +188,10 @@ async def test_a_lower_limit_of_connections_ends_none() -> None:
 def test_the_fetch_quotas_apply_at_once() -> None:
     quotas = "remote.log.manager.fetch.max.bytes.per.second = 5\nremote.log.manager.fetch.quota.window.num = 1\n"
     copying = "remote.log.manager.copy.max.bytes.per.second = 5\n"
+    others = "remote.log.manager.thread.pool.size = 3\n"
     per_client = "[limits]\nremote.fetch.max.bytes.per.second = 6\n"
-    _, (config,) = reloaded(BASE, quotas + copying + BASE + per_client)
-    assert config == parse_config(quotas + BASE + per_client)
+    _, (config,) = reloaded(BASE, quotas + copying + others + BASE + per_client)
+    assert config == parse_config(quotas + copying + BASE + per_client)
     known = RemoteFetchQuotas(lambda: 0)
     assert known.reserve("orders", "client", 1_000) is not None
     change_fetch_quotas(known, config)
@@ -190,20 +214,50 @@ def test_a_child_keeps_its_share_until_a_restart(workers: int, tmp_path: Path) -
     assert settings_again(Task(before, "name", Duty.WORKER, None, file=file)).limits.max_connections == 30
 
 
+async def test_parts_follow_the_settings_in_effect_while_they_are_open() -> None:
+    before, after = parse_config(BASE), parse_config(BASE + '[[topics]]\nname = "b"')
+    live, seen = LiveSettings(before), list[tuple[str, TidegateConfig]]()
+    async with AsyncExitStack() as outer:
+        async with AsyncExitStack() as inner:
+            live.follow(inner, lambda config: seen.append(("early", config)))
+            live.change(after)
+            live.follow(outer, lambda config: seen.append(("late", config)))
+        assert seen == [("early", before), ("early", after), ("late", after)]
+        live.change(before)
+    assert seen[3:] == [("late", before)]
+    live.change(after)
+    assert seen[4:] == []
+    assert (live.config, live.rules()) == (after, after.topics)
+
+
+def test_sighup_ends_no_proxy_that_is_still_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[bool] = []
+
+    def note() -> None:
+        held.append(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        take_reloads()
+
+    monkeypatch.setitem(sys.modules, "proxy.cli", cast(ModuleType, SimpleNamespace(main=note)))
+    for arguments in (["serve", "--config", "f.toml"], ["top"], []):
+        monkeypatch.setattr(sys, "argv", ["tidegate", *arguments])
+        program.main()
+    assert held == [True, False, False]
+
+
 def send_sighup() -> None:
     """Sends it to the main thread. Threads of other tests hold nothing."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGHUP)
 
 
 class SlowRole:
-    """Gets SIGHUP while it opens, and begins with the settings that it was made with."""
+    """Gets SIGHUP while it opens. Its tier follows the settings from the moment at which it is open."""
 
     def __init__(self, config: TidegateConfig, registry: CollectorRegistry, signals_in: str) -> None:
         self.view = ProcessView(registry)
         self.serves_with_seven = asyncio.Event()
         self._serves = False
         self._connections = 0
-        self._begins_with = config
+        self._live = LiveSettings(config)
         self._signals_in = signals_in
 
     state = ProcessState.INITIALIZING
@@ -219,7 +273,7 @@ class SlowRole:
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
         await self._pause("open_tier")
-        self._connections = self._begins_with.limits.max_connections
+        self._live.follow(stack, self._take)
 
     async def _pause(self, place: str) -> None:
         if place == self._signals_in:
@@ -232,6 +286,9 @@ class SlowRole:
         self._look()
 
     def change(self, config: TidegateConfig) -> None:
+        self._live.change(config)
+
+    def _take(self, config: TidegateConfig) -> None:
         self._connections = config.limits.max_connections
         self._look()
 

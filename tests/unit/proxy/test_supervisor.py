@@ -194,6 +194,44 @@ async def test_a_child_reads_its_input_and_continues(journal: Journal) -> None:
         await journal.noted("a lives")
 
 
+async def test_a_child_that_has_just_begun_reads_its_settings_again(journal: Journal) -> None:
+    """It has no handler yet, so a signal would end it."""
+    script = "note('lives')\nnote(sys.stdin.buffer.read(7).decode().replace('\\n', '+'))\n" + STAYS
+    async with running([child(journal, "a", script, b"hello")]) as supervisor:
+        first = supervisor.children[0]
+        await until(lambda: first.process is not None)
+        first.change_task(b"other")
+        first.change_task(b"other")
+        await journal.noted("a hello++")
+        assert first.process is not None
+        first.process.kill()
+        await journal.noted("a lives", 3)
+        first.change_task(b"third")
+        first.change_task(b"third")
+        await journal.noted("a other++")
+    assert first.restarts == 1
+
+
+async def test_a_change_during_the_start_of_a_child_is_not_lost(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = asyncio.create_subprocess_exec
+
+    async def changed_meanwhile(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        process = await start(*arguments, **options)
+        supervisor.children[0].change_task(b"other")
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", changed_meanwhile)
+    script = "note(sys.stdin.buffer.read(5).decode())\n" + STAYS
+    supervisor = Supervisor([[child(journal, "a", script, b"hello")]], stop_timeout_ms=20_000)
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run(stop))
+        await journal.noted("a other")
+        stop.set()
+
+
 _SUPERVISE = """
 import asyncio, pickle, sys
 from proxy.process.supervisor import Supervisor

@@ -156,3 +156,17 @@ def test_clients_that_choose_ever_new_ids_take_no_more_memory(monkeypatch: pytes
 def test_without_limits_nothing_is_ever_throttled() -> None:
     quotas = RemoteFetchQuotas(Clock())
     assert all(quotas.reserve("t", "a", 1 << 40) is not None for _ in range(100))
+
+
+def test_a_limit_that_changes_counts_what_was_used() -> None:
+    now_ms = 0
+    quota = RateQuota(1000, QuotaWindow(1, 1000), lambda: now_ms)
+    assert quota.reserve(900) is not None
+    quota.change(500, QuotaWindow(1, 1000))
+    assert quota.reserve(1) is None
+    quota.change(None, QuotaWindow(1, 1000))
+    assert quota.reserve(1_000_000) is not None
+    quota.change(500, QuotaWindow(1, 1000))
+    assert quota.throttle_ms() == 2000
+    now_ms = 2000
+    assert quota.reserve(1) is not None

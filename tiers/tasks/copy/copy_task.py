@@ -191,13 +191,11 @@ class RLMCopyTask:
 
     def _portion(self) -> Reservation | None:
         """Reserves a part of the quota before a read. Every byte that is read will be copied."""
-        quota = self._services.copy_quota
-        return Reservation() if quota is None else quota.reserve(self._services.settings.fetch_bytes)
+        return self._services.copy_quota.reserve(self._services.settings.fetch_bytes)
 
     def _throttle(self, has_work: bool) -> None:
-        quota = self._services.copy_quota
-        if has_work and quota is not None:
-            self.throttled_ms = max(1, quota.throttle_ms())
+        if has_work:
+            self.throttled_ms = max(1, self._services.copy_quota.throttle_ms())
             self._services.metrics.copy_throttle_time.observe(self.throttled_ms / 1000)
 
     def _progress(self, next_offset: int, stage: int = 0) -> None:

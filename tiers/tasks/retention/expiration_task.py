@@ -5,7 +5,8 @@
 * Time is that of the brokers (LogAppendTime of Tidegate's metadata records). Too much skew stops every expiry
   (docs/design.md, safety rule 6).
 * Before anything expires, the task reads the topic's recorded total retention to its end. If it is not the one that the
-  policy was made of, nothing expires: the next policy has the present one. The same holds for a pause.
+  policy was made of, nothing expires: the next policy has the present one. The same holds for a pause, and for a policy
+  that was replaced meanwhile, for example because the settings file was read again.
 * If two copies of a range exist, the copy that answers for no offset is deleted too, without moving the log start
   (KAFKA-16511). Right before that, the owner looks whether the store still has the copies that answer.
 * If a broker's log start went back (unclean stop), the task tells the broker again to delete the records
@@ -126,9 +127,16 @@ def _retention_hold(segment: Segment, retention: Retention, now_ms: int, excess_
 
 
 class RLMExpirationTask:
-    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+    def __init__(
+        self,
+        services: TaskServices,
+        topic_id_partition: TopicIdPartition,
+        is_in_effect: Callable[[TopicPolicy], bool] = lambda policy: True,
+    ) -> None:
+        """Constructs the task. `is_in_effect` tells whether a policy that the task began with is still the topic's."""
         self._services = services
         self._partition = topic_id_partition
+        self._is_in_effect = is_in_effect
 
     async def run(
         self, policy: TopicPolicy, bounds: LocalLogBounds, log_start: ConfirmedLogStart, local_only_bytes: int
@@ -247,7 +255,7 @@ class RLMExpirationTask:
         return False
 
     async def _settings_still_expire(self, policy: TopicPolicy) -> bool:
-        """Returns whether the topic still has the total retention that the policy was made of, and is not paused.
+        """Returns whether the topic still has this policy and the total retention that it was made of, unpaused.
 
         Raises `RemoteLogMetadataNotReadyError` when the topic's tier settings cannot be read to their end now."""
         partition = self._partition
@@ -258,7 +266,8 @@ class RLMExpirationTask:
             raise RemoteLogMetadataNotReadyError(
                 f"the tier settings of {partition.topic} cannot be read: {error}"
             ) from error
-        if recorded == policy.recorded_total and TierWork.EXPIRING not in paused_work(tier_settings):
+        is_same = recorded == policy.recorded_total and self._is_in_effect(policy)
+        if is_same and TierWork.EXPIRING not in paused_work(tier_settings):
             return True
         logger.info("the retention settings were changed: nothing expires now", extra={"partition": str(partition)})
         return False

@@ -9,7 +9,8 @@ See docs/design.md, safety rules 1, 2 and 4.
 * The store still has the objects of each segment, and the keys of this process open it. Days may lie between the copy
   and the trim. A lifecycle rule, a file system that is not mounted or a lost key must not cost the broker its records.
 * The topic's tier settings are read to their end. If they are not those that the policy was made of, nothing is
-  trimmed: a user may have switched the tiering off, which may also delete the remote records.
+  trimmed: a user may have switched the tiering off, which may also delete the remote records. The same holds for a
+  policy that was replaced meanwhile, for example because the settings file was read again.
 * The end of a trim is recorded before the trim begins. After any restart, an emptied or restored broker is recognised
   by it.
 * It removes no record above the LSO or above the start of a share group: share groups read from the broker alone.
@@ -45,11 +46,17 @@ logger = logging.getLogger(__name__)
 
 class TrimTask:
     def __init__(
-        self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
+        self,
+        services: TaskServices,
+        topic_id_partition: TopicIdPartition,
+        manifest: PartitionManifestTask,
+        is_in_effect: Callable[[TopicPolicy], bool] = lambda policy: True,
     ) -> None:
+        """Constructs the task. `is_in_effect` tells whether a policy that the task began with is still the topic's."""
         self._services = services
         self._partition = topic_id_partition
         self._manifest = manifest
+        self._is_in_effect = is_in_effect
 
     async def run(
         self,
@@ -85,7 +92,8 @@ class TrimTask:
         if not await self._manifest.confirm():
             return None
         target = await self._stored_to(bounds.log_start_offset, target)
-        if await services.present_tier_settings(partition) != policy.tier_settings:
+        tier_settings = await services.present_tier_settings(partition)
+        if tier_settings != policy.tier_settings or not self._is_in_effect(policy):
             logger.info("the tier settings were changed: nothing is trimmed now", extra={"partition": str(partition)})
             return None
         await self._record(OffsetAndEpoch(target, bounds.leader_epoch))

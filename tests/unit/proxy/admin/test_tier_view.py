@@ -48,6 +48,7 @@ class Stage:
     metadata: InMemoryRemoteLogMetadataManager = field(default_factory=InMemoryRemoteLogMetadataManager)
     policies: dict[UUID, TopicPolicy] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    rules: tuple[TopicConfig, ...] = RULES
     answers: dict[TopicIdPartition, LocalLogBounds | RemoteLogError] = field(default_factory=dict)
     reports: dict[TopicIdPartition, PartitionReport] = field(default_factory=dict)
     now_ms: int = 0
@@ -111,7 +112,7 @@ class Stage:
             topics=self,
             bounds=self,
             configs=self,
-            rules=RULES,
+            rules=lambda: self.rules,
             report=self.reports.get,
             owns=lambda where: where.partition == 0,
             metadata_partition=lambda where: where.partition,
@@ -270,6 +271,16 @@ async def test_a_walk_over_many_segments_lets_other_tasks_run(monkeypatch: pytes
             (topic,) = (await view.topics(TopicQuery())).topics
     assert (topic.segments, sum(turns.notes.values())) == (100, 100)
     assert max(turns.notes.values()) <= 10
+
+
+async def test_the_settings_shown_follow_rules_that_change() -> None:
+    stage = Stage()
+    async with viewed(stage) as view:
+        await view.topics(TopicQuery())
+        stage.rules = (TopicConfig(pattern="orders", local_retention_ms=5),)
+        found = await view.topic("orders", 1)
+    assert found is not None
+    assert TopicSetting("local.retention.ms", "5", "file") in found.topic.settings
 
 
 async def test_nobody_who_asks_costs_nothing() -> None:

@@ -33,7 +33,8 @@ from tests.support.proxy.topic_configs_bench import (
     incremental,
     sent,
 )
-from tiers.config.topic_settings import DELETE_ON_DISABLE
+from tiers.config.topic_policy import TopicConfig
+from tiers.config.topic_settings import DELETE_ON_DISABLE, LOCAL_RETENTION_BYTES, TierValue
 from tiers.errors import RemoteLogMetadataError
 from tiers.model.ids import TopicIdPartition
 
@@ -398,3 +399,10 @@ async def test_the_look_ups_of_shown_topics_wait_together(bench: Bench, monkeypa
     monkeypatch.setattr(bench.metadata, "ensure_fresh", ensure_fresh)
     async with asyncio.timeout(60):
         assert await bench.configs.values(["orders", "ruled"], 1) == {}
+
+
+async def test_the_settings_shown_follow_rules_that_change(bench: Bench) -> None:
+    bench.rules = [TopicConfig(pattern="orders", local_retention_bytes=9)]
+    shown = await bench.configs.values(["orders", "ruled"], None)
+    assert [shown[topic][ENABLE].value for topic in ("orders", "ruled")] == ["true", "false"]
+    assert shown["orders"][LOCAL_RETENTION_BYTES] == TierValue("9", is_from_file=True)

@@ -16,7 +16,8 @@ from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.paused_work import TierWork
-from tiers.config.topic_policy import TopicConfig, exclusion
+from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, exclusion, policy_of
+from tiers.config.total_retention import RETENTION_MINUTES
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.metrics import TOPIC_KEPT_MS, RemoteLogManagerMetrics
@@ -299,3 +300,87 @@ async def test_tier_settings_that_are_not_read_change_and_expire_nothing(cluster
     assert await topics.refresh(TIMEOUT_MS) == {
         topic_id: replace(known, retention_ms=-1, retention_bytes=-1) for topic_id, known in before.items()
     }
+
+
+async def test_policies_follow_other_rules_at_once(cluster: Cluster) -> None:
+    kept, dropped, added = cluster.add("orders", 1), cluster.add("clicks", 2), cluster.add("views", 3)
+    topics = tiered(cluster, TopicConfig(pattern="orders", local_retention_ms=1), TopicConfig(pattern="clicks"))
+    before = dict(await topics.refresh(TIMEOUT_MS))
+    asked = len(cluster.broker.received(DescribeConfigsRequest))
+    topics.change_rules([TopicConfig(pattern="orders", local_retention_ms=2), TopicConfig(pattern="views")])
+    assert topics.policies == {kept: replace(before[kept], local_retention_ms=2)}
+    assert len(cluster.broker.received(DescribeConfigsRequest)) == asked
+    assert dropped in before
+    assert (await topics.refresh(TIMEOUT_MS)).keys() == {kept, added}
+
+
+async def test_a_total_that_other_rules_contradict_expires_nothing_at_once(cluster: Cluster) -> None:
+    recorded = {RETENTION_MINUTES: "20000"}
+    topic_id = cluster.add("orders", 1)
+    topics = tiered(
+        cluster, TopicConfig(pattern="orders", total_retention_minutes=20_000), overrides={topic_id: recorded}
+    )
+    assert (await topics.refresh(TIMEOUT_MS))[topic_id].retention_ms == 20_000 * 60_000
+    topics.change_rules([TopicConfig(pattern="orders", total_retention_minutes=30_000)])
+    policy = topics.policies[topic_id]
+    assert (policy.retention_ms, bool(policy.total_conflict)) == (-1, True)
+
+
+async def test_rules_that_change_while_the_brokers_answer_count(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, dropped = cluster.add("orders", 1), cluster.add("clicks", 2)
+    topics = tiered(cluster, TopicConfig(pattern="*"))
+    before = dict(await topics.refresh(TIMEOUT_MS))
+    describe = cluster.broker.answers[DescribeConfigsRequest.API_KEY]
+
+    async def answered_late(request: Any) -> Any:
+        topics.change_rules([TopicConfig(pattern="orders", local_retention_ms=7)])
+        return await describe(request)
+
+    cluster.broker.answers[DescribeConfigsRequest.API_KEY] = answered_late
+    assert await topics.refresh(TIMEOUT_MS) == {kept: replace(before[kept], local_retention_ms=7)}
+    assert dropped in before
+
+
+async def test_rules_that_change_while_policies_are_made_count(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policies are made in slices, between which a reload may come."""
+    kept, dropped = cluster.add("orders", 1), cluster.add("clicks", 2)
+    topics = tiered(cluster, TopicConfig(pattern="*"))
+    before = dict(await topics.refresh(TIMEOUT_MS))
+    monkeypatch.setattr("tiers.tasks.tiered_topics._TOPICS_PER_SLICE", 1)
+    is_first = True
+
+    def interrupted(*arguments: Any) -> TopicPolicy | Refusal:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            topics.change_rules([TopicConfig(pattern="orders", local_retention_ms=7)])
+        return policy_of(*arguments)
+
+    monkeypatch.setattr("tiers.tasks.tiered_topics.policy_of", interrupted)
+    assert await topics.refresh(TIMEOUT_MS) == {kept: replace(before[kept], local_retention_ms=7)}
+    assert dropped in before
+
+
+async def test_other_rules_make_no_doubtful_retention_count(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic_id = cluster.add("orders", 1)
+    topics = tiered(cluster, TopicConfig(pattern="orders"))
+    before = (await topics.refresh(TIMEOUT_MS))[topic_id]
+    cluster.unreadable.add("orders")
+    await topics.refresh(TIMEOUT_MS)
+    topics.change_rules([TopicConfig(pattern="orders", segment_bytes=5)])
+    assert topics.policies == {topic_id: replace(before, retention_ms=-1, retention_bytes=-1, segment_bytes=5)}
+
+
+async def test_other_rules_change_the_refused_topics_at_once(cluster: Cluster) -> None:
+    cluster.add("state", 1, DELETE | {"cleanup.policy": "compact"})
+    topics = tiered(cluster, TopicConfig(pattern="s*"))
+    await topics.refresh(TIMEOUT_MS)
+    assert (set(topics.refused), topics.is_named("state")) == ({"state"}, False)
+    topics.change_rules([TopicConfig(pattern="state")])
+    assert (set(topics.refused), topics.is_named("state")) == ({"state"}, True)
+    topics.change_rules([])
+    assert (set(topics.refused), topics.is_named("state")) == (set(), False)

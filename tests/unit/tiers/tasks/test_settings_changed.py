@@ -1,0 +1,145 @@
+"""The manager follows settings that change while work is in progress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.running_manager import OTHER, Running
+from tests.support.tiers.waiting import until
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.quota import QuotaWindow, RateQuota
+from tiers.tasks.remote_log_manager import RemoteLogManager
+
+BOTH = [PARTITION, OTHER]
+TRIMS = replace(POLICY, local_retention_bytes=0)
+EXPIRES = replace(POLICY, retention_bytes=0)
+
+
+@pytest.fixture
+def running(bench: Workbench) -> Running:
+    running = Running(bench, POLICY)
+    for log in running.logs.of.values():
+        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    return running
+
+
+async def copied(running: Running) -> None:
+    await until(lambda: [running.remote_end(each) for each in BOTH] == [89, 89])
+
+
+def change(running: Running, **fields: Any) -> None:
+    (policy,) = running.topics.policies.values()
+    running.topics.policies = {policy.topic_id: replace(policy, **fields)}
+    running.manager.settings_changed()
+
+
+class Pause:
+    """Holds up one call until the test lets it go on."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.reached, self.go_on, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.reached.set()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return await self._call(*arguments, **options)
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+async def test_an_expiry_in_progress_ends_when_its_retention_is_replaced(
+    running: Running, monkeypatch: pytest.MonkeyPatch, is_raised: bool
+) -> None:
+    metadata = running.bench.metadata
+    async with running.run():
+        await copied(running)
+        asking = Pause(metadata.clock_skew_ms)
+        monkeypatch.setattr(metadata, "clock_skew_ms", asking)
+        change(running, retention_bytes=0)
+        await asking.reached.wait()
+        if is_raised:
+            change(running, retention_bytes=-1)
+        looks = len(running.logs.of[PARTITION].reads)
+        asking.go_on.set()
+        if is_raised:
+            await until(lambda: len(running.logs.of[PARTITION].reads) > looks + 4)
+            assert metadata.log_starts(PARTITION) == metadata.log_starts(OTHER) == []
+        else:
+            await until(lambda: bool(metadata.log_starts(PARTITION)))
+
+
+async def test_a_trim_in_progress_ends_when_its_local_retention_is_replaced(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_groups, log = running.bench.share_groups, running.logs.of[PARTITION]
+    async with running.run():
+        await copied(running)
+        asking = Pause(share_groups.lowest_start)
+        monkeypatch.setattr(share_groups, "lowest_start", asking)
+        change(running, local_retention_bytes=0)
+        await asking.reached.wait()
+        change(running, local_retention_bytes=None)
+        asking.go_on.set()
+        reads = len(log.reads)
+        await until(lambda: len(log.reads) > reads + 4)
+        assert (log.trims, running.logs.of[OTHER].trims) == ([], [])
+        change(running, local_retention_bytes=0)
+        await until(lambda: log.trims == [60])
+
+
+async def test_a_partition_that_is_tiered_no_more_is_given_up_at_once(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart: no copy, no trim and no expiry, and what is copied stays."""
+    store, logs = running.bench.store, running.logs.of
+    async with running.run():
+        await copied(running)
+        copying = Pause(store.copy_log_segment_data)
+        monkeypatch.setattr(store, "copy_log_segment_data", copying)
+        for log in logs.values():
+            log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])
+        await copying.reached.wait()
+        policies, running.topics.policies = running.topics.policies, {}
+        running.manager.settings_changed()
+        assert running.manager.partitions == []
+        await copying.cancelled.wait()
+        assert [running.remote_end(each) for each in BOTH] == [89, 89]
+        assert [log.trims for log in logs.values()] == [[], []]
+        assert running.bench.metadata.log_starts(PARTITION) == []
+        copying.go_on.set()
+        running.topics.policies = policies
+        running.manager.settings_changed()
+        await until(lambda: [running.remote_end(each) for each in BOTH] == [179, 179])
+
+
+async def test_the_topics_are_read_again_when_the_settings_change(running: Running) -> None:
+    running.bench.services = replace(running.bench.services, clock_ms=lambda: 1000)
+    running.manager = RemoteLogManager(running.bench.services, running.topics)
+    async with running.run():
+        await until(lambda: running.topics.refreshes == 1)
+        running.manager.settings_changed()
+        await until(lambda: running.topics.refreshes == 2)
+
+
+async def test_a_throttled_copy_goes_on_when_its_quota_is_raised(running: Running) -> None:
+    quota = RateQuota(1, QuotaWindow(1, 1000), lambda: 1000)
+    assert quota.reserve(10_000) is not None
+    running.bench.services = replace(running.bench.services, clock_ms=lambda: 1000, copy_quota=quota)
+    running.bench.metadata.clock_ms = lambda: 1000
+    running.manager = RemoteLogManager(running.bench.services, running.topics)
+    async with running.run():
+        await until(lambda: running.bench.metric("remote_copy_throttle_time_seconds_count") == 2)
+        assert [running.remote_end(each) for each in BOTH] == [None, None]
+        quota.change(None, QuotaWindow())
+        running.manager.settings_changed()
+        await copied(running)
