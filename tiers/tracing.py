@@ -136,7 +136,7 @@ class Span(Protocol):
     def failed(self, error: BaseException | str) -> None: ...
 
     def end(self) -> None:
-        """Ends the work. A second call does nothing."""
+        """Ends the work. Called once."""
 
 
 class Tracer(Protocol):

@@ -11,6 +11,7 @@ The names of attributes follow OpenTelemetry's conventions for messaging where t
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -69,7 +70,6 @@ class OpenTelemetrySpan:
     def __init__(self, tracer: OpenTelemetryTracer, span: OtelSpan) -> None:
         self._tracer = tracer
         self._span = span
-        self._is_ended = False
 
     @property
     def context(self) -> str:
@@ -99,9 +99,7 @@ class OpenTelemetrySpan:
         self._span.set_status(Status(StatusCode.ERROR, text or None))
 
     def end(self) -> None:
-        if not self._is_ended:
-            self._is_ended = True
-            self._span.end()
+        self._span.end()
 
 
 class OpenTelemetryTracer:
@@ -139,7 +137,9 @@ class OpenTelemetryTracer:
 def provider_of(config: TracingConfig, version: str, processor: SpanProcessor) -> TracerProvider:
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(config.sampling_ratio)),
-        resource=Resource.create({"service.name": config.service_name, "service.version": version}),
+        resource=Resource.create(
+            {"service.name": config.service_name, "service.version": version, "process.pid": os.getpid()}
+        ),
         shutdown_on_exit=False,  # it has no deadline; `close` has one
         span_limits=SpanLimits(max_attribute_length=_MAX_TEXT),
     )

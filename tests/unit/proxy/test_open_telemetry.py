@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -27,6 +25,7 @@ from proxy.process.open_telemetry import OpenTelemetryTracer, batches_to, provid
 from tests.support.fakes.fetch_bench import P0, ask, ask_local, bench_of, codes, records
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.repository import ROOT
+from tests.support.servers.collector import running_collector
 from tests.support.servers.ports import free_ports
 from tests.support.tiers.waiting import until
 from tiers.errors import RemoteStorageError
@@ -188,7 +187,6 @@ def test_a_span_continues_in_another_process(memory: InMemorySpanExporter, trace
     other.child_of(fetch.context, PartitionRead("orders", P0.topic_id, 0, 5, 1)).end()
     fetch.uses(fetch.context)
     fetch.end()
-    fetch.end()
     (parent,), (child,) = memory.get_finished_spans(), other_memory.get_finished_spans()
     assert parent.context is not None
     assert child.parent is not None
@@ -214,28 +212,6 @@ def test_a_long_client_id_is_cut(memory: InMemorySpanExporter, tracer: OpenTelem
     assert attributes(span)["messaging.client.id"] == "x" * 1_000
 
 
-class Collector:
-    """A collector on the event loop. It answers with `status`, and keeps the spans that it takes."""
-
-    def __init__(self) -> None:
-        self.status = 200
-        self.spans: asyncio.Queue[str] = asyncio.Queue()
-        self.refusals = asyncio.Semaphore(0)
-        self.headers: dict[str, str] = {}
-
-    async def take(self, request: web.Request) -> web.Response:
-        self.headers = dict(request.headers)
-        if self.status != 200:
-            self.refusals.release()
-        else:
-            sent = ExportTraceServiceRequest.FromString(await request.read())
-            for each in sent.resource_spans:
-                for scope in each.scope_spans:
-                    for span in scope.spans:
-                        self.spans.put_nowait(span.name)
-        return web.Response(status=self.status)
-
-
 @pytest.fixture
 def quick_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
@@ -251,34 +227,24 @@ def export(tracer: OpenTelemetryTracer) -> None:
 async def test_a_collector_that_refuses_costs_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collector = Collector()
-    app = web.Application()
-    app.router.add_post("/v1/traces", collector.take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    (port,) = free_ports(1)
-    await web.TCPSite(runner, "127.0.0.1", port).start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=tiers")
-    config = TracingConfig(endpoint=f"http://127.0.0.1:{port}/", sampling_ratio=1)
     caplog.set_level(logging.INFO)
-    tracer = tracer_to(batches_to(config, monotonic_ms), config)
-    try:
-        async with asyncio.timeout(60):
-            collector.status = 401
-            for _ in range(3):
-                export(tracer)
-                await collector.refusals.acquire()
-            collector.status = 200
+    async with running_collector() as collector, asyncio.timeout(60):
+        config = TracingConfig(endpoint=f"{collector.endpoint}/", sampling_ratio=1)
+        tracer = tracer_to(batches_to(config, monotonic_ms), config)
+        collector.status = 401
+        for _ in range(3):
             export(tracer)
-            assert await collector.spans.get() == "Fetch"
-            assert collector.headers["x-team"] == "tiers"
-            export(tracer)
-            await tracer.close()
-            assert await collector.spans.get() == "Fetch"
-    finally:
-        await runner.cleanup()
+            await collector.refusals.acquire()
+        collector.status = 200
+        export(tracer)
+        assert (await collector.arrived.get()).name == "Fetch"
+        assert collector.headers["x-team"] == "tiers"
+        export(tracer)
+        await tracer.close()
+        assert len(collector.taken()) == 1
     began, ended = (record for record in caplog.records if record.name == open_telemetry.__name__)
-    assert (began.message, vars(began)["collector"]) == ("the collector takes no traces", f"http://127.0.0.1:{port}")
+    assert (began.message, vars(began)["collector"]) == ("the collector takes no traces", collector.endpoint)
     assert "401" in vars(began)["error"]
     assert (ended.message, vars(ended)["times"]) == ("the collector takes traces again", 3)
     assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
