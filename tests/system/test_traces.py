@@ -10,7 +10,7 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 
-from tests.support.rigs.strict_consumer import until_trimmed
+from tests.support.rigs.strict_consumer import local_log_start, until_trimmed
 from tests.support.rigs.waiting import TIMEOUT_S
 from tests.support.servers.collector import TakenSpan, running_collector
 from tests.support.servers.kafka import KafkaCluster
@@ -51,8 +51,9 @@ async def test_a_backfill_through_workers_is_traced_over_processes(
         stack.push_async_callback(asyncio.to_thread, proxy.stop)
         await asyncio.to_thread(proxy.start)
         await asyncio.to_thread(produce, proxy.bootstrap_servers, topic_name, random_values(RECORDS))
-        local_start = await asyncio.to_thread(until_trimmed, kafka, topic_name, RECORDS // 2)
+        await asyncio.to_thread(until_trimmed, kafka, topic_name, RECORDS // 2)
         assert await asyncio.to_thread(read_all, proxy, topic_name) == list(range(RECORDS))
+        local_start = await asyncio.to_thread(local_log_start, kafka, topic_name)  # trims went on meanwhile
         children = proxy.children()
         await asyncio.to_thread(proxy.stop)  # each process sends its last spans before it ends
         spans = {span.id: span for span in collector.taken()}
