@@ -170,7 +170,7 @@ def _handlers(
         tiered=TieredPartitions(metadata, settings.metadata_max_age_ms),
         bounds=LocalLogBoundsCache(log_source, monotonic_ms),
         log_starts=LogStartConfirmation(log_source, metadata),
-        reader=reader if tracer is None else TracedReads(reader, tracer, proxy.topology.topic_name),
+        reader=reader if tracer is None else TracedReads(reader, tracer, metadata),
         settings=settings,
         clock_ms=monotonic_ms,
         spawn=proxy.spawn,

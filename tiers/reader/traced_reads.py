@@ -8,10 +8,10 @@ is a child of the read that began it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from uuid import UUID
 
+from tiers.errors import RemoteLogError
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.reader.remote_log_reader import RemoteRead, RemoteReadRequest
@@ -52,23 +52,31 @@ class ContinuedReads:
 class TracedReads(ContinuedReads):
     """Implements `RemoteReads`: a read whose request names a trace has a span.
 
-    `topic_name` returns the name of a topic, if it is known."""
+    `metadata` has the names of topics: clients name a topic by its id."""
 
-    def __init__(self, inner: RemoteReads, tracer: Tracer, topic_name: Callable[[UUID], str | None]) -> None:
+    def __init__(self, inner: RemoteReads, tracer: Tracer, metadata: RemoteLogMetadataReader) -> None:
         super().__init__(inner)
         self._tracer = tracer
-        self._topic_name = topic_name
+        self._metadata = metadata
 
     async def read(self, request: RemoteReadRequest) -> RemoteRead:
         if not request.trace:
             return await self._inner.read(request)
         partition = request.partition
-        topic = partition.topic or self._topic_name(partition.topic_id) or ""
+        topic = partition.topic or self._topic_name(partition, request.offset)
         work = PartitionRead(topic, partition.topic_id, partition.partition, request.offset, request.max_bytes)
         with spanned(self._tracer.child_of(request.trace, work)) as span:
             read = await super().read(replace(request, trace=span.context))
             span.found(RecordsRead(read.segment_id, read.size_bytes, read.is_cache_hit))
             return read
+
+    def _topic_name(self, partition: TopicIdPartition, offset: int) -> str:
+        """Returns the name in the metadata of the segment that holds the offset; "" if there is none."""
+        try:
+            segment = self._metadata.remote_log_segment_metadata(partition, offset)
+        except RemoteLogError:  # the read reports it
+            return ""
+        return "" if segment is None else segment.topic_id_partition.topic
 
 
 class TracedStore:

@@ -137,7 +137,7 @@ async def bench_of(
             tiered=TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
             bounds=LocalLogBoundsCache(cluster, monotonic_ms),
             log_starts=LogStartConfirmation(cluster, tier.rlmm),
-            reader=reader if tracer is None else TracedReads(reader, tracer, cluster.topic_name),
+            reader=reader if tracer is None else TracedReads(reader, tracer, tier.rlmm),
             settings=settings,
             clock_ms=monotonic_ms,
             spawn=group.create_task,

@@ -454,7 +454,7 @@ async def test_a_trace_goes_on_in_the_process_that_reads(tmp_path: Path, stack: 
     await stack.enter_async_context(processes.reader)
     await processes.start()
     await processes.tier.fill(P0, segments=1, batches=1)
-    reads = TracedReads(await processes.client(), tracer, lambda topic_id: None)
+    reads = TracedReads(await processes.client(), tracer, processes.tier.rlmm)
     fetch = tracer.begin(ClientFetch("app", 1, 17, 1), 0)
     assert fetch is not None
     for _ in range(2):
