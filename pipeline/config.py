@@ -20,6 +20,7 @@ class PipelineConfig(TierConfig):
     admin: object = Field(default=None, repr=False, exclude=True)
     log: object = Field(default=None, repr=False, exclude=True)
     limits: object = Field(default=None, repr=False, exclude=True)
+    tracing: object = Field(default=None, repr=False, exclude=True)
     workers: object = Field(default=None, repr=False, exclude=True)
 
     @classmethod

@@ -36,6 +36,7 @@ from proxy.logging_setup import set_up_logging
 from proxy.process.app import serve as serve_forever
 from proxy.process.processes import serve_processes
 from proxy.process.reload import hold_reloads
+from proxy.process.tracing import require_tracing
 from tiers.commands import console
 from tiers.commands.console import ConfigFile, explained
 
@@ -103,6 +104,7 @@ def serve(config: ConfigFile) -> None:
     needs a restart."""
     hold_reloads()
     settings = load_config(config)
+    require_tracing(settings)
     set_up_logging(settings.log.level, settings.log.format)
     if not settings.workers:
         serve_forever(settings, load=partial(load_config, config))

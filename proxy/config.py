@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, Field, IPvAnyNetwork, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, IPvAnyNetwork, model_validator
 
 from tiers.config.setting_keys import ONE_OR_MORE
 from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
@@ -402,6 +403,45 @@ class LimitsConfig(Section):
     )
 
 
+def _collector(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise ValueError("expected the URL of a collector, for example http://localhost:4318")
+    if parts.query or parts.fragment:
+        raise ValueError("the URL of a collector has no query and no fragment")
+    return value.rstrip("/")
+
+
+class TracingConfig(Section):
+    """Traces of the Fetches that need the remote tier, for a collector of OpenTelemetry (OTLP over HTTP). Without this
+    section, there are no traces. It needs the extra `otel`. The keys have OpenTelemetry's names without `otel.`. What
+    has no key here, OpenTelemetry reads from the environment, such as `OTEL_EXPORTER_OTLP_HEADERS`. "Traces" in
+    docs/operations.md describes the spans.
+    """
+
+    endpoint: Annotated[str, AfterValidator(_collector)] = Field(
+        default="http://localhost:4318",
+        validation_alias="exporter.otlp.endpoint",
+        description="The URL of the collector, without the path `/v1/traces`.",
+    )
+    sampling_ratio: float = Field(
+        default=0.01,
+        validation_alias="traces.sampler.arg",
+        ge=0,
+        le=1,
+        description=(
+            "The part of these Fetches that is traced: 1 traces all of them. A traced Fetch takes about twice the CPU "
+            "time."
+        ),
+    )
+    service_name: str = Field(
+        default="tidegate",
+        validation_alias="service.name",
+        min_length=1,
+        description="The name by which traces call this proxy.",
+    )
+
+
 class TidegateConfig(TierConfig):
     """All settings of a proxy."""
 
@@ -414,6 +454,7 @@ class TidegateConfig(TierConfig):
         "admin.tls": AdminTlsConfig,
         "log": LogConfig,
         "limits": LimitsConfig,
+        "tracing": TracingConfig,
     }
 
     listener: Annotated[tuple[ListenerConfig, ...], ONE_OR_MORE] = Field(
@@ -422,6 +463,7 @@ class TidegateConfig(TierConfig):
     admin: AdminConfig = AdminConfig()
     log: LogConfig = LogConfig()
     limits: LimitsConfig = LimitsConfig()
+    tracing: TracingConfig | None = None
     workers: int = Field(
         default=0,
         ge=0,

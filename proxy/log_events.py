@@ -152,6 +152,8 @@ OTHER_EVENTS: Final = {
     "the brokers' group.min.session.timeout.ms demands longer sessions": "longer-sessions",
     "the bounds of the local log are unknown": "local-bounds-unknown",
     "the changed token of the admin port is in use": "admin-token-changed",
+    "the collector takes no traces": "collector-down",
+    "the collector takes traces again": "collector-works-again",
     "the cluster's metadata can be read again": "cluster-readable",
     "the cluster's metadata cannot be read": "cluster-unreadable",
     "the coordinator answers heartbeats again": "heartbeats-work-again",

@@ -23,12 +23,14 @@ from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
 from proxy.process.admin.access import AdminTokenError, admin_access
 from proxy.process.app import listener_addresses
+from proxy.process.tracing import require_tracing
 from proxy.wire.context import Address
 from proxy.wire.tls import listener_tls
 from tiers.broker.client import BrokerClient
 from tiers.broker.tls import TlsError
 from tiers.config.manager_settings import METADATA_MANAGER
 from tiers.config.metadata_registry import create_metadata_manager
+from tiers.config.tier_config import ConfigError
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError
 from tiers.metadata.record_log import MetadataManagerContext
@@ -104,6 +106,10 @@ async def check(config: TidegateConfig) -> Report:
     except TlsError as error:
         report.problems.append(f"[admin.tls] {error}")
     except AdminTokenError as error:
+        report.problems.append(str(error))
+    try:
+        require_tracing(config)
+    except ConfigError as error:
         report.problems.append(str(error))
     if config.is_tiered:
         report.problems += _file_problems(config)

@@ -194,7 +194,7 @@ def _default(field: FieldInfo) -> str:
         if field.metadata and _is(field, DurationMs):
             return f"`{_largest(value, (('d', 86_400_000), ('h', 3_600_000), ('m', 60_000), ('s', 1_000)))}`"
         return f"`{value}`"
-    return f"`{value}`" if isinstance(value, int) else f'`"{value}"`'
+    return f"`{value}`" if isinstance(value, int | float) else f'`"{value}"`'
 
 
 def _is(field: FieldInfo, annotated: object) -> bool:

@@ -20,6 +20,7 @@ from tiers.config.topic_policy import is_internal
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_reads import RemoteReads
+from tiers.tracing import Tracer
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -106,6 +107,8 @@ class HandlerTools:
     clock_ms: Callable[[], int]
     spawn: Spawn
     configured: ConfiguredTopics | NothingConfigured = NOTHING_CONFIGURED
+    tracer: Tracer | None = None
+    """None: there are no traces."""
 
 
 def client_id_of(request: Request) -> str:

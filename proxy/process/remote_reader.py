@@ -26,6 +26,7 @@ from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import local_indexes_of_reader
 from proxy.process.open_files import raise_open_files
 from proxy.process.remote_log import metadata_folder, open_storage, wait_for_cluster_id
+from proxy.process.tracing import open_tracer
 from proxy.wire.error_log import Incident
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import BrokerClient, monotonic_ms
@@ -42,7 +43,9 @@ from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
 from tiers.reader.shared.buffers import SharedBuffers
 from tiers.reader.shared.server import RemoteReadServer
+from tiers.reader.traced_reads import ContinuedReads, TracedStore
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
+from tiers.tracing import Tracer
 
 SHARED_BYTES = GaugeSpec(
     "tidegate_remote_reader_shared_bytes",
@@ -61,6 +64,7 @@ async def open_reader(
     registry: CollectorRegistry,
     process: str | None,
     local_indexes: LocalIndexes | None,
+    tracer: Tracer | None,
     share: Callable[[Extent], Extent] = lambda extent: extent,
 ) -> RemoteLogReader:
     """Opens the reader; the stack closes it. Its quotas follow the settings that a reload changes.
@@ -70,7 +74,7 @@ async def open_reader(
     reader = await stack.enter_async_context(
         RemoteLogReader(
             metadata,
-            storage,
+            storage if tracer is None else TracedStore(storage, tracer),
             RemoteLogReaderSettings(config.remote_log),
             decode_indexes=partial(decode_index, ciphers=open_key_ring(config)),
             local_indexes=local_indexes,
@@ -131,6 +135,7 @@ class RemoteReaderProcess:
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
         config, registry = self._live.config, self._registry
+        tracer = open_tracer(stack, config)
         storage = await open_storage(stack, config, await wait_for_cluster_id(self._client), registry)
         metadata = await open_shared_metadata(stack, config, self._client, REMOTE_READER)
         buffers = SharedBuffers(self._on_dropped)
@@ -138,11 +143,12 @@ class RemoteReaderProcess:
         registry.register(_SharedMemory(buffers))
         indexes = local_indexes_of_reader(config, REMOTE_READER)
         reader = await open_reader(
-            stack, self._live, storage, metadata, registry, REMOTE_READER, indexes, buffers.share
+            stack, self._live, storage, metadata, registry, REMOTE_READER, indexes, tracer, buffers.share
         )
         self.view.opened_store(storage)
         self.view.opened_reader(reader)
-        server = RemoteReadServer(self._listener, reader, buffers, metadata.reopen_if_replaced)
+        reads = reader if tracer is None else ContinuedReads(reader)
+        server = RemoteReadServer(self._listener, reads, buffers, metadata.reopen_if_replaced)
         self._server = await stack.enter_async_context(server)
 
     def _on_dropped(self, buffer: int) -> None:

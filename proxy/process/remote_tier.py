@@ -46,6 +46,7 @@ from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager
 from proxy.process.remote_reader import open_reader, open_shared_metadata
+from proxy.process.tracing import open_tracer
 from proxy.wire.exchange import Handler, PrefixHandler
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
@@ -56,9 +57,11 @@ from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.reader.remote_reads import RemoteReads
 from tiers.reader.shared.channel import Address
 from tiers.reader.shared.client import RemoteReadClient
+from tiers.reader.traced_reads import TracedReads
 from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from tiers.tasks.history.lineage import check_before_deletion
 from tiers.tasks.task_services import NoLocalIndexes
+from tiers.tracing import Tracer
 
 Metadata = RemoteLogMetadataManager | SharedRemoteLogMetadataReader
 
@@ -109,6 +112,7 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace | None) -> AsyncIte
     itself."""
     config, client, registry = proxy.config, proxy.client, proxy.registry
     async with AsyncExitStack() as stack:
+        tracer = open_tracer(stack, config)
         if worker is None:
             cluster_id = proxy.topology.cluster_id
             storage = await open_storage(stack, config, cluster_id, registry)
@@ -120,16 +124,16 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace | None) -> AsyncIte
             running = await run_remote_log_manager(
                 stack, proxy.live, client, storage, metadata, registry, cluster_id, indexes or NoLocalIndexes()
             )
-            reader = await open_reader(stack, proxy.live, storage, metadata, registry, None, indexes)
+            reader = await open_reader(stack, proxy.live, storage, metadata, registry, None, indexes, tracer)
             proxy.view.opened_store(storage)
             proxy.view.opened_reader(reader)
             await proxy.view.opened_tier(stack, proxy.live, client, metadata, running, fitness)
-            yield _guarded(config, _handlers(proxy, metadata, reader), lambda: alarms(metadata))
+            yield _guarded(config, _handlers(proxy, metadata, reader, tracer), lambda: alarms(metadata))
         else:
             shared = await open_shared_metadata(stack, config, client, worker.name)
             max_age_ms = config.remote_log.fresh_within_ms
             reads = await stack.enter_async_context(RemoteReadClient(worker.reads_address, monotonic_ms))
-            yield _guarded(config, _handlers(proxy, shared, reads), lambda: _stale(shared, max_age_ms))
+            yield _guarded(config, _handlers(proxy, shared, reads, tracer), lambda: _stale(shared, max_age_ms))
 
 
 def _log_dirs(proxy: ProxyParts, metadata: Metadata) -> Mapping[int, Handler]:
@@ -157,7 +161,9 @@ def _stale(metadata: SharedRemoteLogMetadataReader, max_age_ms: int) -> list[str
     return ["the remote log metadata is stale: the remote-log process has not read it to its end recently"]
 
 
-def _handlers(proxy: ProxyParts, metadata: Metadata, reader: RemoteReads) -> Mapping[int, Handler]:
+def _handlers(
+    proxy: ProxyParts, metadata: Metadata, reader: RemoteReads, tracer: Tracer | None
+) -> Mapping[int, Handler]:
     settings = FetchSettings(proxy.config.remote_log, proxy.config.limits)
     log_source, broker_configs = BrokerLogSource(proxy.client), BrokerConfigs(proxy.client)
     rules = proxy.live.rules
@@ -166,13 +172,14 @@ def _handlers(proxy: ProxyParts, metadata: Metadata, reader: RemoteReads) -> Map
         tiered=TieredPartitions(metadata, settings.metadata_max_age_ms),
         bounds=LocalLogBoundsCache(log_source, monotonic_ms),
         log_starts=LogStartConfirmation(log_source, metadata),
-        reader=reader,
+        reader=reader if tracer is None else TracedReads(reader, tracer, metadata),
         settings=settings,
         clock_ms=monotonic_ms,
         spawn=proxy.spawn,
         configured=ConfiguredTopics(
             rules, metadata, proxy.topology, broker_configs, monotonic_ms, settings.metadata_max_age_ms
         ),
+        tracer=tracer,
     )
     fetch = FetchHandler(tools)
     own_topics = own_topics_of(proxy.config)

@@ -7,6 +7,7 @@
 * All callers that wait for a key share one flight. A running flight continues without waiters, because its result goes
   to a cache. A queued flight is dropped with its last waiter.
 * A flight is one attempt. The backoff between attempts happens outside the pool, so a sleeping retry occupies no slot.
+* A flight has the context variables of the call that began it, also if it waited in the queue.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextvars import copy_context
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -41,6 +43,7 @@ class Flight(Generic[T]):
         self.connection_id = connection_id
         self._pool = pool
         self._download = download
+        self._context = copy_context()
         self._waiters = 0
         self._is_running = False
         self._result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -185,7 +188,7 @@ class FetcherPool(Generic[T]):
             self.running_count += 1
             self.bytes_in_flight += flight.size_bytes
             flight._is_running = True
-            task = self._group.create_task(self._run(flight))
+            task = self._group.create_task(self._run(flight), context=flight._context)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

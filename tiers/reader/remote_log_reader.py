@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Self
+from uuid import UUID
 
 from protocol.records.record_batch import CODEC_ZSTD, iterate_batches
 from tiers.config.settings import RemoteLogConfig
@@ -51,7 +52,7 @@ from tiers.reader.retry import RetriedRead, SegmentDeletedError
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.segment_index import SegmentIndex
 from tiers.storage.circuit_breaker import CircuitBreakers
-from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.storage.remote_storage_manager import SegmentReads
 
 READ_COMMITTED = 1
 
@@ -75,7 +76,8 @@ class RemoteReadRequest:
     With `min_one_message` the answer has the first batch, whatever its size (KIP-74). `deadline_ms` is a time of the
     reader's clock. The pools are fair across `connection_id`s, and quotas apply to `client_id`. `log_start_offset` is
     the log start that the leader confirms, 0 if the leader confirms none. None: the leader was not asked, and the
-    highest recorded log start applies.
+    highest recorded log start applies. `trace` names the work that the read is part of (`tiers.tracing.Span.context`);
+    "" if there is no trace.
     """
 
     partition: TopicIdPartition
@@ -87,6 +89,7 @@ class RemoteReadRequest:
     connection_id: int
     client_id: str = ""
     log_start_offset: int | None = None
+    trace: str = ""
 
     @property
     def is_read_committed(self) -> bool:
@@ -95,7 +98,7 @@ class RemoteReadRequest:
     def is_part_of(self, other: RemoteReadRequest) -> bool:
         """Whether the result of this read is a valid result of `other`, which may ask for more records.
 
-        The deadline, the client and the log start may differ."""
+        The deadline, the client, the log start and the trace may differ."""
         return (
             (self.partition, self.offset, self.isolation_level)
             == (other.partition, other.offset, other.isolation_level)
@@ -112,7 +115,8 @@ class RemoteRead:
     the base offset of the first batch, which may be below the requested offset. `next_offset` is an upper bound of the
     offset after the last returned batch. `aborted_transactions` is None under read_uncommitted. Otherwise it holds the
     aborted transactions that Fetch must emit: in ascending order of first offsets, without duplicates, and without
-    those whose marker lies before the first batch (docs/semantics.md 7).
+    those whose marker lies before the first batch (docs/semantics.md 7). `segment_id` is the segment of the first
+    record; None if no segment was read. `is_cache_hit`: the chunk of the first record was in memory.
     """
 
     records: list[memoryview]
@@ -120,6 +124,8 @@ class RemoteRead:
     first_offset: int
     next_offset: int
     aborted_transactions: tuple[AbortedTransaction, ...] | None
+    segment_id: UUID | None = None
+    is_cache_hit: bool = False
 
     @property
     def has_zstd(self) -> bool:
@@ -141,7 +147,7 @@ class RemoteLogReader:
     def __init__(
         self,
         rlmm: RemoteLogMetadataReader,
-        storage: RemoteStorageManager,
+        storage: SegmentReads,
         settings: RemoteLogReaderSettings | None = None,
         *,
         clock_ms: Callable[[], int] = monotonic_ms,
@@ -241,9 +247,9 @@ class RemoteLogReader:
                 return RemoteRead([], 0, request.offset, request.offset, () if request.is_read_committed else None)
             try:
                 with portion:
-                    read, is_cache_hit = await self._read_from(segment, request)
+                    read = await self._read_from(segment, request)
                     portion.used_bytes = read.size_bytes
-                self.accounts.note_read(request.client_id, topic, read.size_bytes, is_cache_hit=is_cache_hit)
+                self.accounts.note_read(request.client_id, topic, read.size_bytes, is_cache_hit=read.is_cache_hit)
                 return read
             except SegmentDeletedError:
                 continue
@@ -296,10 +302,7 @@ class RemoteLogReader:
             # The index of a clamped segment also has epochs of the offsets that were cut off.
             return tuple(entry for entry in index.leader_epochs() if entry.start_offset <= end_offset)
 
-    async def _read_from(
-        self, metadata: RemoteLogSegmentMetadata, request: RemoteReadRequest
-    ) -> tuple[RemoteRead, bool]:
-        """Also returns whether the chunk of the first record was in memory."""
+    async def _read_from(self, metadata: RemoteLogSegmentMetadata, request: RemoteReadRequest) -> RemoteRead:
         collected = CollectedBatches(request.offset, request.max_bytes, request.min_one_message)
         deadline_ms, connection_id = request.deadline_ms, request.connection_id
         index = self._fetcher.cached_index(metadata)
@@ -340,14 +343,15 @@ class RemoteLogReader:
             views = self._fetcher.cached_chunks(segment, 0, collected.remaining_bytes)
         had_to_wait = not (has_first and collected.is_full)
         self._prefetch(segment, number, request, collected.next_offset, had_to_wait=had_to_wait)
-        read = RemoteRead(
+        return RemoteRead(
             collected.records,
             collected.size_bytes,
             collected.first_offset,
             collected.next_offset,
             collected.aborted_transactions() if request.is_read_committed else None,
+            metadata.segment_id.id,
+            has_first,
         )
-        return read, has_first
 
     def _following(self, segment: IndexedSegment) -> IndexedSegment | None:
         """Returns the segment that begins exactly after this one; None when there is none, or its index is not cached.

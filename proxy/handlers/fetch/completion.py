@@ -34,6 +34,7 @@ from proxy.handlers.fetch.verdict import FetchJudge, Judgement, Verdict
 from proxy.wire.exchange import BrokerGoneError
 from tiers.errors import BrokerError, OffsetBelowLogStartError, OffsetGapError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
+from tiers.tracing import Judged, Waited, spanned
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,8 @@ class FetchCompleter:
         self.counts = RemoteReadCounts()
 
     async def complete(self, held: HeldFetch, response: FetchResponse) -> Sequence[Buffer]:
+        if held.trace is not None:
+            held.trace.on_broker_answer(response)
         payload = await self._complete(held, response)
         held.grant.resize(sum(map(len, payload)))
         for key, read in held.reads.items():
@@ -105,9 +108,15 @@ class FetchCompleter:
 
     async def _complete(self, held: HeldFetch, response: FetchResponse) -> Sequence[Buffer]:
         if response.error_code or not response.partitions:
-            return self._local.relay(response, held.exchange.address_of)
+            payload = self._local.relay(response, held.exchange.address_of)
+            if held.trace is not None:
+                held.trace.on_answer(payload, (), response.error_code)
+            return payload
         log_starts = self._local.log_start_offsets(response)
-        judgements = await self._judge.judge(held, response)
+        with spanned(None if held.trace is None else held.trace.judging()) as judging:
+            judgements = await self._judge.judge(held, response)
+            if judging is not None:
+                judging.found(Judged(tuple(sorted({each.verdict.value for each in judgements.values()}))))
         tiered = any(
             judgement.is_tiered and judgement.verdict is not Verdict.RELAY for judgement in judgements.values()
         )
@@ -129,7 +138,7 @@ class FetchCompleter:
             held.exchange.tier = "remote"
         if tiered:
             self._remember(fetch)
-        return merge(
+        payload = merge(
             response,
             outcomes,
             max_bytes=min(held.request.max_bytes, self._tools.settings.fetch_max_bytes),
@@ -139,6 +148,9 @@ class FetchCompleter:
             session_id=NO_SESSION_ID if tiered else None,
             splices=endpoint_splices(response, held.exchange.address_of),
         )
+        if held.trace is not None:
+            held.trace.on_answer(payload, outcomes.values())
+        return payload
 
     def _start_reads(self, fetch: _JudgedFetch) -> None:
         """Collects the remote reads: the running ones, and the new ones that it starts."""
@@ -213,7 +225,10 @@ class FetchCompleter:
             max_wait_at_ms=held.max_wait_at_ms,
             deadline_ms=held.max_wait_at_ms if has_local else held.answer_at_ms + _DEADLINE_GRACE_MS,
         )
-        await self._purgatory.wait(operation, partial(self._poll_local, fetch, operation))
+        with spanned(None if held.trace is None else held.trace.waiting(operation.reads)) as waiting:
+            completion = await self._purgatory.wait(operation, partial(self._poll_local, fetch, operation))
+            if waiting is not None:
+                waiting.found(Waited(completion.value))
 
     async def _poll_local(self, fetch: _JudgedFetch, operation: DelayedRemoteFetch) -> None:
         """Polls the idle local partitions upstream until the operation completes.

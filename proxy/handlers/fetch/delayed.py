@@ -199,17 +199,17 @@ class DelayedRemoteFetchPurgatory:
         self.pending_count = 0
         self.completed: Counter[Completion] = Counter()
 
-    async def wait(self, fetch: DelayedRemoteFetch, poll: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Waits until `fetch` completes. `poll` runs meanwhile, and is cancelled then.
+    async def wait(self, fetch: DelayedRemoteFetch, poll: Callable[[], Coroutine[None, None, None]]) -> Completion:
+        """Waits until `fetch` completes, and returns how. `poll` runs meanwhile, and is cancelled then.
 
         If the caller is cancelled because its client is gone, so are the reads. Otherwise the reads in progress
         continue for the client's next request."""
         if fetch.is_satisfied():
             self.completed[Completion.SATISFIED] += 1
-            return
+            return Completion.SATISFIED
         if fetch.has_expired:
             self.completed[Completion.EXPIRED] += 1
-            return
+            return Completion.EXPIRED
         completion = Completion.CANCELLED
         self.pending_count += 1
         try:
@@ -223,3 +223,4 @@ class DelayedRemoteFetchPurgatory:
             if completion is Completion.CANCELLED:
                 for read in fetch.reads:
                     read.cancel()
+        return completion

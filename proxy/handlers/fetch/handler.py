@@ -36,6 +36,7 @@ from proxy.handlers.fetch.delayed import DelayedRemoteFetchPurgatory, RemotePart
 from proxy.handlers.fetch.held import FetchConnectionState, FetchConnectionStates, HeldFetch, PartitionKey
 from proxy.handlers.fetch.local import LocalAnswers, StreamedPartitions
 from proxy.handlers.fetch.merge import split_max_bytes
+from proxy.handlers.fetch.trace import begin_trace
 from proxy.handlers.fetch.verdict import FetchJudge
 from proxy.handlers.off_loop import LOOP_BYTES, Decision, decided_later, off_loop, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
@@ -259,16 +260,21 @@ class FetchHandler:
 
     def _held(self, exchange: Exchange, parsed: FetchRequest, grant: Grant, *, is_sessionless: bool) -> HeldFetch:
         received_at_ms = exchange.request.received_at_ms
+        client_id = client_id_of(exchange.request)
+        trace = begin_trace(self._tools.tracer, exchange, parsed, client_id)
+        if trace is not None:
+            exchange.on_sent = trace.ends_after(grant.release)
         read_ms = min(self._tools.settings.remote_log.fetch_max_wait_ms, _READ_CAP_MS)
         return HeldFetch(
             exchange,
             parsed,
             received_at_ms + max(parsed.max_wait_ms, read_ms),
             received_at_ms + max(parsed.max_wait_ms, min(read_ms, _ANSWER_CAP_MS)),
-            client_id_of(exchange.request),
+            client_id,
             grant,
             {},
             is_sessionless,
+            trace,
         )
 
 

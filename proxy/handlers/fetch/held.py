@@ -17,6 +17,7 @@ from protocol.apis.fetch.response import FetchResponse, out_of_range
 from protocol.apis.topic_reference import TopicReference
 from proxy.handlers.fetch.delayed import RemotePartitionRead
 from proxy.handlers.fetch.merge import Budget
+from proxy.handlers.fetch.trace import FetchTrace
 from proxy.wire.exchange import Exchange
 from proxy.wire.hold_budget import OVERSHOOT_BYTES, Grant
 from tiers.model.ids import TopicIdPartition
@@ -47,6 +48,8 @@ class HeldFetch:
     reads: dict[PartitionKey, RemotePartitionRead]
     is_sessionless: bool
     """Whether the request went upstream without a session and with MaxWait 0."""
+    trace: FetchTrace | None
+    """None: the request has no trace."""
 
     @property
     def max_wait_at_ms(self) -> int:
@@ -66,6 +69,7 @@ class HeldFetch:
             self.exchange.connection_id,
             self.client_id,
             log_start_offset,
+            "" if self.trace is None else self.trace.context,
         )
 
 

@@ -29,6 +29,8 @@ from tiers.config.topic_policy import TopicConfig
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
+from tiers.reader.traced_reads import TracedReads, TracedStore
+from tiers.tracing import Tracer
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 P1 = TopicIdPartition(TOPIC_ID, 1, "orders")
@@ -105,7 +107,11 @@ def codes(response: FetchResponse) -> list[int]:
 
 @asynccontextmanager
 async def bench_of(
-    root: Path, settings: FetchSettings | None = None, *rules: TopicConfig, configs: FakeConfigs | None = None
+    root: Path,
+    settings: FetchSettings | None = None,
+    *rules: TopicConfig,
+    configs: FakeConfigs | None = None,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Bench]:
     """Yields a bench. `rules` are the configuration's topic rules. `configs` are the brokers' topic configurations."""
     tier = RemoteTier(root)
@@ -120,9 +126,10 @@ async def bench_of(
         },
     )
     reader_settings = RemoteLogReaderSettings(min_get_bytes=3000, max_get_bytes=6000)
+    store = tier.storage if tracer is None else TracedStore(tier.storage, tracer)
     settings = settings or FetchSettings(local_poll_ms=20, remote_log=RemoteLogConfig(fetch_max_wait_ms=10_000))
     async with (
-        RemoteLogReader(tier.rlmm, tier.storage, reader_settings, jitter=lambda: 0.0) as reader,
+        RemoteLogReader(tier.rlmm, store, reader_settings, jitter=lambda: 0.0) as reader,
         asyncio.TaskGroup() as group,
     ):
         tools = HandlerTools(
@@ -130,11 +137,12 @@ async def bench_of(
             tiered=TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
             bounds=LocalLogBoundsCache(cluster, monotonic_ms),
             log_starts=LogStartConfirmation(cluster, tier.rlmm),
-            reader=reader,
+            reader=reader if tracer is None else TracedReads(reader, tracer, tier.rlmm),
             settings=settings,
             clock_ms=monotonic_ms,
             spawn=group.create_task,
             configured=configured_topics(tier, cluster, *rules, configs=configs),
+            tracer=tracer,
         )
         yield Bench(tier, cluster, FetchHandler(tools), reader, batches)
 

@@ -66,7 +66,7 @@ class Stage:
             deadline_ms=now_ms + deadline_ms,
         )
 
-    def wait(self, fetch: DelayedRemoteFetch) -> asyncio.Task[None]:
+    def wait(self, fetch: DelayedRemoteFetch) -> asyncio.Task[Completion]:
         return self.group.create_task(self.purgatory.wait(fetch, self._poll))
 
     async def until_pending(self, count: int = 1) -> None:

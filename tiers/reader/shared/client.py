@@ -126,7 +126,15 @@ class _Connection:
             else:
                 records.append(self._buffers.view(part.buffer, part.start, part.size_bytes))
                 self._loans += 1  # only now: without a view, nothing ends the loan here
-        return RemoteRead(records, lent.size_bytes, lent.first_offset, lent.next_offset, lent.aborted_transactions)
+        return RemoteRead(
+            records,
+            lent.size_bytes,
+            lent.first_offset,
+            lent.next_offset,
+            lent.aborted_transactions,
+            lent.segment_id,
+            lent.is_cache_hit,
+        )
 
     def _on_unused(self, buffer: int) -> None:
         # Each call asks for a turn of its own. A thread cannot know whether the turn in progress still sees its buffer.

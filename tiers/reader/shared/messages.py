@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from tiers.errors import RemoteLogError, RemoteReadTimeoutError
 from tiers.model.log_source import AbortedTransaction
@@ -60,6 +61,8 @@ class LentRead(NamedTuple):
     first_offset: int
     next_offset: int
     aborted_transactions: tuple[AbortedTransaction, ...] | None
+    segment_id: UUID | None
+    is_cache_hit: bool
 
 
 class Dropped(NamedTuple):

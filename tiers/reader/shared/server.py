@@ -232,5 +232,7 @@ class _Borrower:
             read.first_offset,
             read.next_offset,
             read.aborted_transactions,
+            read.segment_id,
+            read.is_cache_hit,
         )
         self._channel.send(Answer(number, lent, None), tuple(new.values()))

@@ -11,6 +11,7 @@ from tests.support.simulation.loop import VirtualLoop
 from tiers.errors import ReaderQueueFullError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.reader.fetcher_pool import FetcherPool, Flight
 from tiers.storage.activity import while_active
+from tiers.tracing import current_context, in_trace
 
 
 class Downloads:
@@ -207,3 +208,19 @@ async def test_a_second_download_takes_only_idle_slots_and_bytes() -> None:
         for name in ("a", "b", "c"):
             await downloads.end(name)
         assert (pool.running_count, pool.bytes_in_flight) == (0, 0)
+
+
+async def test_a_download_that_waited_has_the_context_of_its_beginning() -> None:
+    """Else its span would be a child of the work whose download made room."""
+    seen: list[str] = []
+
+    async def download() -> str:
+        seen.append(current_context())
+        return ""
+
+    async with FetcherPool[str](threads=1) as pool:
+        for context in ("a", "b"):
+            with in_trace(context):
+                pool.start([context], 1, 1, download)
+        await settle()
+    assert seen == ["a", "b"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fakes.recording_tracer import RecordingTracer
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.tiers.waiting import until
 from tiers.config.settings import RemoteLogConfig
@@ -42,6 +43,8 @@ from tiers.reader.shared.channel import listen
 from tiers.reader.shared.client import RemoteReadClient
 from tiers.reader.shared.messages import sendable
 from tiers.reader.shared.server import RemoteReadServer
+from tiers.reader.traced_reads import ContinuedReads, TracedReads, TracedStore
+from tiers.tracing import ClientFetch, Tracer
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 LARGE = 300_000
@@ -51,13 +54,16 @@ LARGE = 300_000
 class Processes:
     """The reader's process and the borrowers' processes, in one event loop."""
 
-    def __init__(self, tier: RemoteTier, stack: AsyncExitStack, *, cache_bytes: int = 8 << 20) -> None:
+    def __init__(
+        self, tier: RemoteTier, stack: AsyncExitStack, *, cache_bytes: int = 8 << 20, tracer: Tracer | None = None
+    ) -> None:
         self.tier = tier
+        self.tracer = tracer
         self.listener = stack.enter_context(listen())
         self.buffers = SharedBuffers(lambda number: self.server.on_dropped(number))
         self.reader = RemoteLogReader(
             tier.rlmm,
-            tier.storage,
+            tier.storage if tracer is None else TracedStore(tier.storage, tracer),
             RemoteLogReaderSettings(
                 remote_log=RemoteLogConfig(chunk_cache_bytes=cache_bytes, read_ahead_bytes=1),
                 min_get_bytes=1,
@@ -71,7 +77,8 @@ class Processes:
         self._stack = stack
 
     async def start(self) -> RemoteReadServer:
-        self.server = RemoteReadServer(self.listener, self.reader, self.buffers, self._count_call)
+        reads = self.reader if self.tracer is None else ContinuedReads(self.reader)
+        self.server = RemoteReadServer(self.listener, reads, self.buffers, self._count_call)
         await self.server.__aenter__()
         self._stack.push_async_callback(self._stop, self.server)
         return self.server
@@ -438,3 +445,29 @@ def test_an_error_that_cannot_be_sent_becomes_one_with_the_same_words() -> None:
     assert "503" in str(timeout.cause)
     plain = RetriableRemoteStorageError("slow down")
     assert sendable(plain) is plain
+
+
+async def test_a_trace_goes_on_in_the_process_that_reads(tmp_path: Path, stack: AsyncExitStack) -> None:
+    """Each read of the borrower is one span, and the calls of the store that it led to are below it."""
+    tracer = RecordingTracer()
+    processes = Processes(RemoteTier(tmp_path), stack, tracer=tracer)
+    await stack.enter_async_context(processes.reader)
+    await processes.start()
+    await processes.tier.fill(P0, segments=1, batches=1)
+    reads = TracedReads(await processes.client(), tracer, processes.tier.rlmm)
+    fetch = tracer.begin(ClientFetch("app", 1, 17, 1), 0)
+    assert fetch is not None
+    for _ in range(2):
+        await reads.read(asked(0, trace=fetch.context))
+    await reads.read(asked(0))
+    assert tracer.tree() == [
+        "ClientFetch:  (in progress)",
+        "  PartitionRead: RecordsRead",
+        "    StoreRead: StoreAnswered",
+        "    StoreRead: StoreAnswered",
+        "  PartitionRead: RecordsRead",
+    ]
+    ours, own = await (await processes.client()).read(asked(0)), await processes.reader.read(asked(0))
+    assert (ours.segment_id, ours.is_cache_hit) == (own.segment_id, own.is_cache_hit)
+    assert ours.segment_id is not None
+    assert ours.is_cache_hit

@@ -1,0 +1,76 @@
+"""`FetchTrace`: the trace of one Fetch that needs the remote tier. A Fetch that the broker answers alone has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from protocol.apis.fetch.request import FetchRequest
+from protocol.apis.fetch.response import FetchResponse, out_of_range
+from protocol.primitives import Buffer
+from proxy.handlers.fetch.delayed import RemotePartitionRead
+from proxy.handlers.fetch.merge import RemoteOutcome
+from proxy.wire.exchange import Exchange
+from tiers.tracing import BrokerAnswered, BrokerFetch, ClientFetch, FetchAnswered, Judging, PurgatoryWait, Span, Tracer
+
+
+class FetchTrace:
+    """The spans of the client's request and of its parts. The broker's part begins when the request arrived."""
+
+    def __init__(self, span: Span, exchange: Exchange) -> None:
+        self._span = span
+        self._broker = span.child(BrokerFetch(exchange.node_id), exchange.request.received_at_ms)
+        self._refused_count: int | None = None
+        """None: the broker has not answered yet."""
+        self._is_answered = False
+
+    @property
+    def context(self) -> str:
+        return self._span.context
+
+    def on_broker_answer(self, response: FetchResponse) -> None:
+        self._refused_count = len(out_of_range(response))
+        local_bytes = sum(entry.records_bytes for entry in response.partitions)
+        self._broker.found(BrokerAnswered(local_bytes, self._refused_count, response.error_code))
+        self._broker.end()
+
+    def judging(self) -> Span | None:
+        """Begins the span of the judgements. None: the broker refused no partition."""
+        return self._span.child(Judging(self._refused_count)) if self._refused_count else None
+
+    def waiting(self, reads: Collection[RemotePartitionRead]) -> Span:
+        """Begins the span of the wait. A read that was too slow for a former request is in that one's trace."""
+        span = self._span.child(PurgatoryWait(len(reads)))
+        for context in {read.request.trace for read in reads} - {self.context, ""}:
+            span.uses(context)
+        return span
+
+    def on_answer(self, payload: Sequence[Buffer], outcomes: Collection[RemoteOutcome], error_code: int = 0) -> None:
+        """The answer is complete. The client's span ends when it has left."""
+        self._is_answered = True
+        codes = {error_code, *(outcome.error_code for outcome in outcomes)} - {0}
+        remote_bytes = sum(0 if outcome.read is None else outcome.read.size_bytes for outcome in outcomes)
+        self._span.found(FetchAnswered(sum(map(len, payload)), remote_bytes, tuple(sorted(codes))))
+
+    def ends_after(self, on_sent: Callable[[], None]) -> Callable[[], None]:
+        """Returns the function to call when the answer has left, or never will. It calls `on_sent` first."""
+
+        def sent() -> None:
+            on_sent()
+            if self._refused_count is None:
+                self._broker.failed("the broker did not answer")
+                self._broker.end()
+            if not self._is_answered:
+                self._span.failed("the client got no answer")
+            self._span.end()
+
+        return sent
+
+
+def begin_trace(tracer: Tracer | None, exchange: Exchange, parsed: FetchRequest, client_id: str) -> FetchTrace | None:
+    """Begins the trace of a request. None: there is no tracer, or the trace is not sampled."""
+    if tracer is None:
+        return None
+    request = exchange.request
+    work = ClientFetch(client_id, request.correlation_id, request.api_version, len(parsed.partitions))
+    span = tracer.begin(work, request.received_at_ms)
+    return None if span is None else FetchTrace(span, exchange)

@@ -1,0 +1,331 @@
+"""The spans that a collector of OpenTelemetry gets, and how little the collector can do to the proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from proxy import cli
+from proxy.commands.check import check
+from proxy.config import TracingConfig
+from proxy.process import open_telemetry
+from proxy.process.open_telemetry import OpenTelemetryTracer, batches_to, provider_of
+from tests.support.fakes.fetch_bench import P0, ask, ask_local, bench_of, codes, records
+from tests.support.proxy.parsed_config import parse_config
+from tests.support.repository import ROOT
+from tests.support.servers.collector import running_collector
+from tests.support.servers.ports import free_ports
+from tests.support.tiers.waiting import until
+from tiers.errors import RemoteStorageError
+from tiers.reader.remote_log_reader import monotonic_ms
+from tiers.tracing import ClientFetch, PartitionRead
+
+ALL = TracingConfig(sampling_ratio=1)
+FETCH = ClientFetch("orders-app", 7, 17, 2)
+TRACING = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n[tracing]\n'
+MISSING = "[tracing] opentelemetry is missing: run `pip install '.[otel]'` in the clone of Tidegate"
+
+
+def tracer_to(processor: SpanProcessor, config: TracingConfig = ALL) -> OpenTelemetryTracer:
+    return OpenTelemetryTracer(provider_of(config, "1.2", processor), "1.2", monotonic_ms, time.time_ns)
+
+
+@pytest.fixture
+def memory() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracer(memory: InMemorySpanExporter) -> OpenTelemetryTracer:
+    return tracer_to(SimpleSpanProcessor(memory))
+
+
+@pytest.fixture(autouse=True)
+def own_loggers() -> Iterator[None]:
+    """The tracer of a process takes over the library's loggers. A test gives them back."""
+    loggers = [logging.getLogger(name) for name in ("opentelemetry", "opentelemetry.exporter")]
+    before = [(each, each.handlers[:], each.propagate) for each in loggers]
+    yield
+    for each, handlers, propagate in before:
+        each.handlers[:], each.propagate = handlers, propagate
+
+
+def by_name(memory: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    spans = memory.get_finished_spans()
+    found = {span.name: span for span in spans}
+    assert len(found) == len(spans)
+    return found
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+async def test_a_fetch_over_both_tiers_is_one_trace(
+    memory: InMemorySpanExporter, tracer: OpenTelemetryTracer, tmp_path: Path
+) -> None:
+    async with bench_of(tmp_path, tracer=tracer) as bench:
+        response = await bench.fetch(
+            13, ask(13, 60, max_bytes=1), ask_local(13, 0), min_bytes=1_000, max_wait_ms=60_000
+        )
+        assert codes(response) == [0, 0]
+        segment = bench.tier.rlmm.remote_log_segment_metadata(P0, 60)
+    assert segment is not None
+    segment_id = str(segment.segment_id.id)
+    spans = by_name(memory)
+    assert len({span.context.trace_id for span in spans.values() if span.context is not None}) == 1
+    names = {span.context.span_id: name for name, span in spans.items() if span.context is not None}
+    assert {
+        name: (span.kind.name, None if span.parent is None else names[span.parent.span_id])
+        for name, span in spans.items()
+    } == {
+        "Fetch": ("SERVER", None),
+        "forward Fetch": ("CLIENT", "Fetch"),
+        "judge": ("INTERNAL", "Fetch"),
+        "purgatory": ("INTERNAL", "Fetch"),
+        "read orders": ("INTERNAL", "Fetch"),
+        "fetch_indexes": ("CLIENT", "read orders"),
+        "fetch_log_segment": ("CLIENT", "read orders"),
+    }
+    sizes = [len(records(response, index)) for index in (0, 1)]
+    fetch = attributes(spans["Fetch"])
+    assert fetch.pop("tidegate.answer.bytes") > sum(sizes)
+    assert fetch == {
+        "messaging.system": "kafka",
+        "messaging.operation.name": "Fetch",
+        "messaging.operation.type": "receive",
+        "messaging.client.id": "test",
+        "tidegate.kafka.api_version": 13,
+        "tidegate.kafka.correlation_id": 9,
+        "tidegate.fetch.partitions": 2,
+        "tidegate.answer.remote_bytes": sizes[0],
+    }
+    assert attributes(spans["forward Fetch"]) == {
+        "messaging.system": "kafka",
+        "tidegate.kafka.node_id": 1,
+        "tidegate.fetch.out_of_range_partitions": 1,
+        "tidegate.answer.local_bytes": sizes[1],
+    }
+    assert attributes(spans["judge"]) == {"tidegate.fetch.partitions": 1, "tidegate.verdicts": ("remote",)}
+    assert attributes(spans["purgatory"]) == {
+        "tidegate.fetch.remote_reads": 1,
+        "tidegate.completion": "satisfied",
+    }
+    partition = {
+        "messaging.system": "kafka",
+        "messaging.destination.name": "orders",
+        "messaging.destination.partition.id": "0",
+    }
+    assert attributes(spans["read orders"]) == {
+        **partition,
+        "messaging.kafka.offset": 60,
+        "tidegate.topic.id": str(P0.topic_id),
+        "tidegate.read.max_bytes": 1,
+        "tidegate.segment.id": segment_id,
+        "tidegate.read.bytes": sizes[0],
+        "tidegate.chunk_cache": "miss",
+    }
+    index, get = attributes(spans["fetch_indexes"]), attributes(spans["fetch_log_segment"])
+    assert index.pop("tidegate.store.bytes") > 0
+    assert index == {**partition, "tidegate.segment.id": segment_id}
+    ((start, end),) = bench.tier.storage.gets
+    assert get == {
+        **partition,
+        "tidegate.segment.id": segment_id,
+        "tidegate.store.start_position": start,
+        "tidegate.store.end_position": end,
+        "tidegate.store.bytes": end - start + 1,
+    }
+    assert {span.status.status_code.name for span in spans.values()} == {"UNSET"}
+    resource = dict(spans["Fetch"].resource.attributes)
+    assert (resource["service.name"], resource["service.version"]) == ("tidegate", "1.2")
+
+
+async def test_an_error_is_on_its_span_and_on_the_whole_fetch(
+    memory: InMemorySpanExporter, tracer: OpenTelemetryTracer, tmp_path: Path
+) -> None:
+    async with bench_of(tmp_path, tracer=tracer) as bench:
+        bench.tier.storage.failures.append(RemoteStorageError("access denied"))
+        await bench.fetch(13, ask(13, 60, max_bytes=1))
+    spans = by_name(memory)
+    failed = {name: span for name, span in spans.items() if span.status.status_code.name == "ERROR"}
+    assert {name: attributes(span)["error.type"] for name, span in failed.items()} == {
+        "Fetch": "REPLICA_NOT_AVAILABLE",
+        "read orders": "RemoteStorageError",
+        "fetch_log_segment": "RemoteStorageError",
+    }
+    get = failed["fetch_log_segment"]
+    assert get.status.description == "access denied"
+    assert [event.name for event in get.events] == ["exception"]
+
+
+async def test_a_fetch_that_is_not_sampled_has_no_spans(memory: InMemorySpanExporter, tmp_path: Path) -> None:
+    tracer = tracer_to(SimpleSpanProcessor(memory), TracingConfig(sampling_ratio=0))
+    async with bench_of(tmp_path, tracer=tracer) as bench:
+        assert records(await bench.fetch(13, ask(13, 60)))
+    assert memory.get_finished_spans() == ()
+
+
+def test_a_span_continues_in_another_process(memory: InMemorySpanExporter, tracer: OpenTelemetryTracer) -> None:
+    other_memory = InMemorySpanExporter()
+    never = TracingConfig(sampling_ratio=0)  # the process that began the trace has decided
+    other = tracer_to(SimpleSpanProcessor(other_memory), never)
+    fetch = tracer.begin(FETCH, monotonic_ms())
+    assert fetch is not None
+    other.child_of(fetch.context, PartitionRead("orders", P0.topic_id, 0, 5, 1)).end()
+    fetch.uses(fetch.context)
+    fetch.end()
+    (parent,), (child,) = memory.get_finished_spans(), other_memory.get_finished_spans()
+    assert parent.context is not None
+    assert child.parent is not None
+    assert (child.parent.trace_id, child.parent.span_id) == (parent.context.trace_id, parent.context.span_id)
+    assert [link.context.span_id for link in parent.links] == [parent.context.span_id]
+
+
+def test_a_span_begins_when_its_work_began(memory: InMemorySpanExporter) -> None:
+    provider = provider_of(ALL, "1.2", SimpleSpanProcessor(memory))
+    tracer = OpenTelemetryTracer(provider, "1.2", lambda: 1_000, lambda: 50_000_000_000)
+    fetch = tracer.begin(FETCH, 400)
+    assert fetch is not None
+    fetch.end()
+    (span,) = memory.get_finished_spans()
+    assert span.start_time == 50_000_000_000 - 600 * 1_000_000
+
+
+def test_a_long_client_id_is_cut(memory: InMemorySpanExporter, tracer: OpenTelemetryTracer) -> None:
+    fetch = tracer.begin(ClientFetch("x" * 30_000, 7, 17, 2), monotonic_ms())
+    assert fetch is not None
+    fetch.end()
+    (span,) = memory.get_finished_spans()
+    assert attributes(span)["messaging.client.id"] == "x" * 1_000
+
+
+@pytest.fixture
+def quick_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+
+
+def export(tracer: OpenTelemetryTracer) -> None:
+    span = tracer.begin(FETCH, monotonic_ms())
+    assert span is not None
+    span.end()
+
+
+@pytest.mark.usefixtures("quick_batches")
+async def test_a_collector_that_refuses_costs_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=tiers")
+    caplog.set_level(logging.INFO)
+    async with running_collector() as collector, asyncio.timeout(60):
+        config = TracingConfig(endpoint=f"{collector.endpoint}/", sampling_ratio=1)
+        tracer = tracer_to(batches_to(config, monotonic_ms), config)
+        collector.status = 401
+        for _ in range(3):
+            export(tracer)
+            await collector.refusals.acquire()
+        collector.status = 200
+        export(tracer)
+        assert (await collector.arrived.get()).name == "Fetch"
+        assert collector.headers["x-team"] == "tiers"
+        export(tracer)
+        await tracer.close()
+        assert len(collector.taken()) == 1
+    began, ended = (record for record in caplog.records if record.name == open_telemetry.__name__)
+    assert (began.message, vars(began)["collector"]) == ("the collector takes no traces", collector.endpoint)
+    assert "401" in vars(began)["error"]
+    assert (ended.message, vars(ended)["times"]) == ("the collector takes traces again", 3)
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
+
+
+@pytest.mark.usefixtures("quick_batches")
+async def test_a_dead_collector_holds_up_neither_a_fetch_nor_the_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(open_telemetry, "FLUSH_S", 0.01)
+    (port,) = free_ports(1)
+    config = TracingConfig(endpoint=f"http://127.0.0.1:{port}", sampling_ratio=1)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.05")  # the library gives up at once
+    tracer = tracer_to(batches_to(config, monotonic_ms), config)
+    async with bench_of(tmp_path, tracer=tracer) as bench, asyncio.timeout(60):
+        for offset in (0, 60):
+            assert records(await bench.fetch(13, ask(13, offset)))
+        await until(lambda: "the collector takes no traces" in caplog.messages)
+        await tracer.close()
+    said = [record for record in caplog.records if record.name == open_telemetry.__name__]
+    assert [record.message for record in said] == ["the collector takes no traces"]
+    assert vars(said[0])["error"]
+
+
+async def test_an_export_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging, reached = threading.Event(), threading.Event()
+
+    class Hangs(SpanProcessor):
+        def shutdown(self) -> None:
+            reached.set()
+            hanging.wait()
+
+    monkeypatch.setattr(open_telemetry, "FLUSH_S", 0.01)
+    await tracer_to(Hangs()).close()
+    assert reached.wait(60)
+    hanging.set()
+
+
+def test_a_proxy_without_traces_imports_nothing_of_opentelemetry() -> None:
+    program = (
+        "import sys, proxy.cli, proxy.process.child\n"
+        "print(*(name for name in sys.modules if name.startswith('opentelemetry')))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout == "\n"
+
+
+@pytest.fixture
+def without_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "proxy.process.open_telemetry")
+    monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
+
+
+@pytest.mark.usefixtures("without_extra")
+async def test_check_names_the_missing_extra() -> None:
+    problems = (await check(parse_config(TRACING))).problems
+    assert MISSING in problems
+    assert MISSING not in (await check(parse_config(TRACING.replace("[tracing]", "")))).problems
+
+
+@pytest.mark.usefixtures("without_extra")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_proxy_without_the_extra_does_not_start(
+    workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "tidegate.toml"
+    config.write_text(f"workers = {workers}\n{TRACING}")
+    assert cli.run(["serve", "--config", str(config)]) == 2
+    assert capsys.readouterr().err == f"tidegate: {MISSING}\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("exporter.otlp.endpoint = 'collector:4318'", "expected the URL of a collector"),
+        ("exporter.otlp.endpoint = 'http://user:secret@collector'", "expected the URL of a collector"),
+        ("exporter.otlp.endpoint = 'http://collector/?key=1'", "no query and no fragment"),
+        ("traces.sampler.arg = 1.5", "less than or equal to 1"),
+        ("service.name = ''", "at least 1 character"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_named(settings: str, said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        parse_config(TRACING + settings)
