@@ -13,14 +13,15 @@ from tests.support.simulation.environment import simulated_environment, unheard_
 from tests.support.simulation.loop import VirtualLoop
 from tests.support.simulation.simulation import Simulation
 
-TOPICS = 40
-START_S = 60.0
-IDLE_S = 120.0
+START_S = 30.0
+IDLE_S = 60.0
 STOP_S = 10.0
 
 
 class IdleCluster(Simulation):
     """Two or three proxies, and topics without records."""
+
+    topics = 0
 
     def _settings(self) -> dict[str, Any]:
         topics = [{"pattern": "idle-*"}]
@@ -29,7 +30,7 @@ class IdleCluster(Simulation):
     async def idle(self, lines: list[str]) -> float:
         """Fills `lines` while nothing happens. Returns how many partitions the proxies own together."""
         configs = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-        for number in range(TOPICS):
+        for number in range(self.topics):
             self.cluster.create_topic(f"idle-{number}", 1, configs)
         for machine in self.machines:
             machine.start()
@@ -55,21 +56,24 @@ class Lines(logging.Handler):
         self.said.append(f"{record.levelname} {record.name}: {record.getMessage()}")
 
 
-def test_idle_proxies_log_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("topics", [40, pytest.param(1_000, marks=pytest.mark.full)])
+def test_idle_proxies_log_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, topics: int) -> None:
     caplog.set_level(logging.INFO)
     handler = Lines()
     logging.root.addHandler(handler)
     try:
-        assert owned_while_idle(tmp_path, handler.said) == TOPICS
+        assert owned_while_idle(tmp_path, topics, handler.said) == topics
     finally:
         logging.root.removeHandler(handler)
     assert handler.said == []
 
 
-def owned_while_idle(folder: Path, lines: list[str]) -> float:
+def owned_while_idle(folder: Path, topics: int, lines: list[str]) -> float:
     loop = VirtualLoop()
     with unheard_garbage(), simulated_environment(loop, 1):
         try:
-            return float(loop.run_virtual(IdleCluster(1, loop, folder).idle(lines)))
+            cluster = IdleCluster(1, loop, folder)
+            cluster.topics = topics
+            return float(loop.run_virtual(cluster.idle(lines)))
         finally:
             loop.close()
