@@ -17,7 +17,8 @@ TRANSCRIPT: Final = "tests/system/test_tutorial.py"
 """Runs the commands of a page in their order, on real servers."""
 NOT_RUN: Final = "not run: "
 INSTALLATION: Final = "tests/test_installation.py"
-BY_FUNCTION: Final = f"{NOT_RUN}tests/pipeline calls the function of the job, and no test has its command line"
+JOBS: Final = "tests/pipeline/test_documented_jobs.py"
+"""Runs the commands of the pipeline's page in their order, on real servers and Spark."""
 OF_MAKE: Final = f"{NOT_RUN}takes minutes to hours; make shows what it would run"
 DOWNLOADS: Final = f"{NOT_RUN}downloads packages; make runs pip with the same options, from requirements-dev.txt"
 DOCKER: Final = f"{NOT_RUN}needs a Docker daemon; tests/test_compose.py looks up everything that Docker reads"
@@ -72,15 +73,15 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
     "docs/pipeline.md": {
         ".venv/bin/pip install": DOWNLOADS,
         ".venv/bin/tidegate-pipeline warm": "tests/pipeline/test_without_numba.py",
-        "tidegate-pipeline sql": "tests/pipeline/test_sql.py",
-        "tidegate-pipeline offload": "tests/pipeline/test_offload_in_spark.py",
+        "tidegate-pipeline sql": JOBS,
+        "tidegate-pipeline offload": JOBS,
         "tidegate-pipeline offload --config tidegate.toml --interval": "tests/pipeline/test_offload_in_spark.py",
-        "tidegate-pipeline export": "tests/pipeline/test_export.py",
-        "tidegate-pipeline scrub": "tests/pipeline/test_scrub_in_spark.py",
-        "tidegate-pipeline usage": BY_FUNCTION,
-        "tidegate-pipeline rebuild": BY_FUNCTION,
-        "tidegate-pipeline merge": BY_FUNCTION,
-        "tidegate-pipeline retain": BY_FUNCTION,
+        "tidegate-pipeline export": JOBS,
+        "tidegate-pipeline scrub": JOBS,
+        "tidegate-pipeline usage": JOBS,
+        "tidegate-pipeline rebuild": JOBS,
+        "tidegate-pipeline merge": JOBS,
+        "tidegate-pipeline retain": JOBS,
         "PYSPARK_PYTHON=/opt/python/bin/python3 spark-submit": "tests/pipeline/test_spark_submit.py",
         "python -m venv env": CLUSTER,
         "env/bin/": CLUSTER,
