@@ -104,7 +104,7 @@ async def _outages(operator: Operator, kafka: KafkaCluster, store: VersityGatewa
 
     await asyncio.to_thread(kafka.kill_broker, 1)
     await operator.until("/", says("No broker answers.", "UNKNOWN", *unfit))
-    await operator.until(f"/topics/{TOPIC}", says("no broker answers"))
+    await operator.until(f"/topics/{TOPIC}", says("the cluster's metadata was not read in time"))
     assert set((await operator.looks_at_every_page()).values()) == {200}
 
     await asyncio.to_thread(store.start)
