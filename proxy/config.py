@@ -403,13 +403,23 @@ class LimitsConfig(Section):
     )
 
 
+_TRACES_PATH = "/v1/traces"
+
+
 def _collector(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+    try:
+        parts = urlsplit(value)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number, or a bracket is missing
+        is_url = False
+    if not is_url or parts.username is not None or not value.isprintable() or " " in value:
         raise ValueError("expected the URL of a collector, for example http://localhost:4318")
-    if parts.query or parts.fragment:
+    if "?" in value or "#" in value:
         raise ValueError("the URL of a collector has no query and no fragment")
-    return value.rstrip("/")
+    value = value.rstrip("/")
+    if value.endswith(_TRACES_PATH):
+        raise ValueError(f"the URL of a collector is without {_TRACES_PATH}, which the proxy adds")
+    return value
 
 
 class TracingConfig(Section):

@@ -96,7 +96,7 @@ class OpenTelemetrySpan:
         else:
             kind, text = error, ""
         self._span.set_attribute("error.type", kind)
-        self._span.set_status(Status(StatusCode.ERROR, text or None))
+        self._span.set_status(Status(StatusCode.ERROR, text[:_MAX_TEXT] or None))
 
     def end(self) -> None:
         self._span.end()
@@ -126,12 +126,24 @@ class OpenTelemetryTracer:
         start_ns = self._wall_clock_ns() - age_ms * _NS_PER_MS
         return OpenTelemetrySpan(self, self._tracer.start_span(name, context, kind, attributes, start_time=start_ns))
 
+    def discard(self) -> None:
+        """Ends a tracer that has begun no span."""
+        self._provider.shutdown()
+
     async def close(self) -> None:
         """Sends the spans in the queue, for at most `FLUSH_S`. The rest is dropped."""
         calls = BlockingCalls("tracing", 1)
         with suppress(TimeoutError):
             await calls.run(lambda _: self._provider.shutdown(), FLUSH_S)
         calls.close()
+
+
+def tracer_to_collector(
+    config: TracingConfig, version: str, clock_ms: Callable[[], int], wall_clock_ns: Callable[[], int]
+) -> OpenTelemetryTracer:
+    """Raises `ValueError` if the library cannot use its environment variables."""
+    provider = provider_of(config, version, batches_to(config, clock_ms))
+    return OpenTelemetryTracer(provider, version, clock_ms, wall_clock_ns)
 
 
 def provider_of(config: TracingConfig, version: str, processor: SpanProcessor) -> TracerProvider:

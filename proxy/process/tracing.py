@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
-from proxy.config import TidegateConfig
+from proxy.config import TidegateConfig, TracingConfig
 from proxy.version import installed_version
 from tiers.broker.client import monotonic_ms
 from tiers.config.tier_config import ConfigError
 from tiers.tracing import Tracer
 
+if TYPE_CHECKING:
+    from proxy.process.open_telemetry import OpenTelemetryTracer
+
 
 def require_tracing(config: TidegateConfig) -> None:
-    """Raises `ConfigError` if the settings ask for traces and the extra that they need is not installed."""
-    if config.tracing is None:
-        return
-    try:
-        import proxy.process.open_telemetry  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"[tracing] {error}") from error
+    """Raises `ConfigError` if the settings ask for traces and `open_tracer` would fail."""
+    if config.tracing is not None:
+        _tracer(config.tracing).discard()
 
 
 def open_tracer(stack: AsyncExitStack, config: TidegateConfig) -> Tracer | None:
@@ -28,11 +28,18 @@ def open_tracer(stack: AsyncExitStack, config: TidegateConfig) -> Tracer | None:
     Open it before the parts that it traces. It closes after them, so that their last spans leave."""
     if config.tracing is None:
         return None
-    require_tracing(config)
-    from proxy.process.open_telemetry import OpenTelemetryTracer, batches_to, provider_of
-
-    version = installed_version()
-    provider = provider_of(config.tracing, version, batches_to(config.tracing, monotonic_ms))
-    tracer = OpenTelemetryTracer(provider, version, monotonic_ms, time.time_ns)
+    tracer = _tracer(config.tracing)
     stack.push_async_callback(tracer.close)
     return tracer
+
+
+def _tracer(config: TracingConfig) -> OpenTelemetryTracer:
+    """Raises `ConfigError` if the extra is not installed, or if OpenTelemetry cannot use its variables."""
+    try:
+        from proxy.process.open_telemetry import tracer_to_collector
+
+        return tracer_to_collector(config, installed_version(), monotonic_ms, time.time_ns)
+    except ImportError as error:
+        raise ConfigError(f"[tracing] {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"[tracing] OpenTelemetry cannot use its environment variables: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -212,6 +213,15 @@ def test_a_long_client_id_is_cut(memory: InMemorySpanExporter, tracer: OpenTelem
     assert attributes(span)["messaging.client.id"] == "x" * 1_000
 
 
+def test_a_long_error_is_cut(memory: InMemorySpanExporter, tracer: OpenTelemetryTracer) -> None:
+    fetch = tracer.begin(FETCH, monotonic_ms())
+    assert fetch is not None
+    fetch.failed(RemoteStorageError("x" * 30_000))
+    fetch.end()
+    (span,) = memory.get_finished_spans()
+    assert span.status.description == "x" * 1_000
+
+
 @pytest.fixture
 def quick_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
@@ -316,12 +326,29 @@ def test_a_proxy_without_the_extra_does_not_start(
     assert capsys.readouterr().err == f"tidegate: {MISSING}\n"
 
 
+@pytest.mark.parametrize("name", ["OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"])
+def test_a_variable_that_opentelemetry_refuses_is_one_line(name: str, tmp_path: Path) -> None:
+    config = tmp_path / "tidegate.toml"
+    config.write_text(TRACING)
+    command = [sys.executable, "-m", "tidegate", "serve", "--config", str(config)]
+    environment = {**os.environ, name: "0" if name.startswith("OTEL_BSP") else "many"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("tidegate: [tracing] OpenTelemetry cannot use its environment variables: ")
+    assert ended.returncode == 2
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ("exporter.otlp.endpoint = 'collector:4318'", "expected the URL of a collector"),
         ("exporter.otlp.endpoint = 'http://user:secret@collector'", "expected the URL of a collector"),
+        ("exporter.otlp.endpoint = 'http://collector:4318x'", "expected the URL of a collector"),
+        ("exporter.otlp.endpoint = 'http://collector:99999'", "expected the URL of a collector"),
+        ("exporter.otlp.endpoint = 'http://[::1'", "expected the URL of a collector"),
+        ("exporter.otlp.endpoint = 'http://two words'", "expected the URL of a collector"),
         ("exporter.otlp.endpoint = 'http://collector/?key=1'", "no query and no fragment"),
+        ("exporter.otlp.endpoint = 'http://collector:4318/v1/traces/'", "is without /v1/traces"),
         ("traces.sampler.arg = 1.5", "less than or equal to 1"),
         ("service.name = ''", "at least 1 character"),
     ],
