@@ -49,8 +49,15 @@ class TlsContext:
         self._stamps = self._read_stamps()
         self._checked_at_ms = clock_ms()
         self._context = build()
-        self.trouble = ""
-        """Why the changed files cannot be used; empty while the present ones are in use."""
+        self._trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why the changed files cannot be used; empty while the present ones are in use. Checks the files too.
+
+        So an alarm begins and ends without a connection."""
+        self.current()
+        return self._trouble
 
     def current(self) -> ssl.SSLContext:
         """Returns the current context. Checks the files for changes at most once a second."""
@@ -68,10 +75,10 @@ class TlsContext:
         try:
             self._context = self._build()
         except TlsError as error:
-            self.trouble = f"{self._name}: {error}"
+            self._trouble = f"{self._name}: {error}"
             logger.error("changed certificates cannot be used, the old ones stay: %s", error, extra={"of": self._name})
         else:
-            self.trouble = ""
+            self._trouble = ""
             logger.info("changed certificates are in use", extra={"of": self._name})
 
     def _read_stamps(self) -> list[_Stamp]:

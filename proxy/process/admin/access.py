@@ -43,8 +43,15 @@ class TokenFile:
         self._stamp = self._read_stamp()
         self._token = self._read()
         self._checked_at_ms = clock_ms()
-        self.trouble = ""
-        """Why the changed file cannot be used; empty while its token is the one that counts."""
+        self._trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why the changed file cannot be used; empty while its token is the one that counts. Looks at the file too.
+
+        So an alarm begins and ends without a request to the port."""
+        self.current()
+        return self._trouble
 
     def current(self) -> str:
         """Looks at the file at most once a second."""
@@ -57,10 +64,10 @@ class TokenFile:
                 self._stamp = stamp
                 try:
                     self._token = self._read()
-                    self.trouble = ""
+                    self._trouble = ""
                     logger.info("the changed token of the admin port is in use")
                 except AdminTokenError as error:
-                    self.trouble = str(error)
+                    self._trouble = str(error)
                     logger.error("the changed token of the admin port cannot be used, the old one stays: %s", error)
         return self._token
 

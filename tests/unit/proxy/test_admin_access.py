@@ -174,6 +174,17 @@ def test_a_changed_token_is_read_again(token_file: Path, caplog: pytest.LogCaptu
     assert (token.current(), token.trouble) == ("the last one", "")
 
 
+def test_the_trouble_with_a_token_begins_and_ends_without_a_request(token_file: Path) -> None:
+    now_ms = 0
+    token = TokenFile(token_file, lambda: now_ms)
+    token_file.write_text("")
+    now_ms += CHECK_INTERVAL_MS
+    assert str(token_file) in token.trouble
+    token_file.write_text("the next one")
+    now_ms += CHECK_INTERVAL_MS
+    assert token.trouble == ""
+
+
 @pytest.mark.parametrize("text", ["", " \n", "two\nlines", "caf\u00e9"])
 def test_a_file_without_a_token_ends_the_start(token_file: Path, text: str) -> None:
     token_file.write_text(text)

@@ -253,6 +253,21 @@ async def test_a_changed_certificate_is_taken_and_a_broken_one_is_not(
         assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
 
 
+def test_the_trouble_with_files_begins_and_ends_without_a_connection(authority: Authority) -> None:
+    now_ms = 0
+    file = authority.identity("proxy")
+    usable = file.read_bytes()
+    made = listener_tls(ListenerTlsConfig.model_validate({"certificate": file}))
+    assert made is not None
+    tls = TlsContext("the listener", made._build, [file], lambda: now_ms)
+    file.write_text("half of a cert")
+    now_ms += 5_000
+    assert tls.trouble.startswith("the listener: ")
+    file.write_bytes(usable)
+    now_ms += 5_000
+    assert tls.trouble == ""
+
+
 def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path) -> None:
     mine, other = authority.identity("a"), authority.identity("b")
     text = tmp_path / "text"
