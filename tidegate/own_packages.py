@@ -6,6 +6,7 @@ have them too. The check imports none of the packages.
 
 from __future__ import annotations
 
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from typing import Final
 
@@ -20,11 +21,19 @@ def check_packages(*names: str) -> None:
         found = find_spec(name)
         if found is None:
             continue
-        source_of = getattr(found.loader, "get_source", None)
-        source = source_of(name) if source_of else None
-        if MARK not in (source or ""):
+        if MARK not in _source(found):
             place = found.origin or next(iter(found.submodule_search_locations or ()), "an unknown place")
             raise ImportError(
                 f"Python finds another package `{name}` at {place} in place of Tidegate's: take that folder out of"
                 " PYTHONPATH, start in another folder, or install Tidegate into a virtual environment of its own"
             )
+
+
+def _source(found: ModuleSpec) -> str:
+    """Returns the source of a package; "" if there is none that can be read as text."""
+    source_of = getattr(found.loader, "get_source", None)
+    try:
+        source: str | None = source_of(found.name) if source_of else None
+    except (ImportError, SyntaxError, UnicodeError):
+        return ""
+    return source or ""

@@ -37,6 +37,12 @@ def a_module(folder: Path, name: str) -> Path:
     return path
 
 
+def a_package_in_latin_1(folder: Path, name: str) -> Path:
+    path = a_package(folder, name)
+    path.write_bytes("# a caf\u00e9\n".encode("latin-1"))
+    return path
+
+
 def an_archive(folder: Path, name: str) -> Path:
     path = folder / "others.zip"
     with zipfile.ZipFile(path, "w") as archive:
@@ -80,8 +86,8 @@ def test_a_folder_in_the_current_directory_is_named(tmp_path: Path) -> None:
     assert (len(ended.stderr.splitlines()), ended.returncode) == (1, 2)
 
 
-@pytest.mark.parametrize("other", [a_package, a_module, an_archive])
-def test_a_package_a_module_and_an_archive_are_found(
+@pytest.mark.parametrize("other", [a_package, a_package_in_latin_1, a_module, an_archive])
+def test_packages_modules_and_archives_are_found(
     other: Callable[[Path, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = other(tmp_path, "proxy")
