@@ -46,16 +46,17 @@ class OwnRights:
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         checks: set[asyncio.Task[None]] = set()
 
-        def follow(config: TidegateConfig) -> None:
-            if config.topics != self._checked_topics:
-                self._checked_topics = config.topics
-                check = tasks.create_task(self._check_again(config))
-                checks.add(check)
-                check.add_done_callback(checks.discard)
-
         def stop() -> None:
             for check in checks:
                 check.cancel()
+
+        def follow(config: TidegateConfig) -> None:
+            if config.topics != self._checked_topics:
+                self._checked_topics = config.topics
+                stop()  # the answer about topics that are not in effect must not be the last one
+                check = tasks.create_task(self._check_again(config))
+                checks.add(check)
+                check.add_done_callback(checks.discard)
 
         stack.callback(stop)
         self._live.follow(stack, follow)
