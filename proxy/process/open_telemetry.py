@@ -1,8 +1,8 @@
 """The tracer that sends spans to a collector of OpenTelemetry. Only a process with traces imports this module.
 
-The library's own thread sends the spans in batches, from a bounded queue. When the queue is full, spans are dropped. So
-a collector that is slow or down holds up no request. The proxy logs that at growing intervals, and nothing else that
-the library has to say.
+The library's own thread sends the spans in batches, from a bounded queue. When the queue is full, its oldest spans are
+dropped. So a collector that is slow or down holds up no request. The proxy logs failed exports at growing intervals,
+and no other line of the library.
 
 The names of attributes follow OpenTelemetry's conventions for messaging where they fit. All others begin with
 `tidegate.`.

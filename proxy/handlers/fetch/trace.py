@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from protocol.apis.fetch.request import FetchRequest
 from protocol.apis.fetch.response import FetchResponse, out_of_range
@@ -11,6 +12,11 @@ from proxy.handlers.fetch.delayed import RemotePartitionRead
 from proxy.handlers.fetch.merge import RemoteOutcome
 from proxy.wire.exchange import Exchange
 from tiers.tracing import BrokerAnswered, BrokerFetch, ClientFetch, FetchAnswered, Judging, PurgatoryWait, Span, Tracer
+
+ABANDONED: Final = "abandoned"
+"""The error of a work that ended without its result: the client or the broker disconnected, or the proxy drains.
+
+A proxy that drains answers the client without the two tiers (`proxy/handlers/drain_answers.py`)."""
 
 
 class FetchTrace:
@@ -57,10 +63,10 @@ class FetchTrace:
         def sent() -> None:
             on_sent()
             if self._refused_count is None:
-                self._broker.failed("the broker did not answer")
+                self._broker.failed(ABANDONED)
                 self._broker.end()
             if not self._is_answered:
-                self._span.failed("the client got no answer")
+                self._span.failed(ABANDONED)
             self._span.end()
 
         return sent
