@@ -189,6 +189,15 @@ async def test_a_dead_store_and_a_dead_broker_are_named_with_what_to_do() -> Non
     assert BY_NAME["metadata"].title in texts(of_event)
 
 
+async def test_alarms_that_are_not_known_are_not_taken_for_none() -> None:
+    known = await ScriptedFacts().overview()
+    unknown = texts(RENDERER.overview(replace(known, cluster=None)))
+    assert "The alarms of the remote tier are not known." in unknown
+    assert "No alarm is raised." not in unknown
+    for facts in (known, replace(known, cluster=None, is_tiered=False)):
+        assert "No alarm is raised." in texts(RENDERER.overview(facts))
+
+
 async def test_the_last_events_are_listed_with_their_pages() -> None:
     facts = ScriptedFacts()
     async with served(facts) as url:
