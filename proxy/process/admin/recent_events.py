@@ -25,9 +25,12 @@ class RecentEvents(logging.Handler):
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Takes the lines of all loggers until the context exits."""
+        """Takes the lines of all loggers until the context exits.
+
+        It takes them before the handlers of the log, which add the name of the process. The page has that name anyway.
+        """
         root = logging.getLogger()
-        root.addHandler(self)
+        root.handlers.insert(0, self)
         try:
             yield
         finally:

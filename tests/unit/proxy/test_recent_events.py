@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
+from functools import partial
 
 from proxy.log_events import ALARMS
 from proxy.process.admin.recent_events import KEPT_OF_EACH, MAX_EVENTS, RecentEvents
+from proxy.process.child import _name
 
 log = logging.getLogger("tidegate.test")
 
@@ -22,6 +25,21 @@ def test_an_event_has_its_name_and_what_it_is_about() -> None:
     assert (newest.event, newest.detail) == ("listener-not-open", "port 9")
     assert newest.message == "the listener for broker 7 cannot be opened: in use\\n"
     assert (oldest.event, oldest.detail) == ("stage-failing", "partition orders-0, stage copy")
+
+
+def test_an_event_of_a_child_does_not_repeat_the_name_of_the_child() -> None:
+    root, handler = logging.getLogger(), logging.StreamHandler(io.StringIO())
+    handler.addFilter(partial(_name, "worker-1"))
+    root.addHandler(handler)
+    kept = RecentEvents()
+    try:
+        with kept.attached():
+            log.error("a stage of a partition keeps failing", extra={"partition": "orders-0"})
+    finally:
+        root.removeHandler(handler)
+    assert kept not in root.handlers
+    (event,) = kept.events()
+    assert event.detail == "partition orders-0"
 
 
 def test_an_event_that_repeats_pushes_no_other_one_out() -> None:
