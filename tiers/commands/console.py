@@ -69,6 +69,19 @@ ConfigFileOfGroup = Annotated[Path | None, _config_option()]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
+def runs_alone(context: typer.Context) -> bool:
+    """Whether a group that is a command too runs without one of its commands.
+
+    Raises `BadParameter` for an option before the name of a command: the command would go on without it."""
+    if context.invoked_subcommand is None:
+        return True
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"write {parameter.opts[0]} after {context.invoked_subcommand}")
+    return False
+
+
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Shows a progress bar on standard error if that is a terminal. Yields the function to call with each advance."""

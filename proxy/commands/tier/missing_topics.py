@@ -26,6 +26,7 @@ from tiers.commands.console import (
     ConfigFile,
     ConfigFileOfGroup,
     default_config_file,
+    runs_alone,
     show_json,
     show_table,
     time_text,
@@ -72,7 +73,7 @@ def _missing_topics(
     as_json: AsJson = False,
 ) -> None:
     """Lists tiered topics that no broker knows. Exit code 1: a topic needs an operator's decision."""
-    if context.invoked_subcommand is not None:
+    if not runs_alone(context):
         return
     found = _run(load_config(config or default_config_file()), ())
     if as_json:

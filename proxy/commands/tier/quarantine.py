@@ -25,6 +25,7 @@ from tiers.commands.console import (
     ConfigFile,
     ConfigFileOfGroup,
     default_config_file,
+    runs_alone,
     show_json,
     show_table,
 )
@@ -63,7 +64,7 @@ def _quarantine(
     as_json: AsJson = False,
 ) -> None:
     """Lists the segments that unclean elections cut off. Only `quarantine delete` deletes them."""
-    if context.invoked_subcommand is not None:
+    if not runs_alone(context):
         return
     found = _run(load_config(config or default_config_file()), ())
     if as_json:

@@ -32,6 +32,8 @@ def config(tmp_path: Path) -> Path:
         (["serve", "--confg", "x"], "No such option: --confg"),
         (["sevre"], "No such command 'sevre'"),
         (["tier", "sevre"], "No such command 'sevre'"),
+        (["tier", "missing-topics", "--config", "x.toml", "forget", "T"], "write --config after forget"),
+        (["tier", "quarantine", "--json", "delete", "--all"], "write --json after delete"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(
