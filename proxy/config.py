@@ -424,8 +424,8 @@ def _collector(value: str) -> str:
 
 class TracingConfig(Section):
     """Traces of the Fetches that need the remote tier, for a collector of OpenTelemetry (OTLP over HTTP). Without this
-    section, there are no traces. It needs the extra `otel`. The keys have OpenTelemetry's names without `otel.`. What
-    has no key here, OpenTelemetry reads from the environment, such as `OTEL_EXPORTER_OTLP_HEADERS`. "Traces" in
+    section, there are no traces. It needs the extra `otel`. The keys have OpenTelemetry's names without `otel.`.
+    OpenTelemetry reads its other settings from the environment, such as `OTEL_EXPORTER_OTLP_HEADERS`. "Traces" in
     docs/operations.md describes the spans.
     """
 

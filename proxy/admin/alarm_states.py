@@ -52,7 +52,7 @@ STATES: Final[tuple[Alarm, ...]] = (
         ("records that are not copied have used 80 % of the broker's retention",),
         "The topic has a total retention of its own. Its broker soon removes these records.",
         "Nothing.",
-        "Raise retention.ms or retention.bytes on the topic at once. Then find out why copying is late.",
+        "Raise `retention.ms` or `retention.bytes` on the topic at once. Then find out why copying is late.",
     ),
     Alarm(
         "broker-retention-passed",
