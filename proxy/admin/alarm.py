@@ -36,7 +36,8 @@ class Alarm:
     """`name` is the event of its line of the log, or the page that several events share. `lines` are phrases of
     `proxy/log_events.py`. The other texts are Markdown: words in backquotes, and links to documents.
 
-    `metric` is the gauge of a state of the kind `TIER`, or the counter of an event; empty: the event has no counter.
+    `metric` is the gauge of a state of the kind `TIER`, or the counter of an event, as a series in the words of PromQL;
+    empty: the event has no counter.
     `heading` is for a line with a placeholder."""
 
     name: str

@@ -14,7 +14,7 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         "Records are lost: the broker's retention or an administrator removed them.",
         "Nothing.",
         'Find out why copying was late. See "Gaps" in [operations.md](operations.md).',
-        metric="tidegate_remote_log_alarms_total",
+        metric='tidegate_remote_log_alarms_total{reason="gap"}',
     ),
     Alarm(
         "clamped",
@@ -23,7 +23,7 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         "An unclean election replaced the end of the log.",
         "Nothing.",
         "Look at the replaced records with `tidegate tier quarantine`. Find out why the election was unclean.",
-        metric="tidegate_remote_log_alarms_total",
+        metric='tidegate_remote_log_alarms_total{reason="clamped"}',
     ),
     Alarm(
         "foreign-records",
