@@ -12,6 +12,8 @@ from typing import Annotated, Final
 
 import typer
 
+from proxy.admin.alarm import Kind
+from proxy.admin.alarm_states import STATES
 from proxy.commands.scrape import AdminClient, Scrape, admin_client
 from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
@@ -139,11 +141,12 @@ def _alarms(now: Scrape) -> Iterator[tuple[str, str]]:
     for labels, value in now.of("tidegate_paused"):
         if value:
             yield labels.get("topic", ""), f"{labels.get('work', '')} is paused"
-    for labels, value in now.of("tidegate_process_alarm"):
-        if value:
-            yield "-", labels.get("alarm", "")
-    if now.total("tidegate_remote_log_metadata_alarm"):
-        yield "-", "the metadata topic is in trouble: see /readyz"
+    for alarm, processes in now.by("alarm", "tidegate_process_alarm").items():
+        if processes:
+            yield "-", alarm
+    for state in STATES:
+        if state.kind is Kind.TIER and now.total(state.metric):
+            yield "-", state.name
 
 
 def _rate(before: Scrape, now: Scrape, name: str, **labels: str) -> float:

@@ -86,6 +86,18 @@ def test_topics_come_by_their_backlog_and_alarms_while_they_last() -> None:
     assert found["Alarms and pauses"] == [("orders", "copy-lag"), ("orders", "trimming is paused")]
 
 
+def test_each_alarm_of_the_processes_and_of_the_tier_is_one_row() -> None:
+    more = "".join(
+        f'tidegate_process_alarm{{alarm="{alarm}",process="worker-{number}"}} {value}\n'
+        for number in (1, 2)
+        for alarm, value in (("certificates-unusable", 1), ("missing-right", 0))
+    )
+    more += 'tidegate_unfit{process="remote-log"} 1\ntidegate_remote_log_metadata_alarm{process="remote-log"} 0\n'
+    first, _ = scrapes()
+    found = by_title(tables(first, parse_scrape(more, 12.0)))
+    assert found["Alarms and pauses"] == [("-", "certificates-unusable"), ("-", "unfit")]
+
+
 def test_a_restarted_process_has_no_negative_rate() -> None:
     first, second = scrapes()
     assert by_title(tables(second, first))["tidegate at "] == [("from brokers", "0 B"), ("copied to the store", "0 B")]
