@@ -33,7 +33,8 @@ def read(
     are those of the data source `kafka_tiered` (docs/pipeline.md, "Options"). From the first call on, the session also
     has the formats `kafka_tiered` and `kafka_tiered_segments`.
 
-    Raises `ImportError` if the extra `pipeline` is not installed, or if another package hides one of Tidegate's."""
+    Raises `ImportError` if the extra `pipeline` is not installed, or if another package hides one of Tidegate's. Raises
+    `TypeError` if `options` name the topics again."""
     from tidegate.own_packages import check_packages
 
     check_packages("protocol", "tiers", "pipeline")
@@ -45,5 +46,5 @@ def read(
         raise ImportError(what_to_install(missing) or str(missing)) from missing
     register_data_sources(spark)
     reader = spark.readStream if stream else spark.read
-    options = {"subscribe": topics, **({} if columns is None else {"columns": columns}), **options}
-    return reader.format(NAME).options(**options).load()
+    chosen = {} if columns is None else {"columns": columns}
+    return reader.format(NAME).options(subscribe=topics, **chosen, **options).load()

@@ -61,3 +61,11 @@ def test_read_passes_topics_columns_and_options_on(stream: bool, reader: str, mo
     assert registered == [session]
     options = {"subscribe": "orders,bills", "columns": "value", "config": "tidegate.toml"}
     assert session.said == [reader, "format", "kafka_tiered", "options", options, "load"]
+
+
+def test_topics_that_are_named_twice_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.source.datasource.register_data_sources", lambda _: None)
+    session: Any = Session()
+    with pytest.raises(TypeError, match="subscribe"):
+        tidegate.read(session, "orders", config="tidegate.toml", subscribe="bills")
+    assert "load" not in session.said
