@@ -75,18 +75,22 @@ async def process(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Async
         await store.open()
         stack.push_async_callback(store.close)
         topic = MetadataTopicSettings(name=f"__metadata_{topic_name[-8:]}", partition_count=2)
+        remote_log = RemoteLogConfig(
+            task_interval_ms=100, task_retry_backoff_ms=20, visible_after_ms=300, topic_deletion_delay_ms=500
+        )
         metadata = TopicBasedRemoteLogMetadataManager(
             client,
-            TopicBasedSettings(tmp_path / "state", prefix=topic_name, topic=topic, open_timeout_ms=TIMEOUT_MS),
+            TopicBasedSettings(
+                tmp_path / "state",
+                prefix=topic_name,
+                topic=topic,
+                open_timeout_ms=TIMEOUT_MS,
+                max_age_ms=remote_log.fresh_within_ms,
+            ),
         )
         await metadata.open()
         stack.push_async_callback(metadata.close)
-        settings = RemoteLogManagerSettings(
-            spool_dir=tmp_path / "spool",
-            remote_log=RemoteLogConfig(
-                task_interval_ms=100, task_retry_backoff_ms=20, visible_after_ms=300, topic_deletion_delay_ms=500
-            ),
-        )
+        settings = RemoteLogManagerSettings(spool_dir=tmp_path / "spool", remote_log=remote_log)
         source, metrics = BrokerLogSource(client), RemoteLogManagerMetrics(CollectorRegistry())
         services = TaskServices(
             source=source,

@@ -109,6 +109,7 @@ async def metadata_to_now(
         is_member=claims is not None,
         claims=claims,
         open_timeout_ms=TIMEOUT_MS,
+        max_age_ms=config.remote_log.fresh_within_ms,
         refusal_to_create=refusal_to_create,
     )
     metadata = TopicBasedRemoteLogMetadataManager(client, settings)
