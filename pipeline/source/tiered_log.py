@@ -239,9 +239,10 @@ class TieredLog:
         if self._tier is None:
             return
         metadata, end = self._tier.metadata, bounds.local_start
-        first = await explained_to(metadata, partition, bounds.log_start)
+        limit = end if answer is None else min(end, answer)
+        first = await explained_to(metadata, partition, bounds.log_start, limit)
         first = bounds.log_start if first is None else first
-        if first >= (end if answer is None else min(end, answer)):
+        if first >= limit:
             return
         following = metadata.next_segment(partition, first)
         end = end if following is None else min(end, following.start_offset)

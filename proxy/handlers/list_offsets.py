@@ -305,7 +305,8 @@ class ListOffsetsHandler:
         `answer` -1: no record is named, so the check covers the whole log. A record that neither tier has may have the
         timestamp, while its metadata is lost. A client that began at the later offset would skip it. Raises
         `RemoteLogMetadataNotReadyError`, and `BrokerError`."""
-        explained = await explained_to(self._tools.tiered.rlmm, partition, log_start)
+        end = answer if answer >= 0 else None
+        explained = await explained_to(self._tools.tiered.rlmm, partition, log_start, end)
         if explained is None:
             is_hole = await self._was_lost(partition, log_start)
         else:

@@ -24,7 +24,7 @@ TIMEOUT_MS = 10_000
 
 
 class OwnRights:
-    """The missing rights that are not essential, as of the last check, are alarms of the process."""
+    """The missing rights as of the last check are alarms of the process. At the start, an essential one ends it."""
 
     def __init__(self, client: BrokerClient, live: LiveSettings, alarms: ProcessAlarms) -> None:
         self._client = client
@@ -39,43 +39,43 @@ class OwnRights:
         Raises `RemoteTierError` if an essential right is missing. Logs other missing rights, and a failure to read
         them."""
         config = self._live.config
-        if essential := await self._check(config):
-            raise RemoteTierError(f"{principal_of(config)} lacks {'; '.join(essential)}")
+        try:
+            essential, others = await missing_permissions(self._client, config, TIMEOUT_MS)
+        except BrokerError as error:
+            logger.warning("the proxy's own rights cannot be read: %s", error)
+        else:
+            if essential:
+                raise RemoteTierError(f"{principal_of(config)} lacks {'; '.join(essential)}")
+            self._found(config, others)
         self._alarms.watch(ProcessAlarm.MISSING_RIGHT, lambda: self._missing)
         self._checked_topics = config.topics
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        checks: set[asyncio.Task[None]] = set()
-
-        def stop() -> None:
-            for check in checks:
-                check.cancel()
+        check: asyncio.Task[None] | None = None
 
         def follow(config: TidegateConfig) -> None:
+            nonlocal check
             if config.topics != self._checked_topics:
                 self._checked_topics = config.topics
-                stop()  # the answer about topics that are not in effect must not be the last one
+                stop()  # the answer to an earlier check would be one about other topics
                 check = tasks.create_task(self._check_again(config))
-                checks.add(check)
-                check.add_done_callback(checks.discard)
+
+        def stop() -> None:
+            if check is not None:
+                check.cancel()
 
         stack.callback(stop)
         self._live.follow(stack, follow)
 
     async def _check_again(self, config: TidegateConfig) -> None:
         try:
-            await self._check(config)
+            essential, others = await missing_permissions(self._client, config, TIMEOUT_MS)
         except Exception as error:  # the copying goes on
             logger.warning("the proxy's own rights cannot be read: %s", error, exc_info=True)
+        else:
+            self._found(config, [*essential, *others])
 
-    async def _check(self, config: TidegateConfig) -> Sequence[str]:
-        """Returns the missing rights that are essential."""
-        try:
-            essential, others = await missing_permissions(self._client, config, TIMEOUT_MS)
-        except BrokerError as error:
-            logger.warning("the proxy's own rights cannot be read: %s", error)
-            return ()
+    def _found(self, config: TidegateConfig, missing: Sequence[str]) -> None:
         principal = principal_of(config)
-        for right in others:
+        for right in missing:
             logger.error("%s lacks %s", principal, right)
-        self._missing = [f"{principal} lacks {right}" for right in others]
-        return essential
+        self._missing = [f"{principal} lacks {right}" for right in missing]

@@ -12,7 +12,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 
-_SEGMENTS_BETWEEN_YIELDS = 256
+_RUNS_BETWEEN_YIELDS = 512
 
 
 def earliest_readable(
@@ -56,20 +56,25 @@ def next_local_offset(
     return max(local.log_start_offset, min(offset, local.last_stable_offset))
 
 
-async def explained_to(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int) -> int | None:
+async def explained_to(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int, end: int | None = None
+) -> int | None:
     """Returns the first offset above `log_start` that neither a readable segment nor a recorded gap has.
 
-    None: no readable segment lies at or above `log_start`, which the leader confirms. The offsets between `log_start`
-    and the first segment count as explained: no owner records a gap at the head of the log. If the local log does not
-    have the returned offset, its records were lost, or the metadata of their copy was."""
+    It looks no further than `end`, and may return any explained offset that is at least `end`. None: no readable
+    segment lies at or above `log_start`, which the leader confirms. The offsets between `log_start` and the first
+    segment count as explained: no owner records a gap at the head of the log. If the local log does not have the
+    returned offset, its records were lost, or the metadata of their copy was."""
     position: int | None = None
-    for number, segment in enumerate(metadata.answering_segments(partition, log_start)):
-        if position is not None and segment.start_offset > position:
+    for number, (first, following) in enumerate(metadata.answered_offsets(partition, log_start), 1):
+        if position is not None and first > position:
             position = _behind_gaps(metadata, partition, position)
-            if segment.start_offset > position:
+            if first > position:
                 return position
-        position = segment.valid_end_offset + 1
-        if number % _SEGMENTS_BETWEEN_YIELDS == _SEGMENTS_BETWEEN_YIELDS - 1:
+        position = following
+        if end is not None and position >= end:
+            return position
+        if number % _RUNS_BETWEEN_YIELDS == 0:
             await asyncio.sleep(0)
     return None if position is None else _behind_gaps(metadata, partition, position)
 

@@ -145,6 +145,10 @@ class InMemoryRemoteLogMetadataManager:
     def stored_segments(self, partition: TopicIdPartition, min_offset: int = 0) -> Iterator[StoredSegment]:
         return map(stored, self.list_remote_log_segments(partition, min_offset))
 
+    def answered_offsets(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[tuple[int, int]]:
+        for segment in self.answering_segments(partition, offset):
+            yield segment.start_offset, segment.valid_end_offset + 1
+
     def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
         while (segment := self.next_segment(partition, offset)) is not None:
             yield stored(segment)

@@ -1,9 +1,8 @@
-"""The rights that the proxy lacks, and the topics of which check counts."""
+"""The proxy's own rights are checked again when the topics change, and the last topics count."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -14,46 +13,66 @@ from proxy.process.live_settings import LiveSettings
 from proxy.process.own_rights import OwnRights
 from proxy.process.process_alarms import ProcessAlarms
 from tests.support.proxy.parsed_config import parse_config
-from tests.support.tiers.waiting import until
-from tiers.broker.client import BrokerClient
+from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client
 
+BASE = """
+[upstream]
+bootstrap.servers = "a:1"
+[listener]
+advertised.host = "h"
+bootstrap.port = 1
+[state]
+path = "state"
+[storage]
+implementation = "local"
+path = "tier"
+"""
 
-def config_of(topic: str) -> TidegateConfig:
-    return parse_config(
-        '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[state]\npath = "state"\n'
-        f'[storage]\nimplementation = "local"\nroot = "store"\n[[topics]]\npattern = "{topic}"\n'
-    )
+
+def config(*patterns: str) -> TidegateConfig:
+    return parse_config(BASE + "".join(f'[[topics]]\npattern = "{each}"\n' for each in patterns))
 
 
-async def test_the_rights_for_the_last_topics_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    slow, ended = asyncio.Event(), asyncio.Event()
+class Brokers:
+    """What the brokers say of the rights on the first topic of the settings. They may be slow about a topic."""
 
-    async def missing(
-        client: BrokerClient, config: TidegateConfig, timeout_ms: int
-    ) -> tuple[Sequence[str], Sequence[str]]:
-        (rule,) = config.topics
-        asked.append(rule.pattern)
-        if rule.pattern == "slow":
-            try:
-                await slow.wait()
-            finally:
-                ended.set()
-        return (), [f"READ on {rule.pattern}"]
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slow = asyncio.Event()
+        self.essential: list[str] = []
+        monkeypatch.setattr(own_rights, "missing_permissions", self.missing)
 
-    monkeypatch.setattr(own_rights, "missing_permissions", missing)
-    live, alarms = LiveSettings(config_of("first")), ProcessAlarms()
-    async with AsyncExitStack() as stack, asyncio.timeout(60):
+    async def missing(self, client: object, config: TidegateConfig, timeout_ms: int) -> tuple[list[str], list[str]]:
+        topic = config.topics[0].pattern
+        if topic == "slow":
+            await self.slow.wait()
+        return self.essential, [f"READ on {topic}"]
+
+
+async def test_a_late_answer_about_earlier_topics_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers, live, alarms = Brokers(monkeypatch), LiveSettings(config("first")), ProcessAlarms()
+    async with AsyncExitStack() as stack:
         await OwnRights(broker_client(live.config.upstream), live, alarms).open(stack)
-        live.change(config_of("slow"))
-        await until(lambda: asked == ["first", "slow"])
-        live.change(config_of("last"))
-        await until(lambda: "READ on last" in said(alarms))
-        slow.set()
-        await ended.wait()
-        assert said(alarms).endswith("READ on last")
+        live.change(config("slow"))
+        await asyncio.sleep(0)
+        live.change(config("last"))
+        await asyncio.sleep(0)
+        brokers.slow.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [each.detail for each in alarms.raised()] == ["the proxy, without [upstream.sasl], lacks READ on last"]
 
 
-def said(alarms: ProcessAlarms) -> str:
-    return ", ".join(each.detail for each in alarms.raised())
+async def test_an_essential_right_that_is_missing_later_is_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start, it ends the process."""
+    brokers, live, alarms = Brokers(monkeypatch), LiveSettings(config("first")), ProcessAlarms()
+    rights = OwnRights(broker_client(live.config.upstream), live, alarms)
+    async with AsyncExitStack() as stack:
+        await rights.open(stack)
+        brokers.essential = ["WRITE on __remote_log_metadata"]
+        live.change(config("last"))
+        await asyncio.sleep(0)
+        assert len(alarms.raised()) == 2
+    async with AsyncExitStack() as stack:
+        with pytest.raises(RemoteTierError, match="lacks WRITE on __remote_log_metadata"):
+            await rights.open(stack)

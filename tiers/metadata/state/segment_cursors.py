@@ -71,6 +71,18 @@ def answering(env: lmdb.Environment, db: Databases, key: bytes, offset: int) -> 
         position = max(position, U64.unpack_from(piece[-1][0], PARTITION_KEY_BYTES)[0] + 1)
 
 
+def answered(env: lmdb.Environment, db: Databases, key: bytes, offset: int) -> Iterator[tuple[int, int]]:
+    """Yields the runs of the cover from the one that holds `offset`, or that follows it: first and next offset."""
+    position = max(offset, 0)
+    while True:
+        piece = _cover_piece(env, db, key, position)
+        for entry, value in piece:
+            position = U64.unpack_from(entry, PARTITION_KEY_BYTES)[0] + 1
+            yield U64.unpack_from(value)[0], position
+        if len(piece) < _PIECE:
+            return
+
+
 def _begin(env: lmdb.Environment) -> lmdb.Transaction:
     try:
         return env.begin()

@@ -40,7 +40,7 @@ from tiers.metadata.state.layout import (
     partition_of,
     start_key,
 )
-from tiers.metadata.state.segment_cursors import Clamp, answering, clamps_of, listed, valid_end_offset
+from tiers.metadata.state.segment_cursors import Clamp, answered, answering, clamps_of, listed, valid_end_offset
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
@@ -291,6 +291,9 @@ class RemoteLogMetadataState:
 
     def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
         return answering(self._env, self._db, partition_key(partition), offset)
+
+    def answered_offsets(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[tuple[int, int]]:
+        return answered(self._env, self._db, partition_key(partition), offset)
 
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
         with self._env.begin() as txn:

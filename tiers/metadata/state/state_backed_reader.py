@@ -68,6 +68,9 @@ class StateBackedReader:
     def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
         return self._state.answering_segments(partition, offset)
 
+    def answered_offsets(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[tuple[int, int]]:
+        return self._state.answered_offsets(partition, offset)
+
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
         return self._state.earliest_offset(partition)
 

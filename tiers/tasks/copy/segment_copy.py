@@ -1,6 +1,6 @@
 """Copies one built segment: COPY_SEGMENT_STARTED, the objects, read back, COPY_SEGMENT_FINISHED, in this order.
 
-Before COPY_SEGMENT_FINISHED, the store must have the partition manifest (docs/design.md, safety rule 5).
+Before the objects are read back, the store must have the partition manifest (docs/design.md, safety rule 5).
 
 Then the owner appends the segment's entries to its local index files (docs/founding.md, "Local index files"). After a
 crash before that, a reader fetches the entries from the store.
@@ -40,8 +40,8 @@ async def copy_segment(
     check_place: Callable[[], Awaitable[None]],
 ) -> None:
     """Makes one attempt to copy the segment. `progress` is called after each step that took a peer's time, and
-    for the bytes that a step moves. `check_place` is called before the copy counts, and raises if the store is another
-    place than that of the tier."""
+    for the bytes that a step moves. `check_place` is called before the objects are read back, and raises if the store
+    is another place than that of the tier."""
     partition = segment_id.topic_id_partition
     services.metrics.copy_requests.labels(partition.topic).inc()
     segment = RemoteLogSegmentMetadata(
@@ -80,11 +80,12 @@ async def copy_segment(
             f"the limit is {services.settings.remote_log.custom_metadata_max_bytes}"
         )
     segment = replace(segment, custom_metadata=custom_metadata)
+    # In this order, since the file system may be mounted again meanwhile: the right place must have the objects.
+    await check_place()
     async with while_active(None, progress):
         await verify_copied_segment(storage, segment, stored, settings.verify_bytes, services.key_ring)
     progress()
     services.checkpoint("copy-verified")
-    await check_place()
     await write_state(services, segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
     progress()
     services.checkpoint("copy-finished-written")

@@ -237,9 +237,13 @@ class PartitionManifestTask:
     async def require_stored(self) -> None:
         """Does the same as `confirm` right before a copy counts. Raises the store's errors.
 
-        The file system of the store may be unmounted at any time. The copy is then in the folder below."""
+        The file system of the store may be unmounted at any time. The copy is then in the folder below. If this owner
+        knows no manifest, a copied segment must show that the store is still the right place."""
         async with self._lock:
-            await self._restore()
+            if self._stored is None and not self.is_accepted:
+                await self._check_place()
+            else:
+                await self._restore()
 
     async def end_acceptance(self) -> None:
         """Ends the acceptance after the round that continued because of it. Raises the store's errors."""
@@ -423,29 +427,30 @@ class PartitionManifestTask:
         )
 
     async def _check_place(self) -> None:
-        """Checks that a store without the manifest is the place of the tier: it has a copied segment.
+        """Checks that a store without the manifest is the place of the tier: its home has something that was copied.
 
-        Raises `MetadataLostError` when it has none of this partition. If the partition was never copied, the method
-        raises the errors of `StorePlace`, and `RemoteStorageError` when this owner had a manifest and no partition was
-        ever copied."""
+        The manifest and new copies go home, so segments in other locations show nothing. Raises `MetadataLostError`
+        when the store has no segment of this partition, though it was copied. If it has some, but none at home, or if
+        the partition was never copied, the method raises the errors of `StorePlace`, and `RemoteStorageError` when
+        this owner had a manifest and no partition was ever copied."""
         services, partition = self._services, self._partition
-        if not any(each.is_finished for each in services.metadata.stored_segments(partition)):
-            is_found = await services.place.check(
-                services.storage,
-                services.metadata,
-                services.cluster_id,
-                knows_all_partitions=services.knows_all_partitions,
-            )
-            if self._stored is not None and not is_found:
-                raise RemoteStorageError(
-                    f"the store had the manifest of {partition}, and has nothing of the tier now: is it not mounted?"
-                    " Correct that; if the store was emptied on purpose, restart this process"
+        storage, metadata = services.storage, services.metadata
+        if any(each.is_finished for each in metadata.stored_segments(partition)):
+            if await has_segment_of(storage, metadata, partition, is_home=True):
+                return
+            if not await has_segment_of(storage, metadata, partition):
+                raise MetadataLostError(
+                    f"the store has neither the manifest of {partition} nor its oldest segments: does [storage] name"
+                    " another place than that of the process which copied them? Correct it; if the store lost them,"
+                    " `tidegate tier accept` goes on without them"
                 )
-        elif not await has_segment_of(services.storage, services.metadata, partition):
-            raise MetadataLostError(
-                f"the store has neither the manifest of {partition} nor its oldest segments: does [storage] name"
-                " another place than that of the process which copied them? Correct it; if the store lost them,"
-                " `tidegate tier accept` goes on without them"
+        is_found = await services.place.check(
+            storage, metadata, services.cluster_id, knows_all_partitions=services.knows_all_partitions
+        )
+        if self._stored is not None and not is_found:
+            raise RemoteStorageError(
+                f"the store had the manifest of {partition}, and has nothing of the tier now: is it not mounted?"
+                " Correct that; if the store was emptied on purpose, restart this process"
             )
 
     def _check_leftovers(self, local_log_start: int) -> None:

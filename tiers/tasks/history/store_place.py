@@ -1,11 +1,11 @@
-"""`StorePlace` checks that the store is the place of the tier, before the first copy of a partition.
+"""`StorePlace` checks that the store is the place of the tier, by what it has of other partitions.
 
 The settings of this process may name another bucket or folder than those of the other processes, or a file system may
 not be mounted at its folder. The copies would go where no other process reads them, and this process would not find
 them after the next mount. The brokers' records would be trimmed. A partition that was copied before has its own
-manifest and segments for this check (`PartitionManifestTask`). A new partition has only those of the others. Segments
-in other locations (`[[storage.locations]]`) do not count: the first manifest of a new partition goes to the home
-location.
+manifest and segments for this check (`PartitionManifestTask`). A new partition has only those of the others, and so has
+a partition that has neither its manifest nor a segment in the home location. Segments in other locations
+(`[[storage.locations]]`) do not count: manifests and new copies go to the home location.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ async def has_segment_of(
 
     `is_home`: only segments in the home location count. Raises the store's errors."""
     finished = [each for each in metadata.stored_segments(partition) if each.is_finished]
-    for each in sorted(finished, key=lambda segment: segment.event_timestamp_ms)[:_PROBED_SEGMENTS]:
-        if is_home and decode_location(each.metadata.custom_metadata)[0] != HOME:
-            continue
+    oldest = (each.metadata for each in sorted(finished, key=lambda segment: segment.event_timestamp_ms))
+    probed = (each for each in oldest if not is_home or decode_location(each.custom_metadata)[0] == HOME)
+    for segment in islice(probed, _PROBED_SEGMENTS):
         with suppress(RemoteResourceNotFoundError):
-            await storage.fetch_indexes(each.metadata)
+            await storage.fetch_indexes(segment)
             return True
     return False
 

@@ -18,9 +18,10 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, takewhile
+from itertools import islice, pairwise, takewhile
 from typing import TypeVar
 
 from tiers.config.paused_work import TierWork, paused_work
@@ -165,7 +166,8 @@ class RLMExpirationTask:
         if not (deletable and await confirm()):
             return 0
         superseded = [segment for segment in deletable if not self._may_be_deleted(segment, start)]
-        troubles = {each.segment_id: await self._trouble_without(each) for each in superseded}
+        answering = [*self._answering(0)] if superseded else []
+        troubles = {each.segment_id: await self._trouble_without(each, answering) for each in superseded}
         deleted = await self._delete([each for each in deletable if troubles.get(each.segment_id) is None])
         if deleted and log_start.offset is not None:
             await self._services.local_indexes.remove_below(self._partition, log_start.offset)
@@ -173,13 +175,18 @@ class RLMExpirationTask:
             raise trouble
         return deleted
 
-    async def _trouble_without(self, superseded: RemoteLogSegmentMetadata) -> RemoteStorageError | None:
+    async def _trouble_without(
+        self, superseded: RemoteLogSegmentMetadata, answering: Sequence[StoredSegment]
+    ) -> RemoteStorageError | None:
         """Returns why the store cannot answer for the offsets of a superseded segment without it; None: it can.
 
-        The copy of another machine or of another day may be gone, or may never have been in this place."""
+        The copy of another machine or of another day may be gone, or may never have been in this place. `answering` are
+        the segments that stay, from the first offset on. From an offset in the middle on, the superseded segment itself
+        may answer."""
         services = self._services
-        answering = self._answering(superseded.start_offset)
-        for other in [*takewhile(lambda segment: segment.start_offset <= superseded.end_offset, answering)]:
+        first = bisect_left(answering, superseded.start_offset, key=lambda segment: segment.valid_end_offset)
+        rest = islice(answering, first, None)
+        for other in takewhile(lambda segment: segment.start_offset <= superseded.end_offset, rest):
             try:
                 await check_stored(services.storage, other.metadata, services.key_ring)
             except RemoteStorageError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -60,6 +60,10 @@ def one_by_one(
         offset = found.valid_end_offset + 1
 
 
+def offsets_from(offset: int, runs: Sequence[tuple[int, int]]) -> set[int]:
+    return {each for first, following in runs for each in range(max(first, offset), following)}
+
+
 def replay(topic: Topic, taken: list[tuple[str, object, object]]) -> list[RemoteLogSegmentMetadata]:
     added: list[RemoteLogSegmentMetadata] = []
     for step in taken:
@@ -93,6 +97,11 @@ def test_they_are_what_single_look_ups_find(taken: list[tuple[str, object, objec
             for offset in range(-1, LAST, 2):
                 found = [each.metadata for each in state.answering_segments(partition, offset)]
                 assert found == list(one_by_one(state, partition, offset))
+                runs = list(state.answered_offsets(partition, offset))
+                assert all(first < following <= later for (first, following), (later, _) in pairwise(runs))
+                assert offsets_from(offset, runs) == offsets_from(
+                    offset, [(each.start_offset, each.valid_end_offset + 1) for each in found]
+                )
             known = [state.remote_log_segment_metadata_by_id(each.segment_id) for each in added]
             mine = [each for each in known if each is not None and each.topic_id_partition == partition]
             mine.sort(key=lambda each: (each.start_offset, each.segment_id.id.bytes))

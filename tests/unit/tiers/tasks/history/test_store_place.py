@@ -68,11 +68,12 @@ async def test_no_new_partition_is_copied_into_a_folder_without_its_mount(manife
 
 async def test_topics_whose_objects_are_gone_keep_no_new_partition_out_for_ever(manifests: Manifests) -> None:
     """An operator may have deleted the objects of topics that no owner works on any more."""
+    await manifests.bench.check_manifest()
+    await copied(manifests.bench)
+    await manifests.round()
     for index in range(5):
         gone = segment_metadata.segment(TopicIdPartition(UUID(int=0), index, "gone"), 0, 9)
         await segment_metadata.copied(manifests.bench.metadata, gone)
-    await copied(manifests.bench)
-    await manifests.round()
     new = TopicIdPartition(UUID(int=2), 0, "new")
     bounds = await manifests.bench.log.bounds(PARTITION, 1000)
     with pytest.raises(RemoteStorageError, match="gone-0, gone-1, gone-2, which were copied"):
@@ -99,9 +100,9 @@ async def test_a_segment_in_another_location_does_not_show_that_home_is_mounted(
     bench = manifests.bench
     bench.services = replace(bench.services, storage=mounted)
     bench.restart()
+    await bench.check_manifest()
     await copied(bench)
     assert {decode_location(each.custom_metadata)[0] for each in bench.segments} == {"east"}
-    await PartitionManifestTask(bench.services, PARTITION).run()
     new = TopicIdPartition(UUID(int=2), 0, "new")
     bounds = await bench.log.bounds(PARTITION, 1000)
     services = replace(bench.services, storage=unmounted, place=StorePlace())
@@ -174,3 +175,79 @@ async def test_an_unread_metadata_partition_may_know_copies(manifests: Manifests
     manifests.bench.metadata.knows_all_partitions = True
     await manifests.task.check(bounds)
     assert (await manifests.stored()).segments == ()
+
+
+async def in_two_places(bench: Workbench) -> LocatedRemoteStorageManager:
+    """Segments go to the location "east" until an operator gives it the weight 0."""
+    (bench.folder / "east").mkdir(exist_ok=True)
+    east = {"name": "east", "path": str(bench.folder / "east"), "weight": int(not bench.segments)}
+    config = {"implementation": "local", "path": str(bench.folder / "remote"), "locations": [east]}
+    store = create_storage(StorageConfig.model_validate(config), "cluster")
+    await store.open()
+    bench.services = replace(bench.services, storage=store)
+    bench.restart()
+    return store
+
+
+async def test_no_copy_counts_in_an_unmounted_home_with_old_segments_elsewhere(bench: Workbench) -> None:
+    """The oldest segments are in a location that is still there. New ones go home."""
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10)))
+    first = await in_two_places(bench)
+    await bench.check_manifest()
+    await bench.copy_all()
+    await bench.write_manifest()
+    known = bench.finished
+    second = await in_two_places(bench)
+    await bench.check_manifest()
+    await unmounted(bench)
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10, 20)))
+    with pytest.raises(RemoteStorageError, match="is it not mounted"):
+        await bench.copy_all()
+    bench.restart()
+    with pytest.raises(RemoteStorageError, match="is it not mounted"):
+        await bench.check_manifest()
+    assert bench.finished == known
+    mounted_again(bench)
+    await bench.check_manifest()
+    await bench.copy_all()
+    assert len(bench.finished) > len(known)
+    for each in (first, second):
+        await each.close()
+
+
+async def test_no_copy_counts_after_an_unmount_without_a_known_manifest(bench: Workbench) -> None:
+    """The manifest is not readable, so the oldest segments show whether the store is still the right place."""
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10)))
+    await bench.check_manifest()
+    await bench.copy_all()
+    await bench.store.put_object(KEY, b"damaged")
+    bench.restart()
+    await bench.check_manifest()
+    known = bench.finished
+    await unmounted(bench)
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10, 20)))
+    with pytest.raises(MetadataLostError, match="does \\[storage\\] name another place"):
+        await bench.copy_all()
+    assert bench.finished == known
+
+
+async def test_no_copy_counts_that_the_next_mount_hides(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system is mounted again right after the objects were written. They are in the folder below."""
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10)))
+    await bench.check_manifest()
+    await bench.copy_all()
+    await bench.write_manifest()
+    known = bench.finished
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10, 20)))
+    await unmounted(bench)
+    check = bench.manifest_task.require_stored
+
+    async def mounted_meanwhile() -> None:
+        if (bench.folder / "mounted").exists():
+            mounted_again(bench)
+        await check()
+
+    monkeypatch.setattr(bench.manifest_task, "require_stored", mounted_meanwhile)
+    with pytest.raises(RemoteStorageError):
+        await bench.copy_all()
+    assert bench.finished == known

@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.errors import LogDivergedError
+from tiers.errors import LogDivergedError, RemoteStorageError
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.deletion.segment_deletion import write_state
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
@@ -28,15 +28,17 @@ async def copied(bench: Workbench) -> Workbench:
     return bench
 
 
-async def finished_again(bench: Workbench, segment: RemoteLogSegmentMetadata, **changes: int) -> RemoteLogSegmentId:
-    """Another copy, as one whose commit was not known to have succeeded."""
+async def finished_again(bench: Workbench, start: int, end: int) -> RemoteLogSegmentId:
+    """Another copy of a range, as one whose commit was not known to have succeeded."""
+    batch = batch_of(start, end - start + 1, value_bytes=15, timestamp=bench.wall_ms)
+    built = build_segment(bench.folder / f"{start}-{end}", [batch], start)
     again = replace(
-        segment,
+        metadata_of(built),
         segment_id=RemoteLogSegmentId(PARTITION, uuid4()),
         state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
-        **changes,  # type: ignore[arg-type]  # offsets and sizes alone
     )
     await bench.metadata.add_remote_log_segment_metadata(again)
+    await bench.store.copy_log_segment_data(again, built.log_segment_data(again))
     await write_state(bench.services, again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
     return again.segment_id
 
@@ -138,7 +140,7 @@ async def test_a_copy_that_answers_for_nothing_goes_without_moving_the_log_start
     """KAFKA-16511: of two copies of a range, one is enough."""
     old = [one.segment_id for one in copied.segments]
     for segment in copied.segments:
-        await finished_again(copied, segment)
+        await finished_again(copied, segment.start_offset, segment.end_offset)
     assert await copied.expire(POLICY) == 0
     copied.now_ms += copied.services.settings.remote_log.visible_after_ms
     assert await copied.expire(POLICY) == 3
@@ -152,7 +154,7 @@ async def test_a_copy_goes_when_the_stored_manifest_accepts_the_other_one(copied
     """Otherwise `rebuild` would find that an accepted segment is missing, and would not restore the partition."""
     await copied.write_manifest()
     for segment in copied.segments:
-        await finished_again(copied, segment)
+        await finished_again(copied, segment.start_offset, segment.end_offset)
     copied.now_ms += copied.services.settings.remote_log.visible_after_ms
     tasks = PartitionTasks(copied.services, PARTITION, POLICY, Tenure(0, 0))
     tasks.manifest = copied.manifest_task
@@ -166,7 +168,7 @@ async def test_a_copy_goes_when_the_stored_manifest_accepts_the_other_one(copied
 
 async def test_overlapping_copies_that_all_answer_for_something_stay(copied: Workbench) -> None:
     """After an election segments need not begin and end where they did."""
-    await finished_again(copied, copied.segments[1], start_offset=20, end_offset=45)
+    await finished_again(copied, 20, 45)
     copied.now_ms += copied.services.settings.remote_log.visible_after_ms
     assert await copied.expire(POLICY) == 0
     assert len(copied.finished) == 4
@@ -175,11 +177,28 @@ async def test_overlapping_copies_that_all_answer_for_something_stay(copied: Wor
 
 
 async def test_a_copy_within_another_goes(copied: Workbench) -> None:
-    inner = await finished_again(copied, copied.segments[1], start_offset=40, end_offset=45)
+    inner = await finished_again(copied, 40, 45)
     copied.now_ms += copied.services.settings.remote_log.visible_after_ms
     assert await copied.expire(POLICY) == 1
     assert inner not in [one.segment_id for one in copied.segments]
     assert copied.finished == [(0, 29), (30, 59), (60, 89)]
+
+
+@pytest.mark.parametrize("inner", [(40, 45), (40, 59), (30, 59)])
+async def test_a_copy_within_another_stays_while_the_store_lacks_that_one(
+    copied: Workbench, inner: tuple[int, int]
+) -> None:
+    """From the first offset of the inner copy on, the inner copy itself may answer."""
+    start, end = inner
+    outer = copied.segments[1]
+    within = await finished_again(copied, start, end)
+    copied.now_ms += copied.services.settings.remote_log.visible_after_ms
+    answering = {one.metadata.segment_id for one in copied.metadata.answering_segments(PARTITION)}
+    (gone,) = answering & {outer.segment_id, within}
+    await copied.store.delete_log_segment_data(copied.metadata.segments[gone])
+    with pytest.raises(RemoteStorageError, match="stays"):
+        await copied.expire(POLICY)
+    assert {outer.segment_id, within} <= {one.segment_id for one in copied.segments}
 
 
 async def test_a_copy_ends_although_the_leader_changes_meanwhile(

@@ -10,6 +10,7 @@ from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workb
 from tiers.errors import (
     BrokerError,
     LogDivergedError,
+    MetadataLostError,
     OwnershipLostError,
     RemoteLogMetadataNotReadyError,
     RemoteStorageError,
@@ -157,7 +158,7 @@ async def test_an_empty_store_in_place_of_the_right_one_is_given_no_trim(copied:
     await copied.write_manifest()
     shutil.rmtree(copied.folder / "remote")
     (copied.folder / "remote" / ".tmp").mkdir(parents=True)
-    with pytest.raises(RemoteStorageError, match="keep its records"):
+    with pytest.raises(MetadataLostError, match="another place"):
         await copied.trim(KEEP_NOTHING)
     assert copied.log.trims == []
 
