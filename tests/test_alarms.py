@@ -1,6 +1,6 @@
 """Every log line of the level ERROR is an alarm in words. Every state has a gauge, an alert and a card on the page.
 
-`proxy/admin/alarm_catalogue.py` is the one list. docs/alarms.md is generated from it.
+`proxy/admin/alarms/catalogue.py` is the one list. docs/alarms.md is generated from it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from proxy.admin.alarm import Alarm, Kind
-from proxy.admin.alarm_catalogue import ALARMS, BY_NAME, runbook_of
+from proxy.admin.alarms.catalogue import ALARMS, BY_NAME, runbook_of
 from proxy.admin.html import Renderer
 from proxy.admin.source import raised
 from proxy.commands.alarm_reference import reference
 from proxy.commands.metrics_reference import all_metrics
 from proxy.log_events import ALARMS as EVENTS_OF_LINES
+from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms
 from proxy.process.admin.process_view import RunningTasks, raised_alarms
-from proxy.process.process_alarms import ProcessAlarm, ProcessAlarms
 from tests.support.log_lines import error_phrases, sources
 from tests.support.repository import ROOT
 from tiers.metric_spec import GaugeSpec

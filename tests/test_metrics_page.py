@@ -18,9 +18,9 @@ from proxy.admin.facts import ProcessState
 from proxy.commands.metrics_reference import LABELS, all_metrics, reference, specs_of
 from proxy.handlers.fetch.metrics import RemoteFetchMetrics
 from proxy.metrics import CLOSE_CAUSES, REJECT_REASONS, BuildInfo, ProxyMetrics
+from proxy.process.admin.process_alarms import ProcessAlarms
+from proxy.process.admin.process_state import StateMetric
 from proxy.process.loop_latency import LoopLatency
-from proxy.process.process_alarms import ProcessAlarms
-from proxy.process.process_state import StateMetric
 from proxy.process.store_probe import StoreProbe
 from proxy.wire.admission import Limit
 from tests.support.fakes.fetch_bench import P0, bench_of

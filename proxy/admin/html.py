@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from proxy.admin import words
-from proxy.admin.alarm_catalogue import BY_NAME, runbook_of
+from proxy.admin.alarms.catalogue import BY_NAME, runbook_of
 from proxy.admin.api import STATES, query_of
 from proxy.admin.drawing import Sparkline, bounds_drawing, sparkline
 from proxy.admin.facts import (

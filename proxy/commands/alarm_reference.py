@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from proxy.admin.alarm import Alarm, Kind
-from proxy.admin.alarm_catalogue import ALARMS
+from proxy.admin.alarms.catalogue import ALARMS
 
 INTRODUCTION = """\
 # Alarms

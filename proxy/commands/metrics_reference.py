@@ -13,9 +13,9 @@ from typing import Final
 
 import proxy.handlers.fetch.metrics
 import proxy.metrics
+import proxy.process.admin.process_alarms
+import proxy.process.admin.process_state
 import proxy.process.loop_latency
-import proxy.process.process_alarms
-import proxy.process.process_state
 import proxy.process.processes
 import proxy.process.remote_reader
 import proxy.process.store_probe
@@ -26,7 +26,7 @@ import tiers.reader.read_accounts
 import tiers.storage.instrumented
 import tiers.tasks.metrics
 from proxy.admin.facts import ProcessState
-from proxy.process.process_alarms import ProcessAlarm
+from proxy.process.admin.process_alarms import ProcessAlarm
 from tiers.config.paused_work import TierWork
 from tiers.metric_spec import FROM_THE_START, MetricSpec
 from tiers.reader.read_accounts import MAX_CLIENTS, OTHERS
@@ -50,8 +50,8 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[ModuleType, ...]], ...]] = (
         "The client library adds `process_*`: CPU time, memory, open files and the start time.",
         (
             tiers.fitness,
-            proxy.process.process_state,
-            proxy.process.process_alarms,
+            proxy.process.admin.process_state,
+            proxy.process.admin.process_alarms,
             proxy.process.loop_latency,
             proxy.process.processes,
         ),

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from proxy.admin.alarm import Kind
-from proxy.admin.alarm_states import STATES
+from proxy.admin.alarms.states import STATES
 from proxy.commands.scrape import AdminClient, Scrape, admin_client
 from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config

@@ -40,6 +40,8 @@ from proxy.logging_setup import set_level
 from proxy.metrics import BuildInfo, ProxyMetrics
 from proxy.process.admin.access import AdminAccess, admin_access
 from proxy.process.admin.http import admin_http
+from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
+from proxy.process.admin.process_state import STATE_LINE, StateMetric
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import writer_of_local_indexes
@@ -48,8 +50,6 @@ from proxy.process.open_files import fit_open_files
 from proxy.process.own_rights import OwnRights
 from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
-from proxy.process.process_alarms import ProcessAlarm, troubles_of
-from proxy.process.process_state import STATE_LINE, StateMetric
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier

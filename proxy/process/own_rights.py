@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack
 
 from proxy.cluster.permissions import missing_permissions, principal_of
 from proxy.config import TidegateConfig
+from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms
 from proxy.process.live_settings import LiveSettings
-from proxy.process.process_alarms import ProcessAlarm, ProcessAlarms
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError

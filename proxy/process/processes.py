@@ -36,12 +36,12 @@ from proxy.process.admin.access import admin_access
 from proxy.process.admin.child_pages import ChildPages
 from proxy.process.admin.facts_of_all import REMOTE_LOG, SUPERVISOR, FactsOfAll, OwnAlarms
 from proxy.process.admin.http import admin_pages
+from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms, troubles_of
+from proxy.process.admin.process_state import STATE_LINE, metrics_of_the_dead
 from proxy.process.admin.recent_events import RecentEvents
 from proxy.process.budgets import remove_other_chunk_folders
 from proxy.process.child import Duty, Task, end_timeout_ms
 from proxy.process.port_claims import make_claims
-from proxy.process.process_alarms import ProcessAlarm, ProcessAlarms, troubles_of
-from proxy.process.process_state import STATE_LINE, metrics_of_the_dead
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import metadata_folder
 from proxy.process.remote_reader import REMOTE_READER

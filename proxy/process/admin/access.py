@@ -19,7 +19,7 @@ from pathlib import Path
 from aiohttp import web
 
 from proxy.config import AdminConfig, AdminTlsConfig
-from proxy.process.process_alarms import ProcessAlarm, troubles_of
+from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
 from tiers.broker.tls import TlsContext, load_authorities, load_certificate, monotonic_ms
 from tiers.config.tier_config import ConfigError
 

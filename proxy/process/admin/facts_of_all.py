@@ -36,9 +36,9 @@ from proxy.admin.source import MAX_ALARMS, FactsUnavailableError
 from proxy.config import TidegateConfig
 from proxy.process.admin.child_pages import FACTS_TIMEOUT_S, ChildPages
 from proxy.process.admin.http import REPORT_PATH
+from proxy.process.admin.process_alarms import ProcessAlarms
+from proxy.process.admin.process_state import STATE_LINE
 from proxy.process.admin.recent_events import MAX_EVENTS, RecentEvents
-from proxy.process.process_alarms import ProcessAlarms
-from proxy.process.process_state import STATE_LINE
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.supervisor import Child, Supervisor
 from proxy.version import installed_version

@@ -18,10 +18,10 @@ from proxy.admin.tier_look import TierParts
 from proxy.admin.tier_view import TierView
 from proxy.cluster.broker_configs import BrokerConfigs
 from proxy.metrics import ProxyMetrics
+from proxy.process.admin.process_alarms import ProcessAlarms
 from proxy.process.admin.process_report import CountedParts, process_report
 from proxy.process.admin.recent_events import RecentEvents
 from proxy.process.live_settings import LiveSettings
-from proxy.process.process_alarms import ProcessAlarms
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal

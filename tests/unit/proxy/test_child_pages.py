@@ -15,8 +15,8 @@ from proxy.admin.facts import THIS_PROCESS, EventLine, RaisedAlarm
 from proxy.process.admin.child_pages import FACTS_TIMEOUT_S, ChildPages
 from proxy.process.admin.facts_of_all import REMOTE_LOG, FactsOfAll, OwnAlarms
 from proxy.process.admin.http import REPORT_PATH
+from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms
 from proxy.process.admin.recent_events import RecentEvents
-from proxy.process.process_alarms import ProcessAlarm, ProcessAlarms
 from proxy.process.processes import WholePages
 from tests.support.proxy.parsed_config import parse_config
 

@@ -9,9 +9,9 @@ import pytest
 
 from proxy.config import TidegateConfig
 from proxy.process import own_rights
+from proxy.process.admin.process_alarms import ProcessAlarms
 from proxy.process.live_settings import LiveSettings
 from proxy.process.own_rights import OwnRights
-from proxy.process.process_alarms import ProcessAlarms
 from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.admin.facts import THIS_PROCESS, ProcessState, RaisedAlarm
+from proxy.process.admin.process_state import StateMetric, metrics_of_the_dead
 from proxy.process.app import Proxy
-from proxy.process.process_state import StateMetric, metrics_of_the_dead
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.ports import free_ports
 from tiers.errors import BrokerRefusedError

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 import aiohttp
 import pytest
 
-from proxy.admin.alarm_catalogue import BY_NAME, runbook_of
+from proxy.admin.alarms.catalogue import BY_NAME, runbook_of
 from proxy.admin.facts import (
     ErrorLine,
     EventLine,

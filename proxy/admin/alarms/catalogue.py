@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from proxy import log_events
 from proxy.admin.alarm import Alarm
-from proxy.admin.alarm_events import EVENTS
-from proxy.admin.alarm_states import STATES
+from proxy.admin.alarms.events import EVENTS
+from proxy.admin.alarms.states import STATES
 
 ALARMS: Final = (*STATES, *EVENTS)
 BY_NAME: Final[Mapping[str, Alarm]] = {alarm.name: alarm for alarm in ALARMS} | {
