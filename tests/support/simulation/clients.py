@@ -44,6 +44,9 @@ class Answered:
     is_out_of_date: bool
     """The client asked a broker that was cut off, whose log ends before the offset. Kafka itself refuses the offset
     then, unless the client names a leader epoch that the broker does not know."""
+    is_from_old_leader: bool
+    """A broker that was cut off answered from its own log. Kafka itself answers records then that were deleted from
+    the new leader."""
 
 
 class SimExchange:
@@ -201,7 +204,8 @@ class SimClient:
         if not broker.is_up:
             return None
         local = partition.replicas[node]
-        is_out_of_date = broker.is_cut_off and offset > local.end
+        is_cut_off = broker.is_cut_off
+        is_out_of_date = is_cut_off and offset > local.end
         frame = fetch_frame(
             _VERSION,
             [Ask(partition.topic.topic_id, partition.index, offset, max_bytes, leader_epoch=self._epoch(broker))],
@@ -223,6 +227,7 @@ class SimClient:
             one.high_watermark,
             one.log_start_offset,
             is_out_of_date,
+            is_cut_off and local.start <= offset,
         )
 
     def _epoch(self, broker: SimBroker) -> int:
