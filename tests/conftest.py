@@ -32,6 +32,7 @@ from tests.support.servers.secure_kafka import add_users, secure_kafka
 from tests.support.servers.speaking import said_since
 from tests.support.servers.tidegate import TidegateProcess
 from tests.support.servers.versitygw import VersityGateway
+from tests.support.temporary_folder import use_memory
 from tiers.broker.client import BrokerClient
 
 # No test asserts timing, so hypothesis has no deadline and no health check for slow machines. Two runs of a commit try
@@ -71,6 +72,8 @@ class GroupTimes:
 
 @pytest.hookimpl(trylast=True)  # after pytest's own faulthandler, which mixes its output with that of other processes
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        use_memory()  # the test processes inherit the choice
     config.stash[_deaths] = []
     config.pluginmanager.register(GroupTimes())
     config.pluginmanager.register(hanging_tests)

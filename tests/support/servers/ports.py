@@ -11,7 +11,6 @@ import fcntl
 import os
 import random
 import socket
-import tempfile
 import threading
 from pathlib import Path
 
@@ -34,7 +33,8 @@ def consecutive_free_ports(count: int, host: str = "127.0.0.1") -> int:
     """Returns the first of `count` consecutive ports on which nothing listens."""
     with _taking:
         if not _locks:
-            name = Path(tempfile.gettempdir(), f"tidegate-ports-{os.getuid()}")
+            # Runs with different values of TMPDIR share the ports of the machine, so they share this file.
+            name = Path("/tmp", f"tidegate-ports-{os.getuid()}")
             _locks.append(os.open(name, os.O_RDWR | os.O_CREAT, 0o600))
         while True:
             first = random.choice(PORTS)
