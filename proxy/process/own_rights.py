@@ -1,4 +1,4 @@
-"""`OwnRights`: the rights at the brokers that the proxy lacks, found at the start and after each change of the topics.
+"""`OwnRights`: the rights at the brokers that the proxy lacks.
 
 One process of a proxy checks them: the one that runs the RLM tasks.
 """
@@ -6,6 +6,7 @@ One process of a proxy checks them: the one that runs the RLM tasks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -21,6 +22,8 @@ from tiers.errors import BrokerError
 logger = logging.getLogger(__name__)
 
 TIMEOUT_MS = 10_000
+AGAIN_AFTER_S = 60.0
+"""An operator who gives a right sees the alarm end soon."""
 
 
 class OwnRights:
@@ -31,51 +34,56 @@ class OwnRights:
         self._live = live
         self._alarms = alarms
         self._missing: Sequence[str] = ()
+        self._is_known = False
+        """Whether the last check read the rights."""
         self._checked_topics = live.config.topics
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Checks the rights now, and follows the settings until the stack closes.
+        """Checks the rights now, and checks them again until the stack closes.
 
         Raises `RemoteTierError` if an essential right is missing. Logs other missing rights, and a failure to read
         them."""
+        await self._check(is_start=True)
+        principal = principal_of(self._live.config)
+        self._alarms.watch(ProcessAlarm.MISSING_RIGHT, lambda: [f"{principal} lacks {each}" for each in self._missing])
+        topics_changed = asyncio.Event()
+
+        def follow(config: TidegateConfig) -> None:
+            if config.topics != self._checked_topics:
+                topics_changed.set()
+
+        self._live.follow(stack, follow)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        stack.callback(tasks.create_task(self._keep_checking(topics_changed)).cancel)
+
+    async def _keep_checking(self, topics_changed: asyncio.Event) -> None:
+        """Checks again after each change of the topics, and every minute until no right is missing."""
+        while True:
+            has_all = self._is_known and not self._missing
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if has_all else AGAIN_AFTER_S):
+                    await topics_changed.wait()
+            topics_changed.clear()
+            try:
+                await self._check(is_start=False)
+            except Exception as error:  # the copying goes on
+                logger.warning("the proxy's own rights cannot be read: %s", error, exc_info=True)
+
+    async def _check(self, *, is_start: bool) -> None:
         config = self._live.config
+        self._checked_topics = config.topics
+        principal = principal_of(config)
         try:
             essential, others = await missing_permissions(self._client, config, TIMEOUT_MS)
         except BrokerError as error:
-            logger.warning("the proxy's own rights cannot be read: %s", error)
-        else:
-            if essential:
-                raise RemoteTierError(f"{principal_of(config)} lacks {'; '.join(essential)}")
-            self._found(config, others)
-        self._alarms.watch(ProcessAlarm.MISSING_RIGHT, lambda: self._missing)
-        self._checked_topics = config.topics
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        check: asyncio.Task[None] | None = None
-
-        def follow(config: TidegateConfig) -> None:
-            nonlocal check
-            if config.topics != self._checked_topics:
-                self._checked_topics = config.topics
-                stop()  # the answer to an earlier check would be one about other topics
-                check = tasks.create_task(self._check_again(config))
-
-        def stop() -> None:
-            if check is not None:
-                check.cancel()
-
-        stack.callback(stop)
-        self._live.follow(stack, follow)
-
-    async def _check_again(self, config: TidegateConfig) -> None:
-        try:
-            essential, others = await missing_permissions(self._client, config, TIMEOUT_MS)
-        except Exception as error:  # the copying goes on
-            logger.warning("the proxy's own rights cannot be read: %s", error, exc_info=True)
-        else:
-            self._found(config, [*essential, *others])
-
-    def _found(self, config: TidegateConfig, missing: Sequence[str]) -> None:
-        principal = principal_of(config)
+            if self._is_known or is_start:
+                logger.warning("the proxy's own rights cannot be read: %s", error)
+            self._is_known = False
+            return
+        if is_start and essential:
+            raise RemoteTierError(f"{principal} lacks {'; '.join(essential)}")
+        missing = [*essential, *others]
         for right in missing:
-            logger.error("%s lacks %s", principal, right)
-        self._missing = [f"{principal} lacks {right}" for right in missing]
+            if right not in self._missing:
+                logger.error("%s lacks %s", principal, right)
+        self._missing, self._is_known = missing, True
