@@ -36,23 +36,28 @@ function complain(reason) {
   document.querySelector("main").prepend(banner);
 }
 
+const reasonOf = (status) =>
+  status === 0 ? "The proxy does not answer."
+    : status === 401 ? "The admin port asks for other credentials. Load the page again to enter them."
+      : `The proxy answers with the status ${status}.`;
+
 // Refresh in place. Only the newest answer counts.
 let asked = 0;
 let answered = 0;
 async function load(url, selectors) {
   const number = ++asked;
   let text;
-  let isAnswer = false;
+  let status = 0;
   try {
     const answer = await fetch(url, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(ANSWER_MS) });
-    isAnswer = answer.ok;
+    status = answer.status;
     text = await answer.text();
   } catch { text = ""; }
   answered += 1;
   if (number !== asked) return;
   const fresh = new DOMParser().parseFromString(text, "text/html");
-  complain(isAnswer ? "" : fresh.querySelector("main .empty")?.textContent.trim() || "The proxy does not answer.");
-  if (!isAnswer) return;
+  complain(status === 200 ? "" : fresh.querySelector("main .empty")?.textContent.trim() || reasonOf(status));
+  if (status !== 200) return;
   const open = [...document.querySelectorAll("details[open][id]")].map((each) => each.id);
   const at = rowIndex();
   for (const selector of selectors) {
