@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from typing import Final, NamedTuple
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 from tiers.sockets import connected_socket
 from tiers.storage.remote_storage_manager import Allocate
+from tiers.storage.s3.http_proxy import HttpProxy, open_tunnel, proxy_of
 from tiers.storage.s3.range_connection import (
     ByteRange,
     LostConnectionError,
@@ -34,12 +36,13 @@ class TlsRefusedError(Exception):
     """The TLS handshake with the store failed, for example because of its certificate."""
 
 
-class Origin(NamedTuple):
-    """Where a connection leads to."""
+class Route(NamedTuple):
+    """Where a connection leads to, and by which proxy. Without TLS, a connection to a proxy leads to all stores."""
 
     is_tls: bool
     host: str
     port: int
+    proxy: HttpProxy | None
 
 
 def new_memory(length: int) -> memoryview:
@@ -49,18 +52,22 @@ def new_memory(length: int) -> memoryview:
 class RangeReader:
     """Keeps at most `max_connections` open; more GETs wait. Must be created on the event loop that uses it.
 
-    `tls` makes the context for https."""
+    `tls` makes the context for https. `proxy_of` names the proxy for a URL; it is asked once per host."""
 
     def __init__(
         self,
         max_connections: int,
         *,
         tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        proxy_of: Callable[[str], HttpProxy | None] = proxy_of,
     ) -> None:
+        self._proxy_of = proxy_of
+        self._proxies: dict[tuple[str, str], HttpProxy | None] = {}
+        """By the scheme and the host with its port."""
         self._places = asyncio.Semaphore(max_connections)
         self._make_tls = tls
         self._tls: ssl.SSLContext | None = None
-        self._idle: dict[Origin, list[RangeConnection]] = {}
+        self._idle: dict[Route, list[RangeConnection]] = {}
         self._in_use: set[RangeConnection] = set()
         self._is_closed = False
 
@@ -78,34 +85,34 @@ class RangeReader:
 
         Raises `LostConnectionError`, `UnexpectedAnswerError`, `MalformedAnswerError`, `TlsRefusedError` and `OSError`.
         Raises `ValueError` for a URL that cannot be sent."""
-        origin, request = _request(url, asked)
+        route, request = self._request(url, asked)
 
         def get(connection: RangeConnection) -> Coroutine[None, None, RangeAnswer]:
             return connection.get(request, asked, moved, allocate)
 
         async with self._places:
-            kept = self._take_idle(origin)
+            kept = self._take_idle(route)
             if kept is not None:
                 try:
-                    return await self._get_by(kept, origin, get)
+                    return await self._get_by(kept, route, get)
                 except UnansweredError:
                     pass  # the store closed it meanwhile
-            return await self._get_by(await self._connect(origin), origin, get)
+            return await self._get_by(await self._connect(route), route, get)
 
     async def close(self) -> None:
         """Closes all connections. GETs in progress and later ones raise `LostConnectionError`. Safe to call twice."""
         self._is_closed = True
         for connection in self._in_use:
             connection.abort()
-        for origin in self._idle:
-            while (idle := self._take_idle(origin)) is not None:
+        for route in self._idle:
+            while (idle := self._take_idle(route)) is not None:
                 idle.abort()
         await asyncio.sleep(0)  # the loop ends the aborted connections
 
     async def _get_by(
         self,
         connection: RangeConnection,
-        origin: Origin,
+        route: Route,
         get: Callable[[RangeConnection], Coroutine[None, None, RangeAnswer]],
     ) -> RangeAnswer:
         self._in_use.add(connection)
@@ -116,11 +123,11 @@ class RangeReader:
             if self._is_closed:
                 connection.abort()
             elif connection.is_usable:
-                self._keep(origin, connection)
+                self._keep(route, connection)
 
-    def _take_idle(self, origin: Origin) -> RangeConnection | None:
+    def _take_idle(self, route: Route) -> RangeConnection | None:
         """Returns the connection that was used last. So the others become idle for long, and close."""
-        idle = self._idle.get(origin)
+        idle = self._idle.get(route)
         if not idle:
             return None
         connection = idle.pop()
@@ -128,8 +135,8 @@ class RangeReader:
         connection.idle_timer.cancel()
         return connection
 
-    def _keep(self, origin: Origin, connection: RangeConnection) -> None:
-        idle = self._idle.setdefault(origin, [])
+    def _keep(self, route: Route, connection: RangeConnection) -> None:
+        idle = self._idle.setdefault(route, [])
         idle.append(connection)
 
         def close() -> None:
@@ -138,19 +145,42 @@ class RangeReader:
 
         connection.idle_timer = asyncio.get_running_loop().call_later(IDLE_S, close)
 
-    async def _connect(self, origin: Origin) -> RangeConnection:
+    async def _connect(self, route: Route) -> RangeConnection:
         if self._is_closed:
             raise LostConnectionError("the reader is closed")
-        tls = await self._tls_context() if origin.is_tls else None
-        loop = asyncio.get_running_loop()
-        opened = await connected_socket(origin.host, origin.port)
+        tls = await self._tls_context() if route.is_tls else None
+        opened = await _opened(route)
         try:
-            _, connection = await loop.create_connection(
-                RangeConnection, sock=opened, ssl=tls, server_hostname=origin.host if origin.is_tls else None
+            _, connection = await asyncio.get_running_loop().create_connection(
+                RangeConnection, sock=opened, ssl=tls, server_hostname=route.host if route.is_tls else None
             )
         except ssl.SSLError as error:
             raise TlsRefusedError(str(error)) from error
         return connection
+
+    def _request(self, url: str, asked: ByteRange) -> tuple[Route, bytes]:
+        parts = urlsplit(url)
+        if not _SENDABLE.fullmatch(url) or parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+            raise ValueError(f"{parts.scheme}://{parts.netloc} is no address of a store")
+        place = parts.scheme, parts.netloc
+        if place not in self._proxies:
+            self._proxies[place] = self._proxy_of(url)
+        proxy = self._proxies[place]
+        default_port = _DEFAULT_PORTS[parts.scheme]
+        name, port, is_tls = parts.hostname, parts.port or default_port, parts.scheme == "https"
+        host = f"[{name}]" if ":" in name else name
+        if port != default_port:
+            host = f"{host}:{port}"
+        target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        fields = asked.header()
+        if proxy is None or is_tls:
+            route = Route(is_tls, name, port, proxy)
+        else:
+            route = Route(is_tls, proxy.host, proxy.port, proxy)
+            target = f"http://{host}{target}"
+            fields += proxy.header()
+        head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{fields}Accept-Encoding: identity\r\n\r\n"
+        return route, head.encode("ascii")
 
     async def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -158,15 +188,14 @@ class RangeReader:
         return self._tls
 
 
-def _request(url: str, asked: ByteRange) -> tuple[Origin, bytes]:
-    parts = urlsplit(url)
-    if not _SENDABLE.fullmatch(url) or parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
-        raise ValueError(f"{parts.scheme}://{parts.netloc} is no address of a store")
-    default_port = _DEFAULT_PORTS[parts.scheme]
-    origin = Origin(parts.scheme == "https", parts.hostname, parts.port or default_port)
-    host = f"[{origin.host}]" if ":" in origin.host else origin.host
-    if origin.port != default_port:
-        host = f"{host}:{origin.port}"
-    target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-    head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{asked.header()}Accept-Encoding: identity\r\n\r\n"
-    return origin, head.encode("ascii")
+async def _opened(route: Route) -> socket.socket:
+    """Returns a socket whose next bytes reach the route's host. Raises `OSError`."""
+    if route.proxy is None or not route.is_tls:
+        return await connected_socket(route.host, route.port)
+    opened = await connected_socket(route.proxy.host, route.proxy.port)
+    try:
+        await open_tunnel(opened, route.proxy, route.host, route.port)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
