@@ -6,7 +6,9 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
+from ipaddress import IPv4Network
 
 import pytest
 
@@ -114,13 +116,19 @@ class NamedBroker(FakeBroker):
 class Rig:
     """One port for two brokers. Others may join."""
 
-    def __init__(self, server: ProxyServer, brokers: Sequence[NamedBroker], tls: TlsContext) -> None:
+    def __init__(
+        self,
+        server: ProxyServer,
+        brokers: Sequence[NamedBroker],
+        tls: TlsContext,
+        proxy_networks: Sequence[IPv4Network] = (),
+    ) -> None:
         self.known = {broker.node_id: broker.addresses for broker in brokers}
         self.port = 0
         self.woken = 0
 
         def listen(host: str, port: int, endpoint: Endpoint) -> None:
-            self.port = server.listen(host, 0, endpoint, Entrance(tls))[1]
+            self.port = server.listen(host, 0, endpoint, Entrance(tls, proxy_networks))[1]
 
         self.listeners = BrokerListeners(BY_SNI, listen, self._addresses, lambda: brokers[0].addresses, lambda: None)
         self.listeners.listen_for_bootstrap()
@@ -129,15 +137,17 @@ class Rig:
         return self.known.get(node_id, ())
 
     async def reached(
-        self, context: ssl.SSLContext, name: str | None, session: ssl.SSLSession | None = None
+        self, context: ssl.SSLContext, name: str | None, session: ssl.SSLSession | None = None, header: bytes = b""
     ) -> tuple[int | None, ssl.SSLSession | None]:
-        """Returns the broker that answers, and the TLS session. None: the proxy closed the connection."""
+        """Returns the broker that answers, and the TLS session. None: the proxy closed the connection.
+
+        The client sends `header` before the handshake."""
 
         def ask() -> tuple[int | None, ssl.SSLSession | None]:
-            with (
-                socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S) as plain,
-                context.wrap_socket(plain, server_hostname=name, session=session) as tls,
-            ):
+            with ExitStack() as stack:
+                plain = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S))
+                plain.sendall(header)
+                tls = stack.enter_context(context.wrap_socket(plain, server_hostname=name, session=session))
                 assert tls.session_reused == (session is not None)
                 tls.sendall(frame(request(OPAQUE, 0, 7, b"x")))
                 answer = tls.recv(9)
@@ -187,6 +197,16 @@ async def test_a_resumed_session_names_its_broker_again(rig: Rig, authority: Aut
 
 async def test_a_client_that_names_an_unknown_broker_is_refused(rig: Rig, authority: Authority) -> None:
     assert (await rig.reached(of_client(authority), "broker-3.kafka.example.org"))[0] is None
+
+
+@pytest.mark.parametrize(("name", "node_id"), [("broker-2.kafka.example.org", 2), ("kafka.example.org", 1)])
+async def test_a_load_balancers_header_comes_before_the_name(authority: Authority, name: str, node_id: int) -> None:
+    header = b"PROXY TCP4 192.0.2.7 10.0.0.1 5000 9092\r\n"
+    async with NamedBroker(1) as one, NamedBroker(2) as two:
+        tls = for_clients(authority, certificate=authority.identity("proxy", *NAMES))
+        async with ProxyServer(Router(), LimitsConfig(), ProxyMetrics()) as server:
+            rig = Rig(server, [one, two], tls, [IPv4Network("127.0.0.0/8")])
+            assert (await rig.reached(of_client(authority), name, header=header))[0] == node_id
 
 
 async def test_a_broker_that_joins_is_reached_by_its_name(rig: Rig, authority: Authority) -> None:
