@@ -82,8 +82,9 @@ def until_more_is_read(seen: list[Seen], count: int = 50) -> None:
     until(lambda: all(len(each.read) > enough for each, enough in zip(seen, wanted, strict=True)))
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_rolling_restart_costs_no_client_anything(
-    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
+    workers: int, kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     port = consecutive_free_ports(PORTS)
     seen = [Seen(name) for name in CLIENTS]
@@ -91,6 +92,7 @@ def test_a_rolling_restart_costs_no_client_anything(
         proxies = []
         for number in (1, 2):
             settings: dict[str, str | int] = {
+                "workers": workers,
                 "remote.log.metadata.topic.name": f"__metadata-{topic_name}"[:200],
             }
             home = tmp_path / f"proxy-{number}"
