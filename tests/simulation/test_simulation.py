@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.support.simulation.__main__ import outcomes
-from tests.support.simulation.faults import KINDS, RELOADS, Fault, plan
+from tests.support.simulation.faults import KINDS, RELOADS, UNMOUNTS, Fault, plan
 from tests.support.simulation.planted import PLANTED, planted
 from tests.support.simulation.planted_search import search
 from tests.support.simulation.shrinking import report, shortened
@@ -41,6 +41,13 @@ def test_no_reload_violates_a_rule(seed: int) -> None:
     assert outcome.violation is None, report(outcome)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_unmounted_store_violates_a_rule(seed: int) -> None:
+    outcome = simulate(seed, plan(seed, UNMOUNTS))
+    assert any("store-unmounted" in event for event in outcome.events)
+    assert outcome.violation is None, report(outcome)
+
+
 def test_two_runs_of_a_seed_are_the_same() -> None:
     one, again = simulate(301, plan(301)), simulate(301, plan(301))
     assert one.trace == again.trace
@@ -67,7 +74,13 @@ def test_every_kind_of_fault_is_in_some_plan() -> None:
 
 @pytest.mark.parametrize(
     ("name", "first"),
-    [("trims-at-once", 0), ("forgets-aborts", 4), ("rebalance-costs", 0), ("never-asks-the-group", 4)],
+    [
+        ("trims-at-once", 0),
+        ("forgets-aborts", 4),
+        ("rebalance-costs", 0),
+        ("never-asks-the-group", 4),
+        ("takes-any-store", 0),
+    ],
 )
 def test_a_planted_bug_is_found(name: str, first: int) -> None:
     """Begins with a seed that finds the bug, so that one run is enough. The next ones count if the faults change."""

@@ -262,6 +262,15 @@ def _store_cut(sim: Simulation, fault: Fault) -> Callable[[], None]:
     return lambda: sim.store.cuts.discard(name)
 
 
+def _store_unmounted(sim: Simulation, fault: Fault) -> Callable[[], None] | None:
+    """A machine has an empty folder in place of the store's file system. Before the first manifest, nothing tells."""
+    if not sim.has_all_manifests():
+        return None
+    name = _machine(sim, fault).name
+    sim.store.unmounted.add(name)
+    return lambda: sim.store.unmounted.discard(name)
+
+
 def _unreadable_batch(sim: Simulation, fault: Fault) -> None:
     sim.damage_batch(fault.which)
 
@@ -383,6 +392,9 @@ KINDS: Mapping[str, tuple[float, Apply]] = {
 """The kinds of faults with their weights."""
 RELOADS: Mapping[str, tuple[float, Apply]] = {**KINDS, "reload": (40, _reload)}
 """The same with many reloads. The plans of `KINDS` are without them, so that the seeds that find planted bugs stay."""
+UNMOUNTS: Mapping[str, tuple[float, Apply]] = {**KINDS, "store-unmounted": (40, _store_unmounted)}
+"""The same with many file systems that are not mounted."""
+ALL_KINDS: Mapping[str, tuple[float, Apply]] = {**RELOADS, **UNMOUNTS}
 
 
 def plan(seed: int, kinds: Mapping[str, tuple[float, Apply]] = KINDS) -> list[Fault]:

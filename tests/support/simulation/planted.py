@@ -91,6 +91,11 @@ def _ignores_divergence(stack: ExitStack) -> None:
     _replace(stack, trim_task, "check_remote_lineage", _nothing)
 
 
+def _takes_any_store(stack: ExitStack) -> None:
+    _replace(stack, PartitionManifestTask, "_check_place", _nothing)
+    _replace(stack, PartitionManifestTask, "require_stored", _nothing)
+
+
 def _deletes_quarantine(stack: ExitStack) -> None:
     original = RLMExpirationTask._may_be_deleted
     _replace(
@@ -400,6 +405,9 @@ PLANTED: Mapping[str, PlantedBug] = {
     ),
     "restores-the-named": PlantedBug(
         "objects", "restores no segment that is newer than the manifest", _restores_what_is_named
+    ),
+    "takes-any-store": PlantedBug(
+        "rule 4", "takes an empty folder for the store", _takes_any_store, ("store-unmounted", "rebalance")
     ),
     "copies-open": PlantedBug("rule 4", "copies beyond the last stable offset", _copies_open_transactions),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tests.support.simulation.__main__ import outcomes
-from tests.support.simulation.faults import KINDS, plan
+from tests.support.simulation.faults import ALL_KINDS, KINDS, plan
 from tests.support.simulation.planted import PLANTED, WITHIN_SEEDS, planted
 from tests.support.simulation.simulation import Outcome, simulate
 
@@ -26,7 +26,7 @@ class Found(NamedTuple):
 
 def run_kinds(kinds: tuple[str, ...], seed: int) -> Outcome:
     """Runs a seed whose faults are of some kinds; of all kinds without any."""
-    return simulate(seed, plan(seed, {name: KINDS[name] for name in kinds} if kinds else KINDS))
+    return simulate(seed, plan(seed, {name: ALL_KINDS[name] for name in kinds} if kinds else KINDS))
 
 
 def search(name: str, first: int, seeds: int, processes: int = 1) -> Found:

@@ -25,7 +25,7 @@ from tests.support.simulation.cluster import HOST, PORT, SimCluster, SimPartitio
 from tests.support.simulation.compaction import compact
 from tests.support.simulation.environment import WALL_START_MS, simulated_environment, unheard_garbage
 from tests.support.simulation.expectation import Retention
-from tests.support.simulation.faults import LAST_S, RELOADS, Fault
+from tests.support.simulation.faults import ALL_KINDS, LAST_S, Fault
 from tests.support.simulation.groups import GroupCoordinator
 from tests.support.simulation.loop import START_S, VirtualLoop
 from tests.support.simulation.network import Network
@@ -37,6 +37,7 @@ from tests.support.simulation.store import SimStore
 from tests.support.simulation.transactions import TransactionCoordinator
 from tests.support.simulation.workload import Producer
 from tiers.model.ids import TopicIdPartition
+from tiers.storage.object_key import parse_partition_manifest_key
 
 _METADATA_MANAGER = "tiers.metadata.topic.topic_based:TopicBasedRemoteLogMetadataManager"
 """The name of its entry point would be looked for at each start of a process."""
@@ -171,7 +172,7 @@ class Simulation:
             return
         self.faults_applied += 1
         self.note(f"{fault}")
-        end = RELOADS[fault.kind][1](self, fault)
+        end = ALL_KINDS[fault.kind][1](self, fault)
         if end is not None:
             self._undo.append(end)
 
@@ -259,6 +260,11 @@ class Simulation:
     def _partition(self, which: int) -> SimPartition:
         partitions = list(self.oracle.expected)
         return partitions[which % len(partitions)]
+
+    def has_all_manifests(self) -> bool:
+        """Whether the store has the manifest of every partition, and no process has another folder in its place."""
+        known = sum(parse_partition_manifest_key(key) is not None for key in self.store.objects)
+        return not self.store.unmounted and known == len(self.oracle.expected)
 
     def delete_records(self, which: int, size: float) -> None:
         """A user deletes records through a proxy, and repeats the request until it is answered."""

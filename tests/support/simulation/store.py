@@ -67,6 +67,10 @@ class SimStore:
         """How long a new object stays invisible at most."""
         self.cuts: set[str] = set()
         """The names of the processes that do not reach the store."""
+        self.unmounted: set[str] = set()
+        """The names of the processes that see a folder of their own machine in place of the store."""
+        self._folders: dict[str, dict[str, _Object]] = {}
+        """What processes wrote into such a folder. They see it again the next time."""
         self.on_delete: Callable[[str, str], None] = lambda key, name: None
         self.on_put: Callable[[str, str, bytes], None] = lambda key, name, data: None
         self.requests = 0
@@ -126,48 +130,58 @@ class SimStore:
         if self.refuses_writes:
             raise RetriableRemoteStorageError("507 Insufficient Storage")
 
+    def seen_by(self, name: str) -> dict[str, _Object]:
+        """Returns the objects of the store, or of the folder that the process has in place of it."""
+        return self._folders.setdefault(name, {}) if name in self.unmounted else self.objects
+
     def get(self, key: str, name: str) -> bytes:
-        found = self.objects.get(key)
+        found = self.seen_by(name).get(key)
         if found is None or (found.visible_at_s > self.loop.time() and found.writer != name):
             raise RemoteResourceNotFoundError(f"there is no object {key}")
         return found.data
 
     def put(self, key: str, data: bytes, name: str) -> None:
         self._check_writes()
-        self.on_put(key, name, data)
+        objects = self.seen_by(name)
+        if objects is self.objects:
+            self.on_put(key, name, data)
         # A manifest that the store damaged stops its partition until an operator decides, so manifests stay whole.
         if self.truncate_rate and parse_segment_key(key) is not None and self.rng.random() < self.truncate_rate:
             data = data[: len(data) // 2]
-        late_s = self.rng.uniform(0, self.late_ms / 1000) if self.late_ms and key not in self.objects else 0
-        known = self.objects.get(key)
+        late_s = self.rng.uniform(0, self.late_ms / 1000) if self.late_ms and key not in objects else 0
+        known = objects.get(key)
         visible_at_s = self.loop.time() + late_s if known is None else known.visible_at_s
         self._versions += 1
-        self.objects[key] = _Object(data, visible_at_s, name, self._versions)
+        objects[key] = _Object(data, visible_at_s, name, self._versions)
 
-    def version_of(self, key: str) -> Version | None:
+    def version_of(self, key: str, name: str) -> Version | None:
         """Returns the version that a conditional write compares. It shows an object to everyone at once."""
         if not self.has_conditional_writes:
             return None
-        found = self.objects.get(key)
+        found = self.seen_by(name).get(key)
         return ABSENT if found is None else str(found.version)
 
     def put_if(self, key: str, data: bytes, name: str, if_match: Version | None) -> Version | None:
-        known = self.objects.get(key)
-        if if_match is not None and self.version_of(key) != if_match and (known is None or known.data != data):
-            raise ObjectChangedError(f"{key} has version {self.version_of(key)!r}, not {if_match!r}")
+        known, version = self.seen_by(name).get(key), self.version_of(key, name)
+        if if_match is not None and version != if_match and (known is None or known.data != data):
+            raise ObjectChangedError(f"{key} has version {version!r}, not {if_match!r}")
         self.put(key, data, name)
-        return self.version_of(key)
+        return self.version_of(key, name)
 
     def get_versioned(self, key: str, name: str) -> VersionedObject:
         try:
-            return VersionedObject(self.get(key, name), self.version_of(key))
+            return VersionedObject(self.get(key, name), self.version_of(key, name))
         except RemoteResourceNotFoundError:
             return VersionedObject(None, ABSENT if self.has_conditional_writes else None)
 
     def delete(self, key: str, name: str) -> None:
         self._check_writes()
+        objects = self.seen_by(name)
+        if objects is not self.objects:
+            objects.pop(key, None)
+            return
         self.on_delete(key, name)
-        if self.objects.pop(key, None) is not None:
+        if objects.pop(key, None) is not None:
             self.deleted.add(key)
 
 
@@ -241,9 +255,9 @@ class SimStorage:
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         """Yields a listing that is stale both ways: it lacks objects, and has some that were deleted."""
-        store = self._store
-        keys = await store.call(self._name, lambda: sorted([*store.objects, *store.deleted]))
+        store, name = self._store, self._name
+        keys = await store.call(name, lambda: sorted({*store.seen_by(name), *store.deleted}))
         for key in keys:
             if key.startswith(prefix) and store.rng.random() < 0.8:
-                found = store.objects.get(key)
+                found = store.seen_by(name).get(key)
                 yield StoredObject(key, 1 if found is None else len(found.data))
