@@ -22,7 +22,7 @@ from uuid import UUID
 
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, readable_segments
 from tiers.errors import RemoteLogMetadataError, RemoteResourceNotFoundError
-from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -116,7 +116,7 @@ async def judge_orphans(
             if not _is_known(tier, key) and key.segment_uuid not in kept:
                 is_old = _is_old(stored.modified_ms, older_than_ms, grace_ms)
                 report.orphans.append(_line(stored, ORPHAN, key, is_old))
-        elif TopicIdPartition(named.topic_id, named.partition) not in known:
+        elif not await _is_expected(tier, TopicIdPartition(named.topic_id, named.partition), known):
             report.orphans.append(_line(stored, MANIFEST))
     report.orphans = _as_one(await _without_the_accepted(tier, report.orphans))
     for upload in uploads:
@@ -185,10 +185,30 @@ async def _without_the_accepted(tier: OpenTier, orphans: list[Orphan]) -> list[O
     return judged
 
 
-async def _accepted(tier: OpenTier, partition: TopicIdPartition) -> frozenset[str] | None:
-    key = partition_manifest_key(tier.cluster_id, partition)
+async def _is_expected(tier: OpenTier, partition: TopicIdPartition, known: set[TopicIdPartition]) -> bool:
+    """Whether a partition may have a manifest: the metadata knows it, or it was never copied.
+
+    The owner writes the manifest before the first copy, and `rebuild` finds no metadata in such a one."""
+    if partition in known:
+        return True
+    if partition.topic_id not in tier.cluster.topics_by_id:
+        return False
     try:
-        manifest = decode_partition_manifest(await with_retries(lambda: tier.storage.get_object(key)))
+        manifest = await _manifest(tier, partition)
+    except (RemoteResourceNotFoundError, RemoteLogMetadataError):
+        return False
+    return not (manifest.segments or manifest.dead or manifest.gaps)
+
+
+async def _manifest(tier: OpenTier, partition: TopicIdPartition) -> PartitionManifest:
+    """Raises `RemoteResourceNotFoundError`, `RemoteLogMetadataError`, and the other errors of the store."""
+    key = partition_manifest_key(tier.cluster_id, partition)
+    return decode_partition_manifest(await with_retries(lambda: tier.storage.get_object(key)))
+
+
+async def _accepted(tier: OpenTier, partition: TopicIdPartition) -> frozenset[str] | None:
+    try:
+        manifest = await _manifest(tier, partition)
     except RemoteResourceNotFoundError:
         return None if partition.topic_id in tier.cluster.topics_by_id else frozenset()
     except RemoteLogMetadataError:

@@ -156,6 +156,22 @@ async def test_strange_objects_are_shown_and_those_of_other_clusters_counted(ben
     assert report.other_clusters == 1
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_the_manifest_of_a_partition_without_copies_is_expected(bench: CommandBench, is_there: bool) -> None:
+    """After the metadata topic was lost, `rebuild` finds nothing to restore of such a partition."""
+    bench.topics = {PARTITION.topic_id} if is_there else set()
+    await bench.put_manifest()
+    assert what(await found(bench)) == ([] if is_there else [(MANIFEST, False)])
+
+
+async def test_the_manifest_of_copies_that_the_metadata_forgot_is_shown(bench: CommandBench) -> None:
+    bench.topics = {PARTITION.topic_id}
+    segment = await bench.tiered(0)
+    await bench.put_manifest()
+    await forget(bench, segment)
+    assert what(await found(bench)) == [(NAMED, False), (NAMED, False), (MANIFEST, False)]
+
+
 async def test_the_object_of_a_probe_is_shown_only_when_it_is_old(bench: CommandBench) -> None:
     await bench.tiered(0)
     await bench.storage.put_object(f".check-{uuid4()}", b"in progress")
