@@ -168,16 +168,30 @@ def _plain(value: Any) -> Any:
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ()) -> None:
-    """Prints a table. The columns with a heading in `numbers` are right-aligned. None appears as a dash."""
+    """Prints a table. The columns with a heading in `numbers` are right-aligned. None appears as a dash.
+
+    Without rows, it prints that there are none."""
+    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    if not cells:
+        typer.echo("none")
+        return
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in headings:
-        # Cells fold, because on a narrow terminal rich would otherwise truncate them, even digits.
-        table.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
-    for row in rows:
+    for place, heading in enumerate(headings):
+        if heading in numbers:
+            # On a narrow terminal, the other columns make room: a number that is broken in two reads as another one.
+            table.add_column(heading, justify="right", min_width=max(len(row[place]) for row in cells))
+        else:
+            # Cells fold, because on a narrow terminal rich would otherwise truncate them.
+            table.add_column(heading, overflow="fold")
+    for row in cells:
         # `Text` prevents rich from taking brackets in an error message for markup.
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+        table.add_row(*map(Text, row))
+    console, wide = Console(), Console(width=_WIDTH)
+    if not console.is_terminal:
+        wide.print(table)
+        return
+    # A terminal that is narrower than the numbers wraps the lines. Rich would cut them.
+    console.print(table, width=max(console.width, wide.measure(table).minimum), crop=False)
 
 
 def time_text(timestamp_ms: int | None) -> str | None:

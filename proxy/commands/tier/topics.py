@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from proxy.cluster.broker_configs import BrokerConfigs, BrokerValue
 from proxy.commands.tier.tools import run_command
@@ -54,12 +57,16 @@ class TieredTopic:
     deletion_proved: bool
 
 
-def topics(config: ConfigFile, as_json: AsJson = False) -> None:
-    """Lists the topics that the settings name or that have remote records, their size, and their settings.
+def topics(
+    config: ConfigFile,
+    with_settings: Annotated[bool, typer.Option("--settings", help="Also lists the settings of each topic.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Lists the topics that the settings name or that have remote records, and their size.
 
-    The column state has the reason why a topic is not tiered, and what is paused. The source of each setting is in
-    brackets: topic (set through the proxy, or on the broker's topic), file ([[topics]]), or broker (its default). Only
-    --json has settings that are Kafka's defaults."""
+    The column state has the reason why a topic is not tiered, and what is paused. The source of a setting is topic (set
+    through the proxy, or on the broker's topic), file ([[topics]]), or broker (its default). Only --json has settings
+    that are Kafka's defaults, and it has the settings in any case."""
     settings = load_config(config)
 
     async def work() -> list[TieredTopic]:
@@ -70,21 +77,32 @@ def topics(config: ConfigFile, as_json: AsJson = False) -> None:
     if as_json:
         show_json(found)
         return
-    headings = ("topic", "partitions", "segments", "bytes", "first ends", "last ends", "state", "settings")
+    headings = ("topic", "partitions", "segments", "bytes", "first ends", "last ends", "state")
     rows = [
         (
-            each.topic if each.exists else f"{each.topic} ({'deleted' if each.deletion_proved else 'missing'})",
+            _name(each),
             each.partitions,
             each.segments,
             each.size_bytes,
             time_text(each.oldest_ms),
             time_text(each.newest_ms),
             state_text(each),
-            _settings_text(each.settings),
         )
         for each in found
     ]
     show_table(headings, rows, ("partitions", "segments", "bytes"))
+    if with_settings:
+        lines = [
+            (_name(topic), key, each.value, each.source)
+            for topic in found
+            for key, each in topic.settings.items()
+            if each.source != "default"
+        ]
+        show_table(("topic", "setting", "value", "source"), lines)
+
+
+def _name(topic: TieredTopic) -> str:
+    return topic.topic if topic.exists else f"{topic.topic} ({'deleted' if topic.deletion_proved else 'missing'})"
 
 
 def state_text(topic: TieredTopic) -> str:
@@ -94,11 +112,6 @@ def state_text(topic: TieredTopic) -> str:
     if topic.copy_fails_since_ms is not None:
         states.append(f"copying fails since {time_text(topic.copy_fails_since_ms)}")
     return "; ".join(states) or "ok"
-
-
-def _settings_text(settings: Mapping[str, Setting]) -> str:
-    said = [f"{key}={each.value} ({each.source})" for key, each in settings.items() if each.source != "default"]
-    return ", ".join(said) or "-"
 
 
 async def tiered_topics(tier: OpenTier) -> list[TieredTopic]:

@@ -224,3 +224,25 @@ def test_a_file_that_cannot_be_read_is_named(
     monkeypatch.setattr(topics, "run_command", missing)
     assert cli.run(["tier", "topics", "--config", str(config)]) == 3
     assert capsys.readouterr().err == "tidegate: /nowhere/notes: No such file or directory\n"
+
+
+def test_the_settings_of_topics_have_lines_of_their_own(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(NOBODY)
+    settings = {
+        "retention.ms": topics.Setting("604800000", "broker"),
+        "local.retention.ms": topics.Setting("3600000", "file"),
+        "remote.log.copy.disable": topics.Setting("false", "default"),
+    }
+    orders = topics.TieredTopic("orders", "id", 1, 2, 4096, None, None, None, None, (), settings, True, False)
+    monkeypatch.setattr(topics, "run_command", lambda work: [orders])
+    assert cli.run(["tier", "topics", "--config", str(config)]) == 0
+    without = capsys.readouterr().out
+    assert "retention" not in without
+    assert cli.run(["tier", "topics", "--settings", "--config", str(config)]) == 0
+    said = capsys.readouterr().out.removeprefix(without)
+    assert [line.split() for line in said.splitlines() if "orders" in line] == [
+        ["orders", "retention.ms", "604800000", "broker"],
+        ["orders", "local.retention.ms", "3600000", "file"],
+    ]

@@ -15,16 +15,23 @@ from tiers.config.tier_config import ConfigError
 from tiers.errors import BrokerError
 
 
-def test_numbers_are_folded_and_not_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("columns", [20, 30, 36])
+def test_no_number_is_folded_or_cut(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("COLUMNS", str(columns))
     names = ("partition", "from", "bytes")
-    show_table(names, [("orders-0", 123_456_789_012, 1_073_741_824)], names[1:])
-    shown = capsys.readouterr().out
-    first, second = shown.splitlines()[-3:-1]
-    assert len(first) == 30
-    assert first.split() == ["orders-", "1234567", "107374"]
-    assert second.split() == ["0", "89012", "1824"]
+    show_table(names, [("orders-of-all-countries-0", 123_456_789_012, 1_073_741_824)], names[1:])
+    lines = unstyle(capsys.readouterr().out).splitlines()
+    cells = lines[next(number for number, line in enumerate(lines) if "\u2500" in line) + 1 :]
+    assert cells[0].split()[1:] == ["123456789012", "1073741824"]
+    assert "".join(line.split()[0] for line in cells if line.strip()) == "orders-of-all-countries-0"
+
+
+def test_a_table_without_rows_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table(("partition", "bytes"), [], ("bytes",))
+    assert capsys.readouterr().out == "none\n"
 
 
 @pytest.mark.parametrize(
