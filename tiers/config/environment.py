@@ -9,8 +9,9 @@ quotes.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -62,8 +63,13 @@ class Settings:
         """Returns every setting by its variable, without the numbers of entries."""
         return {_variable(path): setting for path, setting in self._known.items()}
 
-    def named(self, path: tuple[str, ...]) -> Setting:
-        """Raises `ValueError`."""
+    def meant(self, name: str) -> str | None:
+        """Returns the variable that `name` would be with the right number of underscores. None: there is none."""
+        return next((each for each in self.variables() if _one_underscore(each) == _one_underscore(name)), None)
+
+    def named(self, given: tuple[str, ...]) -> Setting:
+        """Returns the setting of a variable's parts. Raises `ValueError`."""
+        path = tuple(part for part in given if not part.isdecimal())
         if path in self._known:
             return self._known[path]
         *section_path, key = path
@@ -78,8 +84,17 @@ class Settings:
             return Setting(section, open_key, is_text=True)
         names = {"__".join(known): known for known in self._known}
         nearest = difflib.get_close_matches("__".join(path), names, 1)
-        hint = f"; did you mean {_variable(names[nearest[0]])}?" if nearest else ""
+        hint = f"; did you mean {_variable(self._with_numbers(names[nearest[0]], given))}?" if nearest else ""
         raise ValueError(f"there is no such setting{hint}")
+
+    def _with_numbers(self, known: tuple[str, ...], given: tuple[str, ...]) -> Iterator[str]:
+        """Yields the parts of a variable, with the numbers of `given` behind the lists."""
+        numbers = (part for part in given if part.isdecimal())
+        for end, part in enumerate(known, 1):
+            yield part
+            if known[:end] in self.lists:
+                number = next(numbers, "" if known[:end] in self.one_or_more else "0")
+                yield from (number,) if number else ()
 
 
 def overlaid(
@@ -95,7 +110,7 @@ def overlaid(
         if path[0] in foreign:
             continue
         try:
-            setting = settings.named(tuple(part for part in path if not part.isdecimal()))
+            setting = settings.named(path)
             value = environ[name] if setting.is_text else _parsed(environ[name])
             node = _section(result, _numbered(path[:-1], settings.one_or_more), settings.lists)
             *parents, last = setting.key.split(".")
@@ -106,12 +121,22 @@ def overlaid(
             mistakes.append(f"{name}: {error}")
         else:
             sources[setting.section, setting.key] = name
+    for name, value in environ.items():
+        # For a Service that is called `tidegate-admin`, Kubernetes sets TIDEGATE_ADMIN_PORT to an address.
+        is_like_ours = name.startswith(PREFIX[:-1]) and not name.startswith(PREFIX) and "://" not in value
+        meant = settings.meant(name) if is_like_ours else None
+        if meant is not None:
+            mistakes.append(f"{name}: there is no such setting; did you mean {meant}?")
     if mistakes:
         raise ValueError("\n".join(mistakes))
     return result, sources
 
 
-def _variable(path: Sequence[str]) -> str:
+def _one_underscore(name: str) -> str:
+    return re.sub("_+", "_", name)
+
+
+def _variable(path: Iterable[str]) -> str:
     return PREFIX + "__".join(path).upper()
 
 

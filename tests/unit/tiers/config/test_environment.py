@@ -103,6 +103,20 @@ def test_variables_of_other_programs_do_not_count() -> None:
     assert parse_config_text(FILE, TidegateConfig, "f.toml", environ) == parsed({})
 
 
+def test_a_variable_with_too_few_underscores_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match=r"TIDEGATE_ADMIN_PORT: .* did you mean TIDEGATE__ADMIN__PORT"):
+        parse_config_text(FILE, TidegateConfig, "f.toml", {"TIDEGATE_ADMIN_PORT": "9190"})
+
+
+def test_the_variables_of_a_kubernetes_service_do_not_count() -> None:
+    environ = {
+        "TIDEGATE_ADMIN_PORT": "tcp://10.0.0.1:9464",
+        "TIDEGATE_ADMIN_SERVICE_HOST": "10.0.0.1",
+        "TIDEGATE_PORT_9092_TCP_ADDR": "10.0.0.2",
+    }
+    parse_config_text(FILE, TidegateConfig, "f.toml", environ)
+
+
 def test_a_job_leaves_the_settings_of_proxies_alone() -> None:
     environ = {"TIDEGATE__LISTENER__BOOTSTRAP_PORT": "x", "TIDEGATE__WORKERS": "y"}
     environ["TIDEGATE__REMOTE_LOG_READER_THREADS"] = "7"
@@ -113,6 +127,10 @@ def test_a_job_leaves_the_settings_of_proxies_alone() -> None:
     ("name", "value", "said"),
     [
         ("UPSTREAM__BOOTSTRAP_SERVER", "a:1", "no such setting; did you mean TIDEGATE__UPSTREAM__BOOTSTRAP_SERVERS?"),
+        ("TOPICS__0__LOCAL_RETENTION_M", "1h", "did you mean TIDEGATE__TOPICS__0__LOCAL_RETENTION_MS?"),
+        ("LISTENER__1__BASE_PRT", "1", "did you mean TIDEGATE__LISTENER__1__BASE_PORT?"),
+        ("LISTENER__BASE_PRT", "1", "did you mean TIDEGATE__LISTENER__BASE_PORT?"),
+        ("TOPICS__LOCAL_RETENTION_M", "1h", "did you mean TIDEGATE__TOPICS__0__LOCAL_RETENTION_MS?"),
         ("FOO", "1", "there is no such setting"),
         ("UPSTREAM", "1", "there is no such setting"),
         ("", "1", "there is no such setting"),
