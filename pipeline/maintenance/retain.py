@@ -166,13 +166,14 @@ async def expire_partitions(
         timeout_ms = services.settings.request_timeout_ms
         bounds = await services.source.bounds(partition, timeout_ms)
         confirmed = await log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        remote_end = services.metadata.remote_end_offset(partition)
         await check_remote_lineage(
             services.source, services.metadata, partition, bounds.log_start_offset, confirmed.offset, timeout_ms
         )
         await check_stored_manifest(services, partition)
         task = RLMExpirationTask(services, partition)
         log_start, _ = task.expired(policies[partition], confirmed.offset)
-        expired, segments = await task.expire(policies[partition], bounds.leader_epoch, confirmed)
+        expired, segments = await task.expire(policies[partition], bounds.leader_epoch, confirmed, 0, remote_end)
         if (expired.offset or 0) < log_start:
             raise RemoteLogError(
                 f"{partition}: nothing expires: this machine's clock and the brokers' differ, or the settings of the"

@@ -97,7 +97,9 @@ class Tasks:
 
     async def expire(self) -> None:
         task = RLMExpirationTask(self.services, self.partition)
-        await task.run(self.policy, await self.bounds(), await self.log_start(), self.copying.local_only_bytes)
+        remote_end = self.services.metadata.remote_end_offset(self.partition)
+        bounds, log_start = await self.bounds(), await self.log_start()
+        await task.run(self.policy, bounds, log_start, self.copying.local_only_bytes, remote_end)
 
     async def until_start(self, holds: Callable[[int], bool]) -> int:
         async with asyncio.timeout(120):

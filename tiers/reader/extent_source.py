@@ -39,6 +39,18 @@ class IndexedSegment:
             return len(self.chunks)
         return bisect_right(self.chunks, self.metadata.valid_end_offset, key=lambda chunk: chunk.first_offset)
 
+    def is_continued_by(self, following: IndexedSegment) -> bool:
+        """Whether this segment and the one that begins directly after it name the same open aborted transactions.
+
+        They do in one history, since a segment has every aborted transaction that overlaps it. Behind a clamp, another
+        log may have ended a transaction otherwise (docs/semantics.md 7)."""
+        end, start = self.metadata.valid_end_offset, following.metadata.start_offset
+        before = self.index.aborted_transactions(end, end)
+        behind = following.index.aborted_transactions(start, start)
+        return {(one.producer_id, one.first_offset) for one in before if one.last_offset > end} == {
+            (one.producer_id, one.first_offset) for one in behind if one.first_offset < start
+        }
+
 
 class ExtentSource:
     """Reads chunks from the disk cache if there is one, else by one ranged GET, which it then caches on the disk.

@@ -233,10 +233,12 @@ class RemoteLogReader:
     async def read(self, request: RemoteReadRequest) -> RemoteRead:
         """Reads what `request` asks for.
 
-        When a fetch quota is used up, the result is empty, without an error (KIP-956). A read never crosses a gap or a
-        clamp, which may have taken the marker that ends a transaction. The client would take what the producer
-        committed later for aborted. Raises `OffsetBelowLogStartError`, `OffsetGapError` when no segment holds the
-        offset, `RemoteReadTimeoutError` at the deadline, and any `RemoteLogError` that is not retriable.
+        When a fetch quota is used up, the result is empty, without an error (KIP-956). A read never crosses a gap,
+        which may have taken the marker that ends a transaction. The client would take what the producer committed later
+        for aborted. A clamp may have cut off the marker, too, also at the end of a segment that it does not cut. So a
+        read_committed read goes on into the next segment only if both name the same open aborted transactions. Raises
+        `OffsetBelowLogStartError`, `OffsetGapError` when no segment holds the offset, `RemoteReadTimeoutError` at the
+        deadline, and any `RemoteLogError` that is not retriable.
         """
         while True:
             segment = self.segment_for(request.partition, request.offset, request.log_start_offset)
@@ -330,13 +332,13 @@ class RemoteLogReader:
                 collected.aborted += segment.index.aborted_transactions(
                     collected.first_offset, collected.next_offset - 1
                 )
-            # A clamp may have cut off the marker that ends a transaction, as a gap may have lost it.
-            is_cut = segment.metadata.clamped_to is not None and bool(collected.records)
-            if collected.is_full or is_cut or number < end_number:
+            if collected.is_full or number < end_number:
                 break
             # From the next segment it takes only cached chunks: an error there must not delay the batches of this one.
             following = self._following(segment)
             if following is None:
+                break
+            if request.is_read_committed and collected.records and not segment.is_continued_by(following):
                 break
             segment, number = following, 0
             end_number = segment.end_number

@@ -56,10 +56,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """The leader's bounds, and the log start that it confirms. The history of this leader epoch was checked."""
+    """The leader's bounds, and the log start that it confirms. The history of this leader epoch was checked.
+
+    `remote_end` (inclusive) is the end of the remote records that were compared with it. None: there were none. A copy
+    that ends during the check may have records of another history behind it."""
 
     bounds: LocalLogBounds
     log_start: ConfirmedLogStart
+    remote_end: int | None
 
 
 class PartitionTasks:
@@ -158,6 +162,7 @@ class PartitionTasks:
         await self.watch.look(self.policy, bounds, self.copy)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await self.manifest.check(bounds, log_start.offset)
+        compared_end = services.metadata.remote_end_offset(partition)
         if await self._clamp.run(bounds, log_start.offset, self.end_work):
             self.copy.start_over()
         checked_epoch = bounds.leader_epoch
@@ -173,7 +178,7 @@ class PartitionTasks:
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start.offset)
         await self.manifest.keep_last_copies(bounds.log_start_offset, self.copy.holds)
-        return Surveyed(bounds, log_start)
+        return Surveyed(bounds, log_start, compared_end)
 
     async def copy_start(self, surveyed: Surveyed) -> int | None:
         """Returns where copying continues. Records gaps and ends them, also while the partition is not copied.
@@ -228,7 +233,7 @@ class PartitionTasks:
     async def expire(self, surveyed: Surveyed) -> Surveyed:
         """Moves the log start, and applies it to the broker. Returns what the survey would find now."""
         log_start = await self._expiration.run(
-            self.policy, surveyed.bounds, surveyed.log_start, self.copy.local_only_bytes
+            self.policy, surveyed.bounds, surveyed.log_start, self.copy.local_only_bytes, surveyed.remote_end
         )
         return replace(surveyed, log_start=log_start)
 

@@ -156,5 +156,6 @@ class JobBench:
         log_starts = LogStartConfirmation(self.broker, self.metadata)
         log_start = await log_starts.confirmed(self.partition, bounds.leader_epoch, 1000)
         task = RLMExpirationTask(self.services, self.partition)
-        await task.delete(await task.run(policy, bounds, log_start, 0))
+        remote_end = self.services.metadata.remote_end_offset(self.partition)
+        await task.delete(await task.run(policy, bounds, log_start, 0, remote_end))
         await self.write_manifest()

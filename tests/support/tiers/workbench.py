@@ -157,7 +157,10 @@ class Workbench:
     async def expire(self, policy: TopicPolicy) -> int:
         bounds = await self.log.bounds(PARTITION, 1000)
         log_start = await self.log_start()
-        log_start = await self.expiration_task.run(policy, bounds, log_start, self.copy_task.local_only_bytes)
+        remote_end = self.metadata.remote_end_offset(PARTITION)
+        log_start = await self.expiration_task.run(
+            policy, bounds, log_start, self.copy_task.local_only_bytes, remote_end
+        )
         return await self.expiration_task.delete(log_start)
 
     @property

@@ -140,12 +140,19 @@ class RLMExpirationTask:
         self._is_in_effect = is_in_effect
 
     async def run(
-        self, policy: TopicPolicy, bounds: LocalLogBounds, log_start: ConfirmedLogStart, local_only_bytes: int
+        self,
+        policy: TopicPolicy,
+        bounds: LocalLogBounds,
+        log_start: ConfirmedLogStart,
+        local_only_bytes: int,
+        remote_end: int | None,
     ) -> ConfirmedLogStart:
         """Moves the log start, and applies it to the broker. Needs no store. Returns the new log start.
 
-        The caller has checked the lineage of the leader of `bounds`."""
-        log_start, _ = await self.expire(policy, bounds.leader_epoch, log_start, local_only_bytes)
+        The caller has compared the remote records up to `remote_end` (inclusive) with the log of the leader of
+        `bounds`. None: there were none. A later record may have another history, so it does not expire yet: the broker
+        would delete its own records at the same offsets."""
+        log_start, _ = await self.expire(policy, bounds.leader_epoch, log_start, local_only_bytes, remote_end)
         await self.apply_log_start(bounds, log_start.offset)
         return log_start
 
@@ -203,14 +210,20 @@ class RLMExpirationTask:
         return expired_to, self._deletable_now(policy, expired_to)
 
     async def expire(
-        self, policy: TopicPolicy, leader_epoch: int, log_start: ConfirmedLogStart, local_only_bytes: int = 0
+        self,
+        policy: TopicPolicy,
+        leader_epoch: int,
+        log_start: ConfirmedLogStart,
+        local_only_bytes: int,
+        remote_end: int | None,
     ) -> tuple[ConfirmedLogStart, list[RemoteLogSegmentMetadata]]:
         """Moves the log start. Returns the new one and the segments to delete now.
 
-        `log_start` is the answer of the leader of `leader_epoch`."""
+        `log_start` is the answer of the leader of `leader_epoch`. `remote_end` is as in `run`."""
         services, partition = self._services, self._partition
         start = log_start.offset or 0
         expired_to = start if expiry_hold(policy) else self._expired_to(policy, start, local_only_bytes)
+        expired_to = min(expired_to, start if remote_end is None else max(start, remote_end + 1))
         if expired_to <= start:
             services.metrics.alarms.end(*self._skew_alarm)  # the clocks hold nothing up now
         elif await self._clock_is_trusted(self._readable()) and await self._settings_still_expire(policy):

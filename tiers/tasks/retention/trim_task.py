@@ -8,9 +8,10 @@ See docs/design.md, safety rules 1, 2 and 4.
   store refuses newer manifests, the segments of the older one are trimmed.
 * The store still has the objects of each segment, and the keys of this process open it. Days may lie between the copy
   and the trim. A lifecycle rule, a file system that is not mounted or a lost key must not cost the broker its records.
-* The topic's tier settings are read to their end. If they are not those that the policy was made of, nothing is
-  trimmed: a user may have switched the tiering off, which may also delete the remote records. The same holds for a
-  policy that was replaced meanwhile, for example because the settings file was read again.
+* The topic's tier settings are read to their end, and once more after the end of the trim is recorded: that write may
+  wait for a takeover. If they are not those that the policy was made of, nothing is trimmed: a user may have switched
+  the tiering off, which may also delete the remote records. The same holds for a policy that was replaced meanwhile,
+  for example because the settings file was read again.
 * The end of a trim is recorded before the trim begins. After any restart, an emptied or restored broker is recognised
   by it.
 * It removes no record above the LSO or above the start of a share group: share groups read from the broker alone.
@@ -92,12 +93,13 @@ class TrimTask:
         if not await self._manifest.confirm():
             return None
         target = await self._stored_to(bounds.log_start_offset, target)
-        tier_settings = await services.present_tier_settings(partition)
-        if tier_settings != policy.tier_settings or not self._is_in_effect(policy):
-            logger.info("the tier settings were changed: nothing is trimmed now", extra={"partition": str(partition)})
+        if not await self._has_present_settings(policy):
             return None
         await self._record(OffsetAndEpoch(target, bounds.leader_epoch))
         services.checkpoint("trim-decided")
+        # The write may have waited for the ownership, while a user changed the settings.
+        if not await self._has_present_settings(policy):
+            return None
         low_watermark = await services.source.delete_records(
             partition, target, bounds.leader_epoch, timeout_ms, self._check_ownership
         )
@@ -145,6 +147,16 @@ class TrimTask:
         is_known = known is not None and known.offset >= target.offset
         if known is None or not is_known or not await confirms(services.source, partition, known, timeout_ms):
             await services.metadata.put_local_log_start(partition, target)
+
+    async def _has_present_settings(self, policy: TopicPolicy) -> bool:
+        """Whether the policy is made of the topic's tier settings, which are read to their end, and is in effect.
+
+        Raises `RemoteLogMetadataNotReadyError` when they cannot be read to their end now."""
+        tier_settings = await self._services.present_tier_settings(self._partition)
+        if tier_settings == policy.tier_settings and self._is_in_effect(policy):
+            return True
+        logger.info("the tier settings were changed: nothing is trimmed now", extra={"partition": str(self._partition)})
+        return False
 
     def _check_ownership(self) -> None:
         self._services.require_ownership(self._partition)

@@ -125,32 +125,41 @@ async def test_timestamps_find_nothing_that_was_cut_off(tmp_path: Path, kept: in
         assert head.timestamp_ms < NEW_MS
 
 
-async def test_no_read_crosses_a_clamp(tmp_path: Path) -> None:
+def data(offset: int, leader_epoch: int) -> bytes:
+    """Two records of a transaction of producer 7."""
+    return build_batch(
+        offset, [record(offset), record(offset + 1)], producer_id=7, transactional=True, leader_epoch=leader_epoch
+    )
+
+
+def marker(offset: int, value: bytes, leader_epoch: int) -> bytes:
+    return build_batch(
+        offset,
+        [record(offset, key=value, value=bytes(6))],
+        producer_id=7,
+        transactional=True,
+        control=True,
+        leader_epoch=leader_epoch,
+    )
+
+
+def after_an_election(tier: RemoteTier) -> None:
+    """The next segment continues the log at offset 4, where the transaction from offset 0 on is open again."""
+    tier._leader_epochs[P0] = (LeaderEpochEntry(0, 0),)
+    tier._open_transactions[P0] = OpenTransactions(ongoing=(AbortedTransaction(7, 0),), history_from=0)
+
+
+@pytest.mark.parametrize("ends_at_the_clamp", [True, False])
+async def test_no_read_crosses_a_clamp_that_cut_off_a_marker(tmp_path: Path, ends_at_the_clamp: bool) -> None:
     """The clamp cut off the marker of an aborted transaction. What its producer committed after it would be hidden."""
-
-    def data(offset: int, leader_epoch: int) -> bytes:
-        return build_batch(
-            offset,
-            [record(offset), record(offset + 1)],
-            producer_id=7,
-            transactional=True,
-            leader_epoch=leader_epoch,
-        )
-
-    def marker(offset: int, value: bytes, leader_epoch: int) -> bytes:
-        return build_batch(
-            offset,
-            [record(offset, key=value, value=bytes(6))],
-            producer_id=7,
-            transactional=True,
-            control=True,
-            leader_epoch=leader_epoch,
-        )
-
     tier, aborted = RemoteTier(tmp_path), AbortedTransaction(7, 0)
-    await tier.add(P0, [data(0, 0), data(2, 0), marker(4, ABORT, 0)], 0, [aborted])
+    if ends_at_the_clamp:
+        await tier.add(P0, [data(0, 0), data(2, 0)], 0, [aborted])
+        await tier.add(P0, [marker(4, ABORT, 0)], 4)
+    else:
+        await tier.add(P0, [data(0, 0), data(2, 0), marker(4, ABORT, 0)], 0, [aborted])
     await tier.rlmm.put_remote_log_clamp(RemoteLogClampUpdate(P0, "", 0, 0, 3))
-    tier._leader_epochs[P0], tier._open_transactions[P0] = (LeaderEpochEntry(0, 0),), OpenTransactions()
+    after_an_election(tier)
     committed = [data(4, 3), marker(6, COMMIT, 3)]
     await tier.add(P0, committed, 4)
     async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
@@ -163,6 +172,21 @@ async def test_no_read_crosses_a_clamp(tmp_path: Path) -> None:
         assert (before.next_offset, before.aborted_transactions) == (4, (aborted,))
         behind = await read(4)
         assert (b"".join(behind.records), behind.aborted_transactions) == (b"".join(committed), ())
+
+
+async def test_no_read_crosses_a_clamp_behind_which_a_transaction_aborts(tmp_path: Path) -> None:
+    """Before the election the transaction was committed. Its records must not vanish with the size of the read."""
+    tier = RemoteTier(tmp_path)
+    before = [data(0, 0), data(2, 0)]
+    await tier.add(P0, before, 0)
+    await tier.add(P0, [marker(4, COMMIT, 0)], 4)
+    await tier.rlmm.put_remote_log_clamp(RemoteLogClampUpdate(P0, "", 0, 0, 3))
+    after_an_election(tier)
+    await tier.add(P0, [data(4, 3), marker(6, ABORT, 3)], 4, [AbortedTransaction(7, 0)])
+    async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
+        assert (await reader.read(request(4))).next_offset == 7  # cached from now on
+        read = await reader.read(request(0))
+        assert (b"".join(read.records), read.aborted_transactions) == (b"".join(before), ())
 
 
 @pytest.mark.parametrize("chunk_bytes", [10, 1000])

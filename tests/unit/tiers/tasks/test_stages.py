@@ -15,8 +15,13 @@ from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
+from tiers.metadata.tenure import Tenure
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.partition_tasks import PartitionTasks
 from tiers.tasks.partition_watch import PartitionWatch
@@ -296,6 +301,49 @@ async def test_a_copy_in_progress_ends_before_the_tier_is_clamped(
     while (segment := bench.metadata.remote_log_segment_metadata(PARTITION, offset)) is not None:
         offset = segment.valid_end_offset + 1
     assert offset == 140
+
+
+async def test_a_copy_that_ends_while_the_histories_are_compared_does_not_expire_yet(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records may be those of an earlier leader. Its end must not trim the records of the present one."""
+    log, policy = bench.log, replace(POLICY, retention_ms=60_000)
+    log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(7)])
+    settings = replace(bench.services.settings, segments_per_run=2)  # no read of a third one follows the copy
+    tasks = PartitionTasks(replace(bench.services, settings=settings), PARTITION, policy, Tenure(0, 0))
+    copy, ask = bench.store.copy_log_segment_data, log.end_offset_for_epoch
+    uploaded, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(segment: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        stored = await copy(segment, data)
+        if segment.start_offset == 30:
+            uploaded.set()
+            await go_on.wait()
+        return stored
+
+    async def answer_late(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+        answer = await ask(partition, leader_epoch, timeout_ms)
+        go_on.set()
+        await until(lambda: bench.finished == [(0, 29), (30, 59)])
+        return answer
+
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", slowly)
+    async with asyncio.TaskGroup() as group:
+        await tasks.round(lambda *found: tasks.running.update(copy=group.create_task(tasks.run_copy(*found))))
+        await uploaded.wait()
+        assert bench.finished == [(0, 29)]
+        log.elect_unclean(50)
+        log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms, leader_epoch=1) for n in (5, 6)])
+        monkeypatch.setattr(log, "end_offset_for_epoch", answer_late)
+        bench.now_ms += bench.services.settings.remote_log.task_interval_ms
+        await tasks.round(lambda *found: None)
+        assert log.log_start_offset == 30
+    monkeypatch.setattr(log, "end_offset_for_epoch", ask)
+    bench.now_ms += bench.services.settings.remote_log.task_interval_ms
+    await tasks.round(lambda *found: None)
+    assert [each.clamped_to for each in bench.segments if each.start_offset == 30] == [49]
+    assert log.log_start_offset == 50
+    tasks.copy.discard()
 
 
 async def test_a_copy_in_progress_is_no_leftover_when_the_log_start_passes_it(

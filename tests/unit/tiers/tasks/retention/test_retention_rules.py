@@ -158,7 +158,7 @@ async def test_a_copy_goes_when_the_stored_manifest_accepts_the_other_one(copied
     copied.now_ms += copied.services.settings.remote_log.visible_after_ms
     tasks = PartitionTasks(copied.services, PARTITION, POLICY, Tenure(0, 0))
     tasks.manifest = copied.manifest_task
-    surveyed = Surveyed(await copied.log.bounds(PARTITION, 1000), await copied.log_start())
+    surveyed = Surveyed(await copied.log.bounds(PARTITION, 1000), await copied.log_start(), 89)
     await tasks.delete(surveyed)
     assert len(copied.finished) == 6
     await copied.write_manifest()

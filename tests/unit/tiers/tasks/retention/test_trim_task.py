@@ -15,7 +15,9 @@ from tiers.errors import (
     RemoteLogMetadataNotReadyError,
     RemoteStorageError,
 )
+from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
+from tiers.model.log_start import OffsetAndEpoch
 from tiers.storage.object_key import log_key
 from tiers.tasks.deletion.segment_deletion import delete_segment
 
@@ -169,6 +171,21 @@ async def test_tier_settings_that_changed_since_the_policy_was_made_end_the_trim
     assert await copied.trim(KEEP_NOTHING) is None
     assert copied.log.trims == []
     assert await copied.trim(replace(KEEP_NOTHING, tier_settings=off)) == 60
+
+
+async def test_tier_settings_that_change_while_the_trim_is_recorded_end_it(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write may wait for a takeover. The user's request may also delete the remote records."""
+    put = copied.metadata.put_local_log_start
+
+    async def late(partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        await put(partition, start)
+        copied.metadata.tier_configs[PARTITION] = {"remote.storage.enable": "false"}
+
+    monkeypatch.setattr(copied.metadata, "put_local_log_start", late)
+    assert await copied.trim(KEEP_NOTHING) is None
+    assert copied.log.trims == []
 
 
 async def test_nothing_is_trimmed_while_the_tier_settings_cannot_be_read(copied: Workbench) -> None:
