@@ -152,3 +152,38 @@ def test_a_marker_that_a_leader_lost_is_written_again(ends: str) -> None:
     loop.close()
     assert [one.ends for one in log.batches] == ["", ends]
     assert log.last_stable_offset == log.high_watermark == log.end
+
+
+def log_of(*batches: tuple[int, int, int]) -> ReplicaLog:
+    """Returns a log with batches of (first offset, records, leader epoch)."""
+    log = ReplicaLog()
+    if batches:
+        log.reset_to(batches[0][0])
+    for first_offset, count, epoch in batches:
+        data = build_batch(0, [record(n, NOW_MS) for n in range(count)])
+        log.append(placed(data, first_offset, epoch, NOW_MS))
+    return log
+
+
+def spans(log: ReplicaLog) -> list[tuple[int, int, int]]:
+    return [(one.base_offset, one.next_offset, one.leader_epoch) for one in log.batches]
+
+
+def test_the_log_start_of_a_follower_follows_a_truncation_below_it() -> None:
+    """As `UnifiedLog.truncateTo` does. The records of the other history never come back."""
+    leader = log_of((0, 10, 0), (10, 5, 2), (15, 5, 2))
+    follower = log_of((0, 10, 0), (10, 10, 0), (20, 5, 0))
+    follower.trim_to(20)
+    SimCluster.follow(follower, leader)
+    assert (follower.start, spans(follower)) == (10, [(10, 15, 2), (15, 20, 2)])
+    follower.bring_back(12)
+    assert (follower.start, spans(follower)) == (10, [(10, 15, 2), (15, 20, 2)])
+
+
+def test_an_empty_follower_begins_with_the_whole_first_batch() -> None:
+    """A leader that was trimmed to an offset within a batch answers the whole batch."""
+    leader = log_of((0, 10, 0), (10, 5, 0))
+    leader.trim_to(7)
+    follower = log_of()
+    SimCluster.follow(follower, leader)
+    assert (follower.start, spans(follower)) == (7, [(0, 10, 0), (10, 15, 0)])

@@ -21,14 +21,13 @@ from protocol.primitives import Buffer
 from proxy.wire.exchange import Answer, BrokerGoneError, Prepare, Request
 from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame
 from tests.support.simulation.cluster import SimBroker, SimPartition
-from tests.support.simulation.fetches import AskedFetch, AskedPartition, fetch
+from tests.support.simulation.fetches import FETCH_VERSION, AskedFetch, AskedPartition, fetch
 from tests.support.simulation.loop import VirtualLoop
 from tests.support.simulation.network import Network
 from tests.support.simulation.oracle import Oracle
 from tests.support.simulation.process import SimMachine, SimProcess
 from tiers.broker.client import monotonic_ms
 
-_VERSION = 16
 _TIMEOUT_S = 8.0
 
 
@@ -207,7 +206,7 @@ class SimClient:
         is_cut_off = broker.is_cut_off
         is_out_of_date = is_cut_off and offset > local.end
         frame = fetch_frame(
-            _VERSION,
+            FETCH_VERSION,
             [Ask(partition.topic.topic_id, partition.index, offset, max_bytes, leader_epoch=self._epoch(broker))],
             max_wait_ms=self.rng.choice((0, 100, 500)),
             isolation_level=1,
@@ -215,7 +214,9 @@ class SimClient:
         payload = await self._through(process, broker, ApiKey.FETCH, frame)
         if payload is None:
             return None
-        response = parse_fetch_response(payload, response_body_position(ApiKey.FETCH, _VERSION, payload), _VERSION)
+        response = parse_fetch_response(
+            payload, response_body_position(ApiKey.FETCH, FETCH_VERSION, payload), FETCH_VERSION
+        )
         (one,) = response.partitions
         diverging = response.diverging_epoch(one)
         return Answered(

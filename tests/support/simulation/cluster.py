@@ -114,7 +114,9 @@ def _is_copied(log: ReplicaLog, leader: ReplicaLog) -> bool:
 
 
 def _common_end(log: ReplicaLog, leader: ReplicaLog) -> int:
-    """Returns the end of the last batch that both logs have; what the leader trimmed counts as common."""
+    """Returns the end of the last batch that both logs have; what the leader trimmed counts as common.
+
+    If they have none, it is where the leader's first epoch of the log ends, which may lie below the log."""
     for batch in reversed(log.batches):
         if batch.next_offset <= leader.start:
             return batch.next_offset
@@ -123,7 +125,11 @@ def _common_end(log: ReplicaLog, leader: ReplicaLog) -> int:
             other = leader.batches[place]
             if other is batch or other[:3] == batch[:3]:
                 return batch.next_offset
-    return min(log.end, leader.end) if not log.batches else log.batches[0].base_offset
+    if not log.batches:
+        return min(log.end, leader.end)
+    _, epoch_end = leader.end_offset_for(log.epochs[0][0])
+    begin = log.batches[0].base_offset
+    return min(begin, epoch_end) if epoch_end >= 0 else begin
 
 
 class SimCluster:
@@ -271,7 +277,7 @@ class SimCluster:
         if self._is_reachable(partition.leader):
             for node, log in partition.replicas.items():
                 if node != partition.leader and self._is_reachable(node):
-                    self._follow(log, leader)
+                    self.follow(log, leader)
                     if node not in partition.isr:
                         partition.isr.add(node)
                         self.version += 1
@@ -290,7 +296,7 @@ class SimCluster:
             self.copy_soon(partition)
 
     @staticmethod
-    def _follow(log: ReplicaLog, leader: ReplicaLog) -> None:
+    def follow(log: ReplicaLog, leader: ReplicaLog) -> None:
         """Copies the leader's log as a follower does: first it cuts off what the leader does not have."""
         if _is_copied(log, leader):
             log.high_watermark = max(log.start, min(leader.high_watermark, log.end))
@@ -298,8 +304,13 @@ class SimCluster:
         if log.end < leader.start or log.start > leader.end:
             log.reset_to(leader.start)
         common = _common_end(log, leader)
-        if common < log.end:
-            log.truncate_to(max(common, log.start))
+        if common < log.start:
+            log.reset_to(common)  # the log start follows a truncation below it (`UnifiedLog.truncateTo`)
+        elif common < log.end:
+            log.truncate_to(common)
+        first = leader.batch_start(log.end)
+        if not log.batches and first is not None and first < log.end:
+            log.reset_to(first)  # the first batch of an empty log may begin below the offset that was fetched
         for batch in leader.batches[_place(leader.batches, log.end) :]:
             log.append(batch)
         log.end = max(log.end, min(leader.end, leader.start))

@@ -72,8 +72,11 @@ class ExpectedPartition:
             self.last_cut_s = at_s
             # What was deleted in one history deletes nothing in another. But a leader confirms a log start without a
             # last epoch that the uncommitted end of its old epoch reaches (docs/design.md, safety rule 5).
-            is_old_end = bool(common) and leader_end >= self.deleted_to == self.deleted_without_epoch_to
-            is_old_end &= all(one.leader_epoch <= common[-1].leader_epoch for one in leader_batches)
+            is_old_end = (
+                bool(common)
+                and leader_end >= self.deleted_to == self.deleted_without_epoch_to
+                and all(one.leader_epoch <= common[-1].leader_epoch for one in leader_batches)
+            )
             if not self.deletions_open and not is_old_end:
                 self.deleted_to = min(self.deleted_to, ends_at)
         self.batches = below if leader_end >= leader_start else []
@@ -124,12 +127,12 @@ class ExpectedPartition:
         return self.batches[place] if place < len(self.batches) else None
 
     def lacking(self, first: int, end: int, now_ms: int) -> list[Batch]:
-        """Returns the batches within [first, end) that must be readable."""
+        """Returns the batches that begin before `end` and have offsets of [first, end) that must be readable."""
         place = bisect_left(self.batches, first + 1, key=lambda one: one.next_offset)
         found = []
         for batch in self.batches[place:]:
             if batch.base_offset >= end:
                 break
-            if not self.may_be_gone(batch, now_ms):
+            if min(batch.next_offset, end) > self.deleted_to and not self.may_be_gone(batch, now_ms):
                 found.append(batch)
         return found

@@ -14,6 +14,9 @@ from protocol.errors import ErrorCode
 from protocol.primitives import Buffer
 from tests.support.simulation.cluster import SimBroker, SimCluster, SimPartition
 
+FETCH_VERSION = 16
+"""The version of the clients' requests."""
+
 
 class AskedPartition(NamedTuple):
     topic_id: UUID
