@@ -360,7 +360,7 @@ class TieredCluster(BrokerClient):
 async def test_brokers_with_a_tier_of_their_own_are_not_shared_with(kafka: KafkaCluster, topic_name: str) -> None:
     client = TieredCluster(addresses(kafka), client_id="test")
     try:
-        with pytest.raises(MetadataTopicUnfitError, match="another topic name"):
+        with pytest.raises(MetadataTopicUnfitError, match="to another name"):
             await open_metadata_topic(client, MetadataTopicSettings(), TIMEOUT_MS)
         other = MetadataTopicSettings(topic_name, 3)
         assert (await open_metadata_topic(client, other, TIMEOUT_MS)).partition_count == 3

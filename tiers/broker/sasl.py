@@ -52,7 +52,7 @@ async def authenticate(credentials: SaslCredentials, ask: Ask, versions: tuple[i
     body = await ask(SaslHandshakeRequest(mechanism=mechanism), 1)
     handshake = SaslHandshakeResponse.decode(body, version=1)
     if handshake.error_code:
-        raise _failed(handshake.error_code, f"the broker offers {', '.join(handshake.mechanisms)}: see mechanism")
+        raise _failed(handshake.error_code, _offer(handshake.mechanisms))
     version = min(versions[1], int(SaslAuthenticateRequest.max_version))
     lifetime_ms = 0
     challenge = b""
@@ -110,6 +110,12 @@ def _read_token(file: Path | None) -> str:
     if not token or not token.isprintable():
         raise _failed(0, f"{file} holds no token")
     return token
+
+
+def _offer(mechanisms: list[str]) -> str:
+    if mechanisms:
+        return f"the broker offers {', '.join(mechanisms)}: see mechanism"
+    return "this listener of the broker has no SASL: remove [upstream.sasl], or use the broker's SASL port"
 
 
 def _failed(error_code: int, reason: str) -> BrokerRefusedError:

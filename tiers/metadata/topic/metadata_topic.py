@@ -48,6 +48,8 @@ REBUILD_AFTER_GROWTH = (
     " topic is lost' in docs/operations.md"
 )
 
+RefusalToCreate = Callable[[], Awaitable[str | None]]
+
 
 class MetadataTopicUnfitError(RemoteLogMetadataError):
     """The topic must not be used for metadata as it is. Only an operator can change that."""
@@ -55,6 +57,9 @@ class MetadataTopicUnfitError(RemoteLogMetadataError):
 
 class MetadataTopicLostError(RemoteLogMetadataError):
     """The topic that a saved state was read from is gone. No other topic may replace it, old or new."""
+
+    def __init__(self, loss: str) -> None:
+        super().__init__(f"{loss}: see 'The metadata topic is lost' in docs/operations.md")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +84,53 @@ async def open_metadata_topic(
     settings: MetadataTopicSettings,
     timeout_ms: int,
     saved: StateIdentity | None = None,
-    refusal_to_create: Callable[[], Awaitable[str | None]] | None = None,
+    refusal_to_create: RefusalToCreate | None = None,
 ) -> MetadataTopic:
-    """Creates the topic if it is missing, and checks it. Raises `MetadataTopicUnfitError` when an operator must act.
+    """Creates the topic if it is missing, and checks it as `find_metadata_topic` does, with the same errors."""
+    metadata, topic = await _find(client, settings, timeout_ms, saved, refusal_to_create)
+    if topic is None:
+        await _create(client, metadata, settings, timeout_ms)
+        topic = await _wait_until_shown(client, settings, timeout_ms)
+    return topic
 
-    `saved` is the identity of the state that would be forgotten. Raises `MetadataTopicLostError` when the topic of that
-    state is gone. `refusal_to_create` is called before the topic is created. It returns why that must not happen, or
-    None. A topic without any record is as good as a missing one: another program may have created it in the place of a
-    lost one. Raises `BrokerError`."""
+
+async def find_metadata_topic(
+    client: BrokerClient,
+    settings: MetadataTopicSettings,
+    timeout_ms: int,
+    saved: StateIdentity | None,
+    refusal_to_create: RefusalToCreate | None,
+) -> MetadataTopic | None:
+    """Returns the topic; None if it is missing and may be created. Creates nothing.
+
+    `saved` is the identity of the state that would be forgotten. `refusal_to_create` is called if the topic is missing.
+    It returns why the topic must not be created, or None. A topic without any record is as good as a missing one:
+    another program may have created it in the place of a lost one. Raises `MetadataTopicLostError` when the topic of
+    the saved state is gone, `MetadataTopicUnfitError` when an operator must act, and `BrokerError`."""
+    return (await _find(client, settings, timeout_ms, saved, refusal_to_create))[1]
+
+
+async def _find(
+    client: BrokerClient,
+    settings: MetadataTopicSettings,
+    timeout_ms: int,
+    saved: StateIdentity | None,
+    refusal_to_create: RefusalToCreate | None,
+) -> tuple[ClusterMetadata, MetadataTopic | None]:
     metadata = await client.topic_named(settings.name, timeout_ms)
     await _refuse_to_share(client, settings, timeout_ms)
     if saved is not None and saved.cluster_id == metadata.cluster_id:
         await _refuse_to_replace(client, settings, saved, timeout_ms)
-    is_missing = settings.name not in metadata.topics
-    if is_missing:
+    if settings.name not in metadata.topics:
         await _refuse(refusal_to_create)
-        await _create(client, metadata, settings, timeout_ms)
+        return metadata, None
     topic = await _wait_until_shown(client, settings, timeout_ms)
-    if not (is_missing or saved or refusal_to_create is None or await _has_records(client, topic, timeout_ms)):
+    if not (saved or refusal_to_create is None or await _has_records(client, topic, timeout_ms)):
         await _refuse(refusal_to_create)
-    return topic
+    return metadata, topic
 
 
-async def _refuse(refusal_to_create: Callable[[], Awaitable[str | None]] | None) -> None:
+async def _refuse(refusal_to_create: RefusalToCreate | None) -> None:
     refusal = None if refusal_to_create is None else await refusal_to_create()
     if refusal is not None:
         raise MetadataTopicUnfitError(refusal)
@@ -174,12 +203,15 @@ async def check_metadata_topic(client: BrokerClient, settings: MetadataTopicSett
     if len(topic.partitions) != settings.partition_count:
         raise MetadataTopicUnfitError(
             f"topic {settings.name} has {len(topic.partitions)} partitions and {settings.partition_count} are"
-            " configured: the records of most user partitions would be looked for in the wrong place"
+            " configured (remote.log.metadata.topic.num.partitions): the records of most user partitions would be"
+            " looked for in the wrong place"
         )
     configs = await _describe(client, None, _TOPIC_RESOURCE, settings.name, [*_REQUIRED, _DELETE_RETENTION], timeout_ms)
     for key, required in _REQUIRED.items():
         if configs.get(key) != required:
-            raise MetadataTopicUnfitError(f"topic {settings.name} has {key}={configs.get(key)}; it must be {required}")
+            raise MetadataTopicUnfitError(
+                f"topic {settings.name} has {key}={configs.get(key)}; it must be {required}{_whose(settings.name)}"
+            )
     kept_ms = int(configs.get(_DELETE_RETENTION) or 0)
     if kept_ms < MIN_DELETE_RETENTION_MS:
         raise MetadataTopicUnfitError(
@@ -187,6 +219,15 @@ async def check_metadata_topic(client: BrokerClient, settings: MetadataTopicSett
             " a deletion might be removed from the topic before every process has read it"
         )
     return MetadataTopic(metadata.cluster_id, settings.name, topic.topic_id, settings.partition_count, kept_ms)
+
+
+def _whose(name: str) -> str:
+    if name != DEFAULT_TOPIC_NAME:
+        return ""
+    return (
+        ". Kafka's own tiered storage has a topic of this name too. If the topic is Kafka's, do not alter it: set"
+        " remote.log.metadata.topic.name to another name"
+    )
 
 
 async def delete_retention_ms(client: BrokerClient, name: str, timeout_ms: int) -> int:
@@ -205,8 +246,8 @@ async def _refuse_to_share(client: BrokerClient, settings: MetadataTopicSettings
     configs = await client.of_any_broker(described, timeout_ms)
     if configs.get(_TIERED_STORAGE_OF_KAFKA) == "true":
         raise MetadataTopicUnfitError(
-            f"the brokers keep their own tier in {settings.name} ({_TIERED_STORAGE_OF_KAFKA}=true):"
-            " configure another topic name"
+            f"the brokers keep the metadata of their own tier in {settings.name} ({_TIERED_STORAGE_OF_KAFKA}=true):"
+            " set remote.log.metadata.topic.name to another name, and do not alter this topic"
         )
 
 

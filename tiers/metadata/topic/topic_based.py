@@ -115,8 +115,7 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
         except MetadataTopicLostError as error:
             assert saved is not None
             topic = MetadataTopic(saved.cluster_id, settings.topic.name, saved.topic_id, saved.partition_count, 0)
-            lost = f"{error}: see 'The metadata topic is lost' in docs/operations.md, and remove the saved state in"
-            lost = f"{lost} {settings.state_folder} after that"
+            lost = f"{error}, and remove the saved state in {settings.state_folder} after that"
         state = await asyncio.to_thread(
             RemoteLogMetadataStateWriter.open,
             settings.state_folder,

@@ -28,6 +28,8 @@ class Server:
         if message.name == "SaslHandshakeRequest":
             is_known = message.mechanism != "OAUTHBEARER" or "no-oauth" not in self._answers
             response = SaslHandshakeResponse(error_code=0 if is_known else 33, mechanisms=["PLAIN"])
+            if "no-sasl" in self._answers:
+                response = SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
         else:
             self.heard.append(bytes(message.auth_bytes))
             answer = self._answers.pop(0)
@@ -90,6 +92,11 @@ async def test_a_file_without_a_token_is_named(content: bytes | None, tmp_path: 
 async def test_a_mechanism_that_the_broker_has_not_is_named() -> None:
     said = await failure(Server("no-oauth"), SaslCredentials("OAUTHBEARER"))
     assert "[upstream.sasl]: the broker offers PLAIN: see mechanism" in said
+
+
+async def test_a_listener_without_sasl_is_named() -> None:
+    said = await failure(Server("no-sasl"), SaslCredentials("PLAIN", "ann", SECRET))
+    assert "this listener of the broker has no SASL: remove [upstream.sasl], or use the broker's SASL port" in said
 
 
 async def test_scram_escapes_the_name_and_trusts_no_weak_or_false_server() -> None:

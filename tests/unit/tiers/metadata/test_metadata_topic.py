@@ -17,14 +17,29 @@ from tests.support.fakes.record_batches import batch_of
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError
-from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
+from tiers.metadata.topic.metadata_topic import (
+    DEFAULT_TOPIC_NAME,
+    MetadataTopicSettings,
+    MetadataTopicUnfitError,
+    open_metadata_topic,
+)
 
 TOPIC = TopicMetadata("segments", UUID(int=7), {0: PartitionMetadata(0, 1, 5)})
 SETTINGS = MetadataTopicSettings("segments", 1)
 
 
+FIT = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime", "delete.retention.ms": "60000"}
+
+
 async def fit(request: Any) -> DescribeConfigsResponse:
-    configs = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime", "delete.retention.ms": "60000"}
+    return said_of(request, FIT)
+
+
+async def as_kafkas_own(request: Any) -> DescribeConfigsResponse:
+    return said_of(request, {**FIT, "cleanup.policy": "delete", "message.timestamp.type": "CreateTime"})
+
+
+def said_of(request: Any, configs: dict[str, str]) -> DescribeConfigsResponse:
     result = DescribeConfigsResponse.DescribeConfigsResult
     entries = [
         result.DescribeConfigsResourceResult(
@@ -100,4 +115,29 @@ async def test_a_topic_without_records_is_as_good_as_a_missing_one(batches: list
                 await open_metadata_topic(client, SETTINGS, 30_000, None, refusal)
         else:
             assert (await open_metadata_topic(client, SETTINGS, 30_000, None, refusal)).topic_id == TOPIC.topic_id
+        await client.close()
+
+
+@pytest.mark.parametrize(("name", "is_warned"), [(DEFAULT_TOPIC_NAME, True), ("segments", False)])
+async def test_the_topic_of_kafkas_own_tier_is_not_to_be_altered(name: str, is_warned: bool) -> None:
+    async with ScriptedBroker() as broker:
+        broker.topics = [TopicMetadata(name, UUID(int=7), {0: PartitionMetadata(0, 1, 5)})]
+        broker.answers[ApiKey.DESCRIBE_CONFIGS] = as_kafkas_own
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        with pytest.raises(MetadataTopicUnfitError) as raised:
+            await open_metadata_topic(client, MetadataTopicSettings(name, 1), 30_000)
+        await client.close()
+    said = str(raised.value)
+    assert said.startswith(f"topic {name} has cleanup.policy=delete; it must be compact")
+    assert ("If the topic is Kafka's, do not alter it: set remote.log.metadata.topic.name" in said) is is_warned
+
+
+async def test_another_number_of_partitions_names_the_setting() -> None:
+    async with ScriptedBroker() as broker:
+        broker.topics = [TOPIC]
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        with pytest.raises(
+            MetadataTopicUnfitError, match=r"50 are configured \(remote\.log\.metadata\.topic\.num\.part"
+        ):
+            await open_metadata_topic(client, MetadataTopicSettings(TOPIC.name, 50), 30_000)
         await client.close()
