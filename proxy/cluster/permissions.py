@@ -47,9 +47,15 @@ def principal_of(config: TidegateConfig) -> str:
     """Names the principal that the proxy has at the brokers, in the words of the settings."""
     if config.upstream.sasl is not None:
         return f"the user {config.upstream.sasl.username or 'of the token'} of [upstream.sasl]"
-    if config.upstream.tls is not None and config.upstream.tls.certificate is not None:
+    if has_certificate_alone(config):
         return "the certificate of [upstream.tls]"
     return "the proxy, without [upstream.sasl],"
+
+
+def has_certificate_alone(config: TidegateConfig) -> bool:
+    """Whether the brokers know the proxy by its certificate alone. They then take each client for the proxy."""
+    tls = config.upstream.tls
+    return config.upstream.sasl is None and tls is not None and tls.certificate is not None
 
 
 async def missing_permissions(

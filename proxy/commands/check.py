@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
@@ -16,7 +17,9 @@ import uvloop
 from kafka.protocol.metadata import MetadataRequest
 
 from proxy.cluster.broker_listeners import shared_ports
-from proxy.cluster.permissions import missing_permissions, principal_of
+from proxy.cluster.permissions import has_certificate_alone, missing_permissions, principal_of
+from proxy.commands.certificate_check import certificate_findings
+from proxy.commands.metadata_check import manager_trouble, metadata_topic_trouble
 from proxy.commands.store_check import check_store
 from proxy.commands.topic_check import topic_findings
 from proxy.config import TidegateConfig
@@ -28,12 +31,9 @@ from proxy.wire.context import Address
 from proxy.wire.tls import listener_tls
 from tiers.broker.client import BrokerClient
 from tiers.broker.tls import TlsError
-from tiers.config.manager_settings import METADATA_MANAGER
-from tiers.config.metadata_registry import create_metadata_manager
 from tiers.config.tier_config import ConfigError
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError
-from tiers.metadata.record_log import MetadataManagerContext
 
 TIMEOUT_MS = 10_000
 
@@ -45,6 +45,14 @@ class BrokerCheck:
     advertised: list[Address]
     """Its address for the clients of each listener."""
     trouble: str | None
+    """Why the broker itself cannot be reached. No check tries the advertised addresses."""
+
+    def line(self) -> str:
+        advertised = " and ".join(map(_text, self.advertised))
+        return (
+            f"broker {self.node_id}: {_text(self.address)}, {self.trouble or 'reached'}; advertised as {advertised},"
+            " not tried"
+        )
 
 
 @dataclass(slots=True)
@@ -54,6 +62,9 @@ class Report:
     store: str | None = None
     """The storage implementation, if the store answered."""
     store_findings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+    """The topics that each rule decides."""
     topic_remarks: list[str] = field(default_factory=list)
     """What an operator should know of topics, and what is no problem."""
     problems: list[str] = field(default_factory=list)
@@ -61,17 +72,14 @@ class Report:
     def lines(self) -> Iterator[str]:
         if self.cluster_id is not None:
             yield f"cluster {self.cluster_id}"
-        for broker in self.brokers:
-            yield (
-                f"broker {broker.node_id}: {_text(broker.address)} is advertised as "
-                f"{' and '.join(map(_text, broker.advertised))}, {broker.trouble or 'reached'}"
-            )
+        yield from (broker.line() for broker in self.brokers)
         if self.store is not None:
             yield f"store {self.store}: written, read and deleted"
             for finding in self.store_findings:
                 yield f"store {self.store}: {finding}"
-        for remark in self.topic_remarks:
-            yield f"topic {remark}"
+        yield from self.rules
+        yield from (f"topic {remark}" for remark in self.topic_remarks)
+        yield from (f"warning: {warning}" for warning in self.warnings)
         for problem in self.problems:
             yield f"problem: {problem}"
         match len(self.problems):
@@ -113,25 +121,44 @@ async def check(config: TidegateConfig) -> Report:
         report.problems.append(str(error))
     if config.is_tiered:
         report.problems += _file_problems(config)
+    if has_certificate_alone(config):
+        report.problems.append(
+            "[upstream.tls] certificate without [upstream.sasl]: the brokers take each client for the proxy itself,"
+            " with all rights of the proxy: add [upstream.sasl], and use a listener of the brokers that requires SASL"
+        )
     try:
         client = broker_client(config.upstream)
     except TlsError as error:
         report.problems.append(f"[upstream.tls] {error}")
-    else:
-        try:
-            await _check_brokers(config, client, report)
-            if config.is_tiered:
-                _check_metadata_manager(config, client, report)
-            if config.is_tiered and report.cluster_id is not None:
-                await _check_rights(config, client, report)
-                if not report.problems:  # any of them would appear here again
-                    found = await topic_findings(config, client)
-                    report.problems += found.problems
-                    report.topic_remarks += found.remarks
-        finally:
-            await client.close()
-    await _check_store(config, report)
+        await _check_store(config, report)
+        return report
+    of_files = len(report.problems)
+    try:
+        await _check_brokers(config, client, report)
+        await _check_store(config, report)
+        if config.is_tiered:
+            await _check_tier(config, client, report, of_files)
+    finally:
+        await client.close()
+    _check_certificates(config, report)
     return report
+
+
+async def _check_tier(config: TidegateConfig, client: BrokerClient, report: Report, of_files: int) -> None:
+    """`of_files` is the number of problems with files of the settings, which hide nothing of the cluster."""
+    if (trouble := manager_trouble(config, client, report.cluster_id)) is not None:
+        report.problems.append(trouble)
+    if report.cluster_id is None:
+        return
+    await _check_rights(config, client, report)
+    # What follows needs the brokers, the rights and the store: their problems would appear in it again.
+    if len(report.problems) == of_files and config.remote_log.is_topic_based:
+        lost = await metadata_topic_trouble(config, client, report.cluster_id, TIMEOUT_MS)
+        report.problems += [] if lost is None else [lost]
+    if len(report.problems) == of_files:
+        found = await topic_findings(config, client)
+        report.rules, report.topic_remarks = found.rules, found.remarks
+        report.problems += found.problems
 
 
 def _file_problems(config: TidegateConfig) -> Iterator[str]:
@@ -151,21 +178,6 @@ def _folder_trouble(path: Path) -> str | None:
     if not os.access(nearest, os.W_OK | os.X_OK):
         return f"{nearest} is not writable for this user: change its rights or its owner, or change `path`"
     return None
-
-
-def _check_metadata_manager(config: TidegateConfig, client: BrokerClient, report: Report) -> None:
-    """Checks the name and the settings of the metadata manager, without opening it."""
-
-    async def no_refusal() -> str | None:
-        return None
-
-    remote_log = config.remote_log
-    topic, cluster_id = remote_log.metadata_topic_settings, report.cluster_id or ""
-    context = MetadataManagerContext(config.state.path, client, cluster_id, topic, no_refusal)
-    try:
-        create_metadata_manager(remote_log.metadata_manager, remote_log.plain_metadata_settings(), context)
-    except ValueError as error:
-        report.problems.append(f"{METADATA_MANAGER}: {error}")
 
 
 async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: Report) -> None:
@@ -189,6 +201,20 @@ async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: R
                 report.problems.append(f"broker {node_id} has no address at {each.name}: {no_address}")
     admin = (config.admin.host, config.admin.port) if config.admin.port else None
     report.problems += [f"[listener] {line}" for line in shared_ports(listeners, metadata.brokers, admin)]
+
+
+def _check_certificates(config: TidegateConfig, report: Report) -> None:
+    """Compares the certificates of the listeners with the advertised hosts of the brokers, and with the time."""
+    for number, listener in enumerate(config.listener):
+        if listener.tls is None:
+            continue
+        hosts = {broker.advertised[number][0] for broker in report.brokers}
+        try:
+            problems, warnings = certificate_findings(listener.tls, hosts, datetime.now(UTC))
+        except (OSError, ValueError):
+            continue  # the file cannot be used, which another line reports
+        report.problems += [f"[listener.tls] {problem}" for problem in problems]
+        report.warnings += [f"[listener.tls] {warning}" for warning in warnings]
 
 
 async def _check_rights(config: TidegateConfig, client: BrokerClient, report: Report) -> None:

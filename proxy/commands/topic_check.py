@@ -1,4 +1,4 @@
-"""The part of `tidegate check` about topics: why some are not tiered, totals that are not in force, records at risk."""
+"""The part of `tidegate check` about topics: rules, topics that are not tiered, retentions, and records at risk."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.records.record_batch import iterate_batches
+from proxy.commands.rule_check import is_never_trimmed, rule_lines, useless_local_retentions
 from proxy.config import TidegateConfig
 from tiers.access.open_tier import metadata_to_now
 from tiers.broker.client import BrokerClient
@@ -39,6 +40,7 @@ _HALF = 0.5
 class TopicFindings:
     """One line each. `remarks` are no problems: topics that a pattern names, and that are not tiered, or are paused."""
 
+    rules: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -46,11 +48,13 @@ class TopicFindings:
 async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicFindings:
     """Returns what is to be said of all topics that the settings name.
 
-    Returns nothing with another metadata manager than the topic-based one: only the running proxy can read the recorded
-    totals then, and raises the alarms."""
-    if not config.remote_log.is_topic_based:
-        return TopicFindings()
+    Returns the rules alone with another metadata manager than the topic-based one: only the running proxy can read the
+    recorded totals then, and raises the alarms."""
     try:
+        known = (await client.metadata(TIMEOUT_MS, TIMEOUT_MS)).topics.values()
+        rules = list(rule_lines(config.topics, [each.name for each in known if not each.is_internal]))
+        if not config.remote_log.is_topic_based:
+            return TopicFindings(rules)
         async with AsyncExitStack() as stack:
             cluster = await client.metadata_naming(config.remote_log.metadata_topic, TIMEOUT_MS)
             metadata = None
@@ -64,7 +68,8 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicF
                 metadata,
             )
             policies = (await topics.refresh(TIMEOUT_MS)).values()
-            found = TopicFindings(conflicts(policies))
+            found = TopicFindings(rules, conflicts(policies))
+            found.problems += [line for policy in policies for line in useless_local_retentions(policy)]
             for topic, reason in sorted(topics.refused.items()):
                 lines = found.problems if topics.is_named(topic) else found.remarks
                 lines.append(f"{topic} is not tiered: {reason}")
@@ -74,11 +79,17 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicF
                 for policy in policies
                 if policy.paused
             ]
+            found.remarks += [
+                f"{policy.topic} is never trimmed: without a local.retention.*, the brokers keep copied records as long"
+                " as the remote tier does"
+                for policy in policies
+                if is_never_trimmed(policy)
+            ]
             if metadata is not None:
                 found.problems += await _risks(client, metadata, policies)
             return found
     except RemoteLogError as error:
-        return TopicFindings([f"the tiered topics cannot be checked: {error}"])
+        return TopicFindings(problems=[f"the tiered topics cannot be checked: {error}"])
 
 
 async def _excluded(

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 
@@ -46,6 +47,8 @@ from tiers.tasks.tiered_topics import TieredTopics
 logger = logging.getLogger(__name__)
 
 RETRY_MS = 1_000
+METADATA_FOLDER: Final = "metadata"
+"""The folder of the metadata's state in `state.path`."""
 
 
 async def wait_for_cluster_id(client: BrokerClient) -> str | None:
@@ -65,7 +68,7 @@ async def wait_for_cluster_id(client: BrokerClient) -> str | None:
 
 def metadata_folder(config: TidegateConfig) -> Path:
     """Returns the folder of the metadata's state, and creates it if it is missing."""
-    folder = config.state.path / "metadata"
+    folder = config.state.path / METADATA_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from proxy.commands.check import check
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.proxy.parsed_config import parse_config
@@ -36,7 +38,7 @@ advertised.base.port = 32000
 certificate = "missing.pem"
 """
         lines = list((await check(parse_config(settings))).lines())
-    shown = f"broker 7: 127.0.0.1:{broker.port} is advertised as inside:9107 and outside:32007, reached"
+    shown = f"broker 7: 127.0.0.1:{broker.port}, reached; advertised as inside:9107 and outside:32007, not tried"
     assert shown in lines
     trouble = "port 9093 is listener.bootstrap.port: change one of the two settings"
     assert f"problem: broker 7 has no address at 0.0.0.0:9093: {trouble}" in lines
@@ -56,3 +58,15 @@ base.port = 9200
         problems = (await check(parse_config(settings))).problems
     both = "broker 7 at 0.0.0.0:9092 and the bootstrap port of 0.0.0.0:9107"
     assert problems == [f"[listener] port 9107 is {both}: change the ports of one of them"]
+
+
+@pytest.mark.parametrize(("sasl", "count"), [("", 1), ('[upstream.sasl]\nmechanism = "PLAIN"\nusername = "u"\n', 0)])
+async def test_a_certificate_at_the_brokers_without_sasl_is_a_problem(sasl: str, count: int) -> None:
+    """Then the brokers take each client for the proxy."""
+    sasl += 'password = "p"\n' if sasl else ""
+    settings = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[upstream.tls]\ncertificate = "missing.pem"\n'
+    problems = (await check(parse_config(settings + sasl))).problems
+    said = [
+        each for each in problems if each.startswith("[upstream.tls] certificate without [upstream.sasl]: the brok")
+    ]
+    assert (len(said), all("add [upstream.sasl]" in each for each in said)) == (count, True)

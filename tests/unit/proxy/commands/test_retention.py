@@ -14,12 +14,10 @@ from typer.testing import CliRunner
 from proxy import cli
 from proxy.commands.tier import retention as command
 from proxy.commands.tier.retention import PartitionExpiry, RetentionChange, apply_total
-from proxy.commands.topic_check import TopicFindings, conflicts, risks_of, topic_findings
+from proxy.commands.topic_check import conflicts, risks_of
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tests.support.proxy.parsed_config import parse_config
 from tests.support.tiers.segment_metadata import copied, segment
 from tiers.access.open_tier import RemoteTierError
-from tiers.broker.client import BrokerClient
 from tiers.config.topic_policy import TopicConfig, TopicPolicy, policy_of
 from tiers.config.total_retention import RETENTION_MINUTES, TotalRetention
 from tiers.model.ids import TopicIdPartition
@@ -188,9 +186,3 @@ def test_a_check_names_a_transaction_that_hangs() -> None:
 def test_a_check_names_a_total_that_is_not_in_force() -> None:
     [problem] = conflicts([policy(TotalRetention(minutes=90), minutes=60), policy(TotalRetention())])
     assert problem.startswith("orders: nothing expires: the file has remote.log.retention.minutes=60, and")
-
-
-async def test_a_check_says_nothing_of_totals_that_it_cannot_read() -> None:
-    """The proxy is the only one that may open the database with the recorded totals."""
-    config = parse_config('remote.log.metadata.manager.class.name = "own"\n[upstream]\nbootstrap.servers = "a:1"\n')
-    assert await topic_findings(config, BrokerClient([("127.0.0.1", 1)], client_id="test")) == TopicFindings()

@@ -1,0 +1,86 @@
+"""`tidegate check` compares the metadata topic with the saved state and with the store, and creates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+
+import pytest
+
+from protocol.api_keys import ApiKey
+from proxy.commands.check import check
+from proxy.commands.metadata_check import metadata_topic_trouble
+from proxy.config import TidegateConfig
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.proxy.command_bench import CommandBench, command_bench
+from tests.support.proxy.parsed_config import parse_config
+from tests.support.tiers.metadata_state import fill
+from tiers.broker.client import BrokerClient
+
+LOST = "see 'The metadata topic is lost' in docs/operations.md"
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[CommandBench]:
+    """Its cluster has the id of the scripted broker's."""
+    async with command_bench(tmp_path) as bench:
+        yield bench
+
+
+def config_of(bench: CommandBench, broker: ScriptedBroker) -> TidegateConfig:
+    return parse_config(f"""
+remote.log.metadata.topic.name = "segments"
+[upstream]
+bootstrap.servers = "127.0.0.1:{broker.port}"
+[state]
+path = "{bench.folder}/state"
+[storage]
+implementation = "local"
+path = "{bench.root}"
+[[topics]]
+name = "orders"
+""")
+
+
+async def trouble_of(bench: CommandBench) -> str | None:
+    async with ScriptedBroker() as broker:
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        found = await metadata_topic_trouble(config_of(bench, broker), client, broker.cluster_id, 5_000)
+        await client.close()
+        assert ApiKey.CREATE_TOPICS not in {request.API_KEY for request in broker.requests}
+    return found
+
+
+async def test_a_new_cluster_needs_no_metadata_topic(bench: CommandBench) -> None:
+    assert await trouble_of(bench) is None
+    assert not (bench.folder / "state").exists()
+
+
+async def test_segments_without_a_metadata_topic_are_a_problem(bench: CommandBench) -> None:
+    await bench.stored(0)
+    said = "topic segments is missing or has no record, but the store holds segments of this cluster"
+    assert await trouble_of(bench) == f"{said}: {LOST}"
+
+
+async def test_a_saved_state_without_its_metadata_topic_is_a_problem(bench: CommandBench) -> None:
+    folder = bench.folder / "state" / "metadata"
+    folder.mkdir(parents=True)
+    fill(folder)
+    assert await trouble_of(bench) == f"there is no topic segments, and the saved state was read from one: {LOST}"
+
+
+async def test_a_store_that_cannot_be_listed_leaves_no_silence(bench: CommandBench) -> None:
+    bench.root.rename(bench.folder / "elsewhere")
+    assert "topic segments has no record, and the store cannot be listed: " in str(await trouble_of(bench))
+
+
+async def test_the_check_reports_a_lost_metadata_topic(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def all_rights(*_: object) -> tuple[Collection[str], Collection[str]]:
+        return [], []
+
+    monkeypatch.setattr("proxy.commands.check.missing_permissions", all_rights)
+    await bench.stored(0)
+    async with ScriptedBroker() as broker:
+        report = await check(config_of(bench, broker))
+    [problem] = report.problems
+    assert LOST in problem

@@ -1,0 +1,114 @@
+"""`tidegate check` says which topics each rule decides, and which local retention trims nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from proxy.commands.rule_check import is_never_trimmed, rule_lines, useless_local_retentions
+from proxy.commands.topic_check import TopicFindings, topic_findings
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.proxy.parsed_config import parse_config
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.config.topic_policy import TopicConfig, TopicPolicy, policy_of
+from tiers.config.total_retention import NO_TOTAL, TotalRetention
+
+DAY_MS = 86_400_000
+BROKER = {"cleanup.policy": "delete", "retention.ms": str(7 * DAY_MS), "retention.bytes": "1000"}
+NO_TOPIC = "warning: matches no topic: correct the rule, create the topic, or give the proxy DESCRIBE on it"
+
+
+def said_of(*rules: TopicConfig, topics: tuple[str, ...]) -> list[str]:
+    return [line.removeprefix("[[topics]] ") for line in rule_lines(rules, topics)]
+
+
+def policy(recorded: TotalRetention = NO_TOTAL, **settings: Any) -> TopicPolicy:
+    rule = TopicConfig(pattern="orders", **settings)
+    made = policy_of("orders", UUID(int=7), 1, rule, BROKER, recorded.config())
+    assert isinstance(made, TopicPolicy)
+    return made
+
+
+def test_a_rule_that_matches_nothing_is_named() -> None:
+    rules = [TopicConfig(pattern="orderz-*"), TopicConfig(pattern="orders-*"), TopicConfig(pattern="__consumer*")]
+    assert said_of(*rules, topics=("orders-eu", "orders-us", "other", "__consumer_offsets")) == [
+        f"orderz-*: {NO_TOPIC}",
+        "orders-*: matches orders-eu, orders-us",
+        f"__consumer*: {NO_TOPIC}",
+    ]
+
+
+def test_the_first_rule_that_matches_decides() -> None:
+    rules = [
+        TopicConfig(pattern="orders-eu", remote_storage_enable=False),
+        TopicConfig(pattern="orders-*"),
+        TopicConfig(pattern="*-eu"),
+    ]
+    assert said_of(*rules, topics=("orders-eu", "orders-us")) == [
+        "orders-eu: excludes orders-eu",
+        "orders-*: matches orders-us",
+        "*-eu: warning: earlier rules decide about all topics that it matches: move it up, or remove it",
+    ]
+
+
+def test_a_rule_for_many_topics_takes_one_line() -> None:
+    topics = tuple(f"t{number}" for number in range(8))
+    assert said_of(TopicConfig(pattern="*"), topics=topics) == ["*: matches t0, t1, t2, t3, t4, and 3 more"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("local_retention_ms", 30 * DAY_MS, "local.retention.ms is 2592000000 ms, more than the total of 604800000 ms"),
+        ("local_retention_bytes", 1001, "local.retention.bytes is 1001 bytes, more than the total of 1000 bytes"),
+    ],
+)
+def test_a_local_retention_above_the_total_is_a_problem(key: str, value: int, said: str) -> None:
+    [problem] = useless_local_retentions(policy(NO_TOTAL, **{key: value}))
+    total = key.removeprefix("local_").replace("_", ".")
+    assert (
+        problem == f"orders: {said} ({total}), so it trims nothing: lower local.{total}, or raise {total} on the topic"
+    )
+
+
+def test_a_local_retention_up_to_the_total_is_none() -> None:
+    assert list(useless_local_retentions(policy(local_retention_ms=7 * DAY_MS, local_retention_bytes=1000))) == []
+
+
+def test_a_recorded_total_counts_and_not_that_of_the_broker() -> None:
+    recorded = TotalRetention(minutes=30 * 1_440)
+    assert list(useless_local_retentions(policy(recorded, local_retention_ms=8 * DAY_MS))) == []
+    [problem] = useless_local_retentions(policy(recorded, local_retention_ms=31 * DAY_MS))
+    assert "(remote.log.retention.minutes)" in problem
+
+
+def test_a_topic_without_a_local_retention_is_never_trimmed() -> None:
+    assert is_never_trimmed(policy())
+    assert not is_never_trimmed(policy(local_retention_bytes=1))
+    assert not is_never_trimmed(policy(TotalRetention(minutes=1)))
+    assert not is_never_trimmed(policy(copy_disable=True))
+
+
+async def test_a_check_without_the_metadata_topic_says_the_rules_alone() -> None:
+    """The proxy is the only one that may open a database with the recorded totals."""
+    async with ScriptedBroker() as broker:
+        broker.topics = [TopicMetadata("orders-eu", UUID(int=1), {})]
+        config = parse_config(f"""
+remote.log.metadata.manager.class.name = "own"
+[upstream]
+bootstrap.servers = "127.0.0.1:{broker.port}"
+[storage]
+implementation = "local"
+path = "x"
+[[topics]]
+pattern = "orders-*"
+[[topics]]
+name = "orderz"
+""")
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        found = await topic_findings(config, client)
+        await client.close()
+    assert found == TopicFindings(["[[topics]] orders-*: matches orders-eu", f"[[topics]] orderz: {NO_TOPIC}"])
