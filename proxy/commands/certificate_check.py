@@ -11,7 +11,7 @@ from typing import Final
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from proxy.config import ListenerTlsConfig
+from proxy.listener_config import ListenerTlsConfig
 
 _SOON: Final = timedelta(days=30)
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from proxy.commands.check import checked
-from proxy.config import load_config
+from proxy.config import TidegateConfig, load_config
 from tiers.commands.console import say
-from tiers.config.tier_config import ConfigError
+from tiers.config.tier_config import ConfigError, parse_config_text
 
 
 class Store(StrEnum):
@@ -31,21 +32,25 @@ class Store(StrEnum):
 class Answers:
     """What the file says. `bucket`, `region` and `endpoint_url` are for S3, `url` for HDFS, `path` for HDFS and local.
 
-    An empty `endpoint_url` stands for Amazon's own."""
+    An empty `endpoint_url` stands for Amazon's own. The defaults are valid, so that a program can check one answer."""
 
-    bootstrap_servers: str
-    advertised_host: str
     bootstrap_port: int
     base_port: int
-    state: str
     store: Store
-    topics: str
-    local_retention: str
+    bootstrap_servers: str = "localhost:9092"
+    advertised_host: str = "localhost"
+    state: str = "/var/lib/tidegate"
+    topics: str = "*"
+    local_retention: str = "6h"
     bucket: str = ""
     region: str = ""
     endpoint_url: str = ""
     url: str = ""
     path: str = ""
+
+    def with_answer(self, name: str, answer: str) -> Answers:
+        change: dict[str, Any] = {name: answer}
+        return replace(self, **change)
 
 
 def init(
@@ -85,22 +90,33 @@ def init(
     if file.exists():
         raise ConfigError(f"{file} exists: name another file, or remove it")
     ask = _Questions(sys.stdin.isatty() and sys.stdout.isatty())
-    chosen = Store(ask("--store", store, "Store of the remote tier (s3, hdfs, local)", "s3", [*Store]))
-    answers = Answers(
-        bootstrap_servers=ask("--bootstrap-servers", bootstrap_servers, "Brokers (host:port, ...)"),
-        advertised_host=ask("--advertised-host", advertised_host, "Name of this machine, for clients"),
-        bootstrap_port=bootstrap_port,
-        base_port=base_port,
-        state=ask("--state", state, "Folder for the state of this proxy", "/var/lib/tidegate"),
-        store=chosen,
-        topics=ask("--topics", topics, "Topics to tier (a name or a pattern)"),
-        local_retention=ask("--local-retention", local_retention, "How long brokers keep copied records", "6h"),
-        bucket=ask("--bucket", bucket, "Bucket, which must exist") if chosen is Store.S3 else "",
-        region=ask("--region", region, "Region", "us-east-1") if chosen is Store.S3 else "",
-        endpoint_url=endpoint_url or "",
-        url=ask("--url", url, "Address of the NameNode (hdfs://host:port)") if chosen is Store.HDFS else "",
-        path="" if chosen is Store.S3 else ask("--path", path, "Folder of the remote tier"),
-    )
+    chosen = Store(ask("--store", store, "Store of the remote tier (s3, hdfs, local)", "s3", among=[*Store]))
+    answers = Answers(bootstrap_port=bootstrap_port, base_port=base_port, store=chosen)
+
+    def asked(key: str, option: str, value: str | None, question: str, default: str | None = None) -> None:
+        """Adds an answer. On a terminal it asks again until Tidegate can read a file with the answer."""
+        nonlocal answers
+
+        def mistake_in(answer: str) -> str | None:
+            return mistake_of(answers.with_answer(key, answer))
+
+        answers = answers.with_answer(key, ask(option, value, question, default, mistake_in=mistake_in))
+
+    asked("bootstrap_servers", "--bootstrap-servers", bootstrap_servers, "Brokers (host:port, ...)")
+    asked("advertised_host", "--advertised-host", advertised_host, "Name of this machine, for clients")
+    asked("state", "--state", state, "Folder for the state of this proxy", "/var/lib/tidegate")
+    asked("topics", "--topics", topics, "Topics to tier (a name or a pattern)")
+    asked("local_retention", "--local-retention", local_retention, "How long brokers keep copied records", "6h")
+    match chosen:
+        case Store.S3:
+            asked("bucket", "--bucket", bucket, "Bucket, which must exist")
+            asked("region", "--region", region, "Region", "us-east-1")
+            answers = replace(answers, endpoint_url=endpoint_url or "")
+        case Store.HDFS:
+            asked("url", "--url", url, "Address of the NameNode (hdfs://host:port)")
+            asked("path", "--path", path, "Folder of the remote tier")
+        case Store.LOCAL:
+            asked("path", "--path", path, "Folder of the remote tier")
     write(file, answers)
     say(f"{file} was written.")
     if check and not checked(load_config(file)):
@@ -116,8 +132,16 @@ class _Questions:
         self._is_interactive = is_interactive
 
     def __call__(
-        self, option: str, value: str | None, question: str, default: str | None = None, among: list[str] | None = None
+        self,
+        option: str,
+        value: str | None,
+        question: str,
+        default: str | None = None,
+        *,
+        among: Collection[str] | None = None,
+        mistake_in: Callable[[str], str | None] = lambda _: None,
     ) -> str:
+        """Returns the value of the option, or an answer that is one of `among` and has no mistake."""
         if value is not None:
             return value
         if not self._is_interactive:
@@ -126,9 +150,25 @@ class _Questions:
             raise ConfigError(f"there is no terminal to ask at: say {option}")
         while True:
             answer = str(typer.prompt(question, default=default)).strip()
-            if among is None or answer in among:
+            if among is not None and answer not in among:
+                say(f"Answer one of: {', '.join(among)}.")
+            elif (mistake := mistake_in(answer)) is not None:
+                say(mistake)
+            else:
                 return answer
-            say(f"Answer one of: {', '.join(among)}.")
+
+
+def mistake_of(answers: Answers) -> str | None:
+    """Returns why Tidegate could not read a file with the answers. None: it can."""
+    try:
+        text = text_of(answers)
+        text.encode()
+        parse_config_text(text, TidegateConfig, "the answer")
+    except UnicodeEncodeError:
+        return "the answer has bytes that are no text"
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def write(file: Path, answers: Answers) -> None:

@@ -30,12 +30,13 @@ from proxy.admin.sampling import sampled
 from proxy.admin.source import OwnFacts
 from proxy.cluster.broker_listeners import Listen, ListenerAddresses
 from proxy.cluster.topology import Topology
-from proxy.config import ListenerConfig, TidegateConfig
+from proxy.config import TidegateConfig
 from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
 from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.drain_answers import DRAIN_ANSWERS
 from proxy.handlers.fetch.pass_through import PassThroughFetchHandler, ShareFetchHandler
 from proxy.handlers.produce import ProduceHandler
+from proxy.listener_config import ListenerConfig
 from proxy.logging_setup import set_level
 from proxy.metrics import BuildInfo, ProxyMetrics
 from proxy.process.admin.access import AdminAccess, admin_access

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from proxy.config import ListenerTlsConfig
+from proxy.listener_config import ListenerTlsConfig
 from tiers.broker.tls import TlsContext, load_authorities, load_certificate
 from tiers.config.upstream_config import CertificateConfig
 

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from proxy.config import ListenerTlsConfig
+from proxy.listener_config import ListenerTlsConfig
 from proxy.wire.tls import listener_tls
 from tests.support.fakes.broker.wire import Wire
 from tests.support.servers.certificates import Authority

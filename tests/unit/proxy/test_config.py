@@ -315,7 +315,7 @@ def test_one_listener_or_several() -> None:
         ('brokers.by = "sni"\nadvertised.host = "b{id}"', "needs a [listener.tls]"),
         ('brokers.by = "sni"\n[listener.tls]\ncertificate = "/c"', "needs {id} in advertised.host"),
         (
-            'brokers.by = "sni"\nadvertised.host = "{id}"\nadvertised.base.port = 7\n[listener.tls]\ncertificate = "c"',
+            'brokers.by = "sni"\nadvertised.host = "b{id}"\nadvertised.base.port = 7\n[listener.tls]\ncertificate = ""',
             'is for brokers.by = "port"',
         ),
         ('advertised.host = "b{id}"\nadvertised.base.port = 7\nadvertised.port = 7', "remove one of them"),

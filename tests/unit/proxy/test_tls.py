@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import LimitsConfig, ListenerTlsConfig
+from proxy.config import LimitsConfig
+from proxy.listener_config import ListenerTlsConfig
 from proxy.wire.server import BrokerEndpoint
 from proxy.wire.tls import listener_tls
 from proxy.wire.upstream import UpstreamConnection

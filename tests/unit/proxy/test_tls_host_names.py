@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import ListenerTlsConfig
+from proxy.listener_config import ListenerTlsConfig
 from proxy.wire.context import Address
 from proxy.wire.tls import listener_tls
 from tests.support.fakes.broker.fake_broker import FakeBroker

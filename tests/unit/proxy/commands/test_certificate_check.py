@@ -10,7 +10,7 @@ from cryptography import x509
 
 from proxy.commands.certificate_check import certificate_findings
 from proxy.commands.check import check
-from proxy.config import ListenerTlsConfig
+from proxy.listener_config import ListenerTlsConfig
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.certificates import Authority

@@ -59,7 +59,7 @@ def test_other_stores(tmp_path: Path, options: list[str], settings: dict[str, st
 
 @pytest.mark.parametrize("store", [*Store])
 def test_every_line_of_the_file_is_short_and_every_section_has_a_comment(store: Store) -> None:
-    text = text_of(Answers("a:1", "here", 9092, 9100, "/state", store, "x", "6h"))
+    text = text_of(Answers(9092, 9100, store))
     assert max(map(len, text.splitlines())) <= 120
     for section in ("[listener]", "[admin]", "[state]", "[[topics]]"):
         after = text.split(section)[1].split("[")[0]
@@ -114,8 +114,48 @@ def test_a_terminal_is_asked_until_the_answer_is_possible(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(typer, "prompt", prompt)
     ask = _Questions(is_interactive=True)
-    assert ask("--store", None, "Store", "s3", [*Store]) == "hdfs"
+    assert ask("--store", None, "Store", "s3", among=[*Store]) == "hdfs"
     assert asked == [("Store", "s3")] * 2
     assert ask("--topics", "said", "Topics") == "said"
     with pytest.raises(ConfigError, match="say --topics"):
         _Questions(is_interactive=False)("--topics", None, "Topics")
+
+
+def test_a_wrong_answer_is_asked_for_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All good answers before the wrong one are kept."""
+    answers = [
+        *("local", "nonsense", "kafka-1:9092", "http://tide:9092", "tide.example.org", "/state"),
+        *("orders-*", "orderz-*", "6h", "/tier"),
+    ]
+    monkeypatch.setattr("proxy.commands.init.sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("proxy.commands.init.sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr(typer, "prompt", lambda question, default: answers.pop(0))
+    file = tmp_path / "a.toml"
+    assert cli.run(["init", str(file), "--no-check"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("the answer: ")]
+    assert [line.split(": ")[1] for line in said] == [
+        "[upstream] bootstrap.servers",
+        "[listener] advertised.host",
+        "[topics] local.retention.ms",
+    ]
+    config = load_config(file)
+    assert (config.listener[0].advertised_host, config.topics[0].pattern) == ("tide.example.org", "orders-*")
+
+
+@pytest.mark.parametrize("address", ["http://tide:9092", "tide:9092", "[::1]", "tide/x", "*.example.org", "10.0.0.300"])
+def test_an_advertised_host_is_no_url_and_has_no_port(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*OPTIONS, *S3]
+    arguments[3] = address
+    assert cli.run(["init", "unused.toml", *arguments]) == 2
+    assert f"advertised.host: {address!r} is not a host name or an IP address" in capsys.readouterr().err
+    assert not Path("unused.toml").exists()
+
+
+@pytest.mark.parametrize("address", ["tide_gate", "Tide.Example.org.", "10.0.0.3", "fd00::1", "kafka-{id}.example.org"])
+def test_names_and_addresses_can_be_advertised(address: str, tmp_path: Path) -> None:
+    arguments = [*OPTIONS, *S3]
+    arguments[3] = address
+    assert cli.run(["init", str(tmp_path / "a.toml"), *arguments]) == 0
+    assert load_config(tmp_path / "a.toml").listener[0].advertised_host == address
