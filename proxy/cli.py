@@ -56,8 +56,14 @@ def _tier(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
+_SHORT_HELP = {
+    topics: "Lists the topics that the settings name or that have segments.",
+    retention: "Shows or changes the total retention of a topic.",
+}
+"""The help of `tidegate tier` has one line per command, and would cut these descriptions."""
+
 for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, accept, retention, rewrap, pause, resume):
-    tier.command()(_command)
+    tier.command(short_help=_SHORT_HELP.get(_command))(_command)
 tier.command("failed-deletes")(failed_deletes)
 tier.add_typer(quarantine)
 tier.add_typer(missing_topics)

@@ -19,13 +19,14 @@ from typing import Final
 
 from protocol.addresses import AddressOf
 from proxy.wire.context import Address, Endpoint
-from proxy.wire.server import BrokerEndpoint
+from proxy.wire.server import BrokerEndpoint, named_in_errors
 
 logger = logging.getLogger(__name__)
 
 Listen = Callable[[str, int, Endpoint], object]
 """Binds a host and a port, and sends clients to the endpoint. Raises `OSError`."""
 MAX_PORT: Final = 65_535
+BOOTSTRAP_PORT: Final = "[listener] bootstrap.port"
 NODE_ID: Final = "{id}"
 _MAX_NODE_ID = 2**31 - 1
 _DISCARD_PORT = 9
@@ -130,7 +131,8 @@ class BrokerListeners:
         bootstrap = BrokerEndpoint(None, self._any_broker, self._address_of)
         by_sni = self.addresses.base_port is None
         endpoint = NamedEndpoint(bootstrap, self._named) if by_sni else bootstrap
-        self._listen(self.addresses.host, self.addresses.bootstrap_port, endpoint)
+        with named_in_errors(BOOTSTRAP_PORT):
+            self._listen(self.addresses.host, self.addresses.bootstrap_port, endpoint)
 
     def _named(self, server_name: str | None) -> Endpoint | None:
         node_id = self.addresses.node_named(server_name)

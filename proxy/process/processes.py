@@ -30,6 +30,7 @@ from prometheus_client.registry import Collector
 
 from proxy.admin.facts import ProcessState
 from proxy.admin.sampling import sampled
+from proxy.cluster.broker_listeners import BOOTSTRAP_PORT
 from proxy.config import TidegateConfig, load_config
 from proxy.logging_setup import set_level
 from proxy.process.admin.access import admin_access
@@ -47,7 +48,7 @@ from proxy.process.remote_log import metadata_folder
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.supervisor import ChildCommand, Supervisor
 from proxy.version import installed_version
-from proxy.wire.server import bind, monotonic_ms
+from proxy.wire.server import bind, monotonic_ms, named_in_errors
 from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.writer import forget_freshness
@@ -97,7 +98,8 @@ def _begin_alone(config: TidegateConfig) -> None:
                 # Workers bind with SO_REUSEPORT. Without this check they would share the port with a second proxy that
                 # was started by mistake, and clients would reach both.
                 if not listener.reuse_port:
-                    bind(listener.host, listener.bootstrap_port, reuse_port=False, listens=False).close()
+                    with named_in_errors(BOOTSTRAP_PORT):
+                        bind(listener.host, listener.bootstrap_port, reuse_port=False, listens=False).close()
             return
         except RemoteLogMetadataError as error:
             if now_ms >= state_free_by_ms:

@@ -13,7 +13,7 @@ import errno
 import logging
 import socket
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network
@@ -96,6 +96,15 @@ def bind(host: str, port: int, *, reuse_port: bool, listens: bool = True) -> soc
         listener.close()
         raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
     return listener
+
+
+@contextlib.contextmanager
+def named_in_errors(setting: str) -> Iterator[None]:
+    """Adds the name of the setting that has the port to an `OSError`."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{setting}: {error.strerror or error}") from error
 
 
 OpenPort = Callable[[str, int], socket.socket]

@@ -23,7 +23,7 @@ from proxy.process.admin.access import OPEN_TO_ALL, AdminAccess
 from proxy.process.admin.connections import AdminConnections, is_own_fault
 from proxy.process.reload import Reload, Reloaded
 from proxy.wire.context import Address
-from proxy.wire.server import bind
+from proxy.wire.server import bind, named_in_errors
 
 logger = logging.getLogger(__name__)
 logger.addFilter(is_own_fault)
@@ -139,7 +139,8 @@ async def admin_pages(
     await runner.setup()
     assert runner.server is not None
     try:
-        listener = at if isinstance(at, socket.socket) else bind(*at, reuse_port=False)
+        with named_in_errors("[admin] port"):
+            listener = at if isinstance(at, socket.socket) else bind(*at, reuse_port=False)
         async with AdminConnections(listener, runner.server, access.tls):
             bound: Address = listener.getsockname()[:2]
             yield bound

@@ -30,6 +30,7 @@ def config(tmp_path: Path) -> Path:
         (["serve"], "there is no configuration: name a file with --config or TIDEGATE_CONFIG"),
         (["serve", "--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file or directory"),
         (["serve", "--confg", "x"], "No such option: --confg"),
+        (["tier", "segments"], "Missing argument 'TOPIC[:PARTITION]'. See: tidegate tier segments --help"),
         (["sevre"], "No such command 'sevre'"),
         (["tier", "sevre"], "No such command 'sevre'"),
         (["tier", "missing-topics", "--config", "x.toml", "forget", "T"], "write --config after forget"),
@@ -146,16 +147,34 @@ def test_a_bad_file_is_exit_code_2(config: Path, text: str, capsys: pytest.Captu
     assert len(captured.err.splitlines()) == 1
 
 
-def test_a_port_that_is_taken_is_exit_code_1(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("setting", "lines"),
+    [
+        ("[listener] bootstrap.port", "[listener]\nhost = '127.0.0.1'\nbootstrap.port = {}\n[admin]\nport = 0\n"),
+        ("[admin] port", "[admin]\nport = {}\n"),
+    ],
+)
+def test_a_port_that_is_taken_is_exit_code_1(
+    setting: str, lines: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        config.write_text(f"{NOBODY}[listener]\nhost = '127.0.0.1'\nbootstrap.port = {port}\n")
+        config.write_text(NOBODY.partition("[admin]")[0] + lines.format(port))
         assert cli.run(["serve", "--config", str(config)]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tidegate: ")]
-    assert str(port) in line
-    assert "in use" in line
+    assert line == f"tidegate: {setting}: 127.0.0.1:{port}: Address already in use"
+
+
+def test_the_help_of_tier_cuts_no_description(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cli.run(["tier", "--help"])
+    commands = capsys.readouterr().out.partition("Commands:")[2].splitlines()
+    assert [line for line in commands if line.endswith("...")] == []
+    assert len(commands) > 10
 
 
 def test_check_says_that_no_broker_answers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
