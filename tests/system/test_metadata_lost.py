@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ErrorCode
+from proxy.commands.check import check
+from proxy.config import load_config
 from tests.support.rigs.broker_fetches import answered, client_of, fetch, settled
 from tests.support.rigs.strict_consumer import consumer_at, read
 from tests.support.rigs.waiting import until
@@ -58,7 +60,14 @@ async def test_no_consumer_jumps_while_the_metadata_topic_is_gone_or_another_one
                 partition = await topic_id_partition(client, topic)
                 return [(await fetch(client, partition, offset)).error for offset in (0, local_start - 1, local_start)]
 
+        async def problems() -> list[str]:
+            return (await check(load_config(tidegate.config))).problems
+
+        report = await check(load_config(tidegate.config))
+        assert (report.rules, report.problems) == ([f"[[topics]] {topic}: matches {topic}"], [])
         await asyncio.to_thread(delete_topic, kafka.bootstrap_servers, metadata_topic)
+        [problem] = await problems()
+        assert f"there is no topic {metadata_topic}, and the saved state was read from one" in problem
         await asyncio.to_thread(until, lambda: "has not read it to its end recently" in not_ready(tidegate))
         waits_or_is_served = {ErrorCode.NONE, ErrorCode.REPLICA_NOT_AVAILABLE}
         assert {*(await errors())} <= waits_or_is_served
@@ -69,6 +78,8 @@ async def test_no_consumer_jumps_while_the_metadata_topic_is_gone_or_another_one
             partitions=4,
             config={"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"},
         )
+        [problem] = await problems()
+        assert "is not the one that the saved state was read from: see 'The metadata topic is lost'" in problem
         await asyncio.to_thread(start_again, tidegate, monkeypatch, "has not read it to its end recently")
         assert {*(await errors())} <= waits_or_is_served
 
