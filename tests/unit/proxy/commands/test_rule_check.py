@@ -6,7 +6,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from kafka.protocol.admin import DescribeConfigsResponse
 
+from protocol.api_keys import ApiKey
 from proxy.commands.rule_check import is_never_trimmed, rule_lines, useless_local_retentions
 from proxy.commands.topic_check import TopicFindings, topic_findings
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
@@ -112,3 +114,43 @@ name = "orderz"
         found = await topic_findings(config, client)
         await client.close()
     assert found == TopicFindings(["[[topics]] orders-*: matches orders-eu", f"[[topics]] orderz: {NO_TOPIC}"])
+
+
+async def test_the_check_reads_the_retentions_of_the_brokers() -> None:
+    async def described(request: Any) -> DescribeConfigsResponse:
+        result = DescribeConfigsResponse.DescribeConfigsResult
+        entries = [
+            result.DescribeConfigsResourceResult(
+                name=name, value=value, read_only=False, config_source=1, is_sensitive=False, synonyms=[], config_type=0
+            )
+            for name, value in BROKER.items()
+        ]
+        results = [
+            result(
+                error_code=0, error_message=None, resource_type=2, resource_name=asked.resource_name, configs=entries
+            )
+            for asked in request.resources
+        ]
+        return DescribeConfigsResponse(throttle_time_ms=0, results=results)
+
+    async with ScriptedBroker() as broker:
+        broker.topics = [TopicMetadata("orders", UUID(int=1), {}), TopicMetadata("all", UUID(int=2), {})]
+        broker.answers[ApiKey.DESCRIBE_CONFIGS] = described
+        config = parse_config(f"""
+[upstream]
+bootstrap.servers = "127.0.0.1:{broker.port}"
+[storage]
+implementation = "local"
+path = "x"
+[[topics]]
+name = "orders"
+local.retention.ms = "30d"
+[[topics]]
+name = "all"
+""")
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        found = await topic_findings(config, client)
+        await client.close()
+    [problem], [remark] = found.problems, found.remarks
+    assert problem.startswith("orders: local.retention.ms is 2592000000 ms, more than the total of 604800000 ms")
+    assert remark.startswith("all is never trimmed")
