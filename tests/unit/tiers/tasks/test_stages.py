@@ -303,7 +303,7 @@ async def test_a_copy_in_progress_ends_before_the_tier_is_clamped(
     assert offset == 140
 
 
-async def test_a_copy_that_ends_while_the_histories_are_compared_does_not_expire_yet(
+async def test_a_copy_that_ends_during_the_comparison_does_not_expire_yet(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its records may be those of an earlier leader. Its end must not trim the records of the present one."""
