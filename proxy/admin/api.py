@@ -200,7 +200,7 @@ def openapi(version: str) -> Mapping[str, Any]:
             "version": version,
             "description": "The facts of the page. A GET changes nothing.",
         },
-        "paths": paths | {RELOAD: {"post": _RELOAD}},
+        "paths": paths | {RELOAD: {"post": _RELOAD}} | {path: {"get": each} for path, each in _PROBES.items()},
         "components": {
             "schemas": schemas,
             "securitySchemes": {
@@ -232,6 +232,32 @@ _RELOAD: Final = {
         "503": {"description": "The process starts."},
         "422": {"description": "The settings are wrong.", "content": {"application/json": {"schema": _RELOADED}}},
     },
+}
+
+
+def _probe(name: str, summary: str, refusal: str) -> Mapping[str, Any]:
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    return {
+        "summary": summary,
+        "operationId": name,
+        "security": [{}],
+        "responses": {
+            "200": {"description": "It does.", "content": text},
+            **({"503": {"description": refusal, "content": text}} if refusal else {}),
+        },
+    }
+
+
+_REASONS: Final = "It does not. The first line has the state of the process, and each further line a reason."
+_PROBES: Final = {
+    "/livez": _probe("livez", "Whether the event loop runs.", ""),
+    "/servez": _probe(
+        "servez",
+        "Whether the proxy can relay requests to the brokers. For load balancers: the answer stays 200 while only the "
+        "remote tier has a problem. With workers, one that serves is enough.",
+        _REASONS,
+    ),
+    "/readyz": _probe("readyz", "Whether the proxy serves, and no process of it found a problem.", _REASONS),
 }
 
 

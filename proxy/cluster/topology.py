@@ -85,6 +85,11 @@ class Topology:
         return self._trouble
 
     @property
+    def serves_a_broker(self) -> bool:
+        """Whether clients can reach at least one broker through the proxy."""
+        return any(listener.serves(node_id) for listener in self.listeners for node_id in self.node_ids)
+
+    @property
     def unserved(self) -> list[str]:
         """The brokers that clients cannot reach through the proxy, one line each."""
         return [line for listener in self.listeners for line in listener.unserved]

@@ -40,9 +40,9 @@ from proxy.listener_config import ListenerConfig
 from proxy.logging_setup import set_level
 from proxy.metrics import BuildInfo, ProxyMetrics
 from proxy.process.admin.access import AdminAccess, admin_access
-from proxy.process.admin.http import admin_http
+from proxy.process.admin.http import Health, Reasons, admin_http
 from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
-from proxy.process.admin.process_state import STATE_LINE, StateMetric
+from proxy.process.admin.process_state import SERVES_NO_CLIENTS, STATE_LINE, StateMetric
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import writer_of_local_indexes
@@ -110,7 +110,11 @@ class Role(Protocol):
     @property
     def state(self) -> ProcessState: ...
 
-    def not_ready(self) -> list[str]: ...
+    def not_serving(self) -> list[str]:
+        """Returns why the process can serve no client at all, one line each."""
+
+    def not_ready(self) -> list[str]:
+        """Returns these reasons, and the problems of a process that serves."""
 
     def errors(self) -> Sequence[Incident]:
         """Returns the last incidents of connections, the oldest first."""
@@ -193,11 +197,16 @@ class Proxy:
         is_begun = self.topology.is_ready and (self._tier is not None or not self._live.config.is_tiered)
         return ProcessState.SERVING if is_begun else ProcessState.INITIALIZING
 
-    def not_ready(self) -> list[str]:
+    def not_serving(self) -> list[str]:
         if self._stops:
             return ["stopping"]
         if not self.topology.is_ready:
             return [f"the proxy has not read the cluster yet: {self.topology.trouble or 'no answer so far'}"]
+        return [] if self.topology.serves_a_broker else self.topology.unserved
+
+    def not_ready(self) -> list[str]:
+        if reasons := self.not_serving():
+            return reasons
         if self.topology.refusal is not None:
             return [f"the brokers reject the proxy: {self.topology.refusal}"]
         return [*self.topology.unserved, *([] if self._tier is None else self._tier.not_ready())]
@@ -266,6 +275,9 @@ class RemoteLogProcess:
         if self._stops:
             return ProcessState.DRAINING
         return ProcessState.INITIALIZING if self._metadata is None else ProcessState.SERVING
+
+    def not_serving(self) -> list[str]:
+        return [SERVES_NO_CLIENTS]
 
     def not_ready(self) -> list[str]:
         return ["the remote tier is not open yet"] if self._metadata is None else alarms(self._metadata)
@@ -345,9 +357,11 @@ async def run(
         stack.enter_context(role.view.events.attached())
         registry.register(StateMetric(lambda: role.state))
 
-        def not_ready() -> list[str]:
-            reasons = role.not_ready()
-            return [f"{STATE_LINE}{role.state}", *reasons] if reasons else []
+        def with_state(reasons: Reasons) -> list[str]:
+            found = reasons()
+            return [f"{STATE_LINE}{role.state}", *found] if found else []
+
+        health = Health(partial(with_state, role.not_serving), partial(with_state, role.not_ready))
 
         reload: Reload | None = None
         facts = own_facts(config, role)
@@ -359,7 +373,7 @@ async def run(
             if admin is None:
                 await stack.enter_async_context(sampled(facts.sample))
             by_port = (lambda: reload) if admin is None else None  # the supervisor's port is the one for changes
-            pages = admin_http(at, registry, not_ready, facts, access, installed_version(), by_port)
+            pages = admin_http(at, registry, health, facts, access, installed_version(), by_port)
             await stack.enter_async_context(pages)
         await role.open(stack)
         if load is not None:

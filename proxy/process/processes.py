@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from proxy.process.port_claims import make_claims
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import metadata_folder
 from proxy.process.remote_reader import REMOTE_READER
-from proxy.process.supervisor import ChildCommand, Supervisor
+from proxy.process.supervisor import Child, ChildCommand, Supervisor
 from proxy.version import installed_version
 from proxy.wire.server import bind, monotonic_ms, named_in_errors
 from tiers.access.open_tier import RemoteTierError
@@ -223,13 +223,23 @@ class WholePages:
         self._registry = CollectorRegistry()
         self._registry.register(_Processes(supervisor))
 
+    async def not_serving(self) -> list[str]:
+        """Returns no reason if one worker serves: the kernel gives new connections to the workers that accept them."""
+        workers = [each for each in self._supervisor.children if each.name not in (REMOTE_LOG, REMOTE_READER)]
+        return await self._reasons("/servez", workers, one_is_enough=True)
+
     async def not_ready(self) -> list[str]:
+        return await self._reasons("/readyz", self._supervisor.children)
+
+    async def _reasons(self, path: str, children: Sequence[Child], *, one_is_enough: bool = False) -> list[str]:
         if self._supervisor.is_stopping:
             return [f"{STATE_LINE}{ProcessState.DRAINING}", "stopping"]
-        answers = await asyncio.gather(*(self._ask(child, "/readyz") for child in self._supervisor.children))
+        answers = await asyncio.gather(*(self._ask(child, path) for child in children))
+        if one_is_enough and any(status == 200 for status, _ in answers):
+            return []
         return [
             f"{child.name}: {line}"
-            for child, (status, text) in zip(self._supervisor.children, answers, strict=True)
+            for child, (status, text) in zip(children, answers, strict=True)
             if status != 200
             for line in (*([f"{STATE_LINE}{ProcessState.FAILED}"] if child.process is None else []), *text.splitlines())
         ]

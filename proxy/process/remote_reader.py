@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from proxy.admin.facts import ProcessState
 from proxy.config import TidegateConfig
+from proxy.process.admin.process_state import SERVES_NO_CLIENTS
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.budgets import chunk_folder
 from proxy.process.live_settings import LiveSettings
@@ -121,6 +122,9 @@ class RemoteReaderProcess:
         if self._stops:
             return ProcessState.DRAINING
         return ProcessState.INITIALIZING if self._server is None else ProcessState.SERVING
+
+    def not_serving(self) -> list[str]:
+        return [SERVES_NO_CLIENTS]
 
     def not_ready(self) -> list[str]:
         return ["the store is not open yet"] if self._server is None else []

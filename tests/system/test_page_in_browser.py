@@ -67,6 +67,9 @@ class NoPages:
     async def metrics(self) -> bytes:
         return b""
 
+    async def not_serving(self) -> list[str]:
+        return []
+
     async def not_ready(self) -> list[str]:
         return []
 

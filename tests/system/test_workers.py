@@ -316,6 +316,7 @@ path = "{tmp_path / "tier"}"
         assert worker.not_ready() == [
             "the remote log metadata is stale: the remote-log process has not read it to its end recently"
         ]
+        assert worker.not_serving() == []
         client = await stack.enter_async_context(client_of(("127.0.0.1", port)))
         partition = await topic_id_partition(client, topic)
         assert (await fetch(client, partition, 0)).error == ErrorCode.REPLICA_NOT_AVAILABLE

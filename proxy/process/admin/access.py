@@ -1,8 +1,8 @@
 """`AdminAccess`: who may read the pages of the admin port, and its TLS.
 
-`/livez` and `/readyz` are open to everybody, because process managers and load balancers ask them. The other pages ask
-for a token or for a client certificate, if the settings have one. Both count, if the settings have both. Programs send
-the token as a bearer token, and browsers as the password of any user.
+`/livez`, `/servez` and `/readyz` are open to everybody, because process managers and load balancers ask them. The other
+pages ask for a token or for a client certificate, if the settings have one. Both count, if the settings have both.
+Programs send the token as a bearer token, and browsers as the password of any user.
 """
 
 from __future__ import annotations

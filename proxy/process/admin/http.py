@@ -1,7 +1,9 @@
-"""The admin port: the page, its API, `/metrics` for Prometheus, `/livez` and `/readyz` for a process manager.
+"""The admin port: the page, its API, `/metrics` for Prometheus, and the probes of process managers and load balancers.
 
-A process is live while its event loop runs. A process is ready while clients may connect to it: it knows the cluster,
-it found no problem, and it is not stopping. If a process is not ready, `/readyz` answers 503 with one line per reason.
+A process is live while its event loop runs (`/livez`). It serves while it can relay requests to the brokers
+(`/servez`). It is ready while it also found no problem (`/readyz`). Proxies share problems, such as lost metadata. Then
+a load balancer that asks `/readyz` takes all proxies from the clients, also from those that need local records alone.
+So a load balancer asks `/servez`. `/servez` and `/readyz` answer 503 with one line per reason.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from aiohttp import web
@@ -28,8 +31,18 @@ from proxy.wire.server import bind, named_in_errors
 logger = logging.getLogger(__name__)
 logger.addFilter(is_own_fault)
 
-NotReady = Callable[[], list[str]]
-"""Returns the reasons why clients should not connect to this process, one line each. Ready: no reasons."""
+Reasons = Callable[[], list[str]]
+"""Returns reasons, one line each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`not_serving` returns why the process can serve no client at all. `not_ready` returns these reasons too, and the
+    problems of a process that serves."""
+
+    not_serving: Reasons
+    not_ready: Reasons
+
 
 ReloadNow = Callable[[], Reload | None]
 """Returns what reads the settings again. None while the process starts."""
@@ -47,26 +60,31 @@ class AdminPages(Protocol):
     async def metrics(self) -> bytes:
         """Returns the metrics in Prometheus's text format."""
 
+    async def not_serving(self) -> list[str]: ...
+
     async def not_ready(self) -> list[str]: ...
 
 
 class _OneProcess:
-    def __init__(self, registry: CollectorRegistry, not_ready: NotReady) -> None:
+    def __init__(self, registry: CollectorRegistry, health: Health) -> None:
         self._registry = registry
-        self._not_ready = not_ready
+        self._health = health
 
     async def metrics(self) -> bytes:
         return generate_latest(self._registry)
 
+    async def not_serving(self) -> list[str]:
+        return self._health.not_serving()
+
     async def not_ready(self) -> list[str]:
-        return self._not_ready()
+        return self._health.not_ready()
 
 
 @asynccontextmanager
 async def admin_http(
     at: Address | socket.socket,
     registry: CollectorRegistry,
-    not_ready: NotReady,
+    health: Health,
     facts: OwnFacts | None = None,
     access: AdminAccess = OPEN_TO_ALL,
     version: str = "",
@@ -81,7 +99,7 @@ async def admin_http(
         return web.Response(body=adapter(ProcessReport).dump_json(facts.report()), content_type="application/json")
 
     more = [(REPORT_PATH, report)] if facts is not None else []
-    async with admin_pages(at, _OneProcess(registry, not_ready), facts, access, version, more, reload) as bound:
+    async with admin_pages(at, _OneProcess(registry, health), facts, access, version, more, reload) as bound:
         yield bound
 
 
@@ -106,9 +124,11 @@ async def admin_pages(
     async def livez(request: web.Request) -> web.Response:
         return web.Response(text="live\n")
 
+    async def servez(request: web.Request) -> web.Response:
+        return _probed(await pages.not_serving(), "serving\n")
+
     async def readyz(request: web.Request) -> web.Response:
-        reasons = await pages.not_ready()
-        return web.Response(status=503, text="\n".join(reasons) + "\n") if reasons else web.Response(text="ready\n")
+        return _probed(await pages.not_ready(), "ready\n")
 
     async def reload_settings(request: web.Request) -> web.Response:
         assert reload is not None
@@ -131,7 +151,7 @@ async def admin_pages(
     if facts is not None:
         routes += [*api_routes(facts, version), *page_routes(facts, version)]
     application = web.Application()
-    application.add_routes([web.get("/livez", livez), web.get("/readyz", readyz)])
+    application.add_routes([web.get("/livez", livez), web.get("/servez", servez), web.get("/readyz", readyz)])
     application.add_routes([web.get(path, guarded(page)) for path, page in routes])
     if reload is not None:
         application.add_routes([web.post(RELOAD, reload_settings)])
@@ -146,3 +166,7 @@ async def admin_pages(
             yield bound
     finally:
         await runner.cleanup()
+
+
+def _probed(reasons: Sequence[str], well: str) -> web.Response:
+    return web.Response(status=503, text="\n".join(reasons) + "\n") if reasons else web.Response(text=well)

@@ -1,4 +1,4 @@
-"""The state of a process as a metric, and as the first line of `/readyz`."""
+"""The state of a process as a metric, and as the first line of `/servez` and `/readyz`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from prometheus_client.registry import Collector
 from proxy.admin.facts import ProcessState
 from tiers.metric_spec import GaugeSpec
 
+SERVES_NO_CLIENTS: Final = "this process serves no clients"
 STATE_LINE: Final = "state: "
-"""How the first line of `/readyz` begins if the process is not ready. The state follows."""
+"""How the first line of `/servez` and `/readyz` begins if the answer is 503. The state follows."""
 STATE = GaugeSpec("tidegate_process_state", "1 for the state of the process, else 0.", ("state",))
 
 

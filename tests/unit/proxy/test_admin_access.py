@@ -20,7 +20,7 @@ from proxy.admin.facts import ProcessState
 from proxy.admin.source import OwnFacts, OwnParts
 from proxy.config import AdminConfig, TidegateConfig
 from proxy.process.admin.access import CHECK_INTERVAL_MS, AdminTokenError, TokenFile, admin_access
-from proxy.process.admin.http import admin_http
+from proxy.process.admin.http import Health, admin_http
 from proxy.process.reload import Reload
 from proxy.wire.error_log import ErrorLog
 from tests.support.proxy.parsed_config import parse_config
@@ -28,7 +28,7 @@ from tests.support.servers.certificates import Authority
 from tiers.broker.tls import TlsError
 from tiers.config.tier_config import ConfigError
 
-PROTECTED, OPEN = ("/metrics", "/", "/topics", "/api/v1/errors", "/static/page.js"), ("/livez", "/readyz")
+PROTECTED, OPEN = ("/metrics", "/", "/topics", "/api/v1/errors", "/static/page.js"), ("/livez", "/servez", "/readyz")
 
 
 OPENED = {200, 503}
@@ -62,7 +62,12 @@ def token_file(tmp_path: Path) -> Path:
 async def admin_port(*reload: Reload, **settings: Any) -> AsyncIterator[int]:
     access, facts = admin_access(AdminConfig.model_validate(settings)), facts_of(ErrorLog())
     async with admin_http(
-        ("127.0.0.1", 0), CollectorRegistry(), list, facts, access, reload=lambda: next(iter(reload), None)
+        ("127.0.0.1", 0),
+        CollectorRegistry(),
+        Health(list, list),
+        facts,
+        access,
+        reload=lambda: next(iter(reload), None),
     ) as (_, port):
         yield port
 
@@ -231,7 +236,7 @@ async def test_errors_are_shown_as_json() -> None:
     log = ErrorLog(wall_clock_ms=lambda: 1_700_000_000_000)
     log.note("refused", "the limit max.connections is reached", peer="10.0.0.1:5", node_id=3, client_id="app")
     async with (
-        admin_http(("127.0.0.1", 0), CollectorRegistry(), list, facts_of(log)) as (_, port),
+        admin_http(("127.0.0.1", 0), CollectorRegistry(), Health(list, list), facts_of(log)) as (_, port),
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/api/v1/errors") as response,
     ):

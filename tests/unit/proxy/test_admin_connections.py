@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from proxy.process.admin import connections as admin_connections
 from proxy.process.admin.connections import AdminConnections
-from proxy.process.admin.http import admin_http
+from proxy.process.admin.http import Health, admin_http
 from proxy.wire.server import bind
 from tests.support.proxy.tls_sides import broker_side, client_side
 from tests.support.servers.certificates import Authority
@@ -127,7 +127,7 @@ async def test_a_connection_ends_after_a_time(sent: bytes) -> None:
 
 async def test_a_request_that_is_no_http_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    async with asyncio.timeout(30), admin_http(("127.0.0.1", 0), CollectorRegistry(), list) as (_, port):
+    async with asyncio.timeout(30), admin_http(("127.0.0.1", 0), CollectorRegistry(), Health(list, list)) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET " + b"/" * 70_000 + b" HTTP/1.1\r\n\r\n")
         assert b"400 Bad Request" in await reader.read()

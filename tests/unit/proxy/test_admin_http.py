@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.api_keys import ApiKey
 from proxy.metrics import ProxyMetrics
-from proxy.process.admin.http import admin_http
+from proxy.process.admin.http import Health, admin_http
 
 
 async def get(port: int, path: str) -> tuple[int, str]:
@@ -16,11 +16,22 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 async def test_readiness_names_every_reason_and_liveness_none() -> None:
     reasons = ["the cluster was not read yet", "stopping"]
-    async with admin_http(("127.0.0.1", 0), CollectorRegistry(), lambda: reasons) as (_, port):
+    health = Health(not_serving=list, not_ready=lambda: reasons)
+    async with admin_http(("127.0.0.1", 0), CollectorRegistry(), health) as (_, port):
         assert await get(port, "/livez") == (200, "live\n")
         assert await get(port, "/readyz") == (503, "the cluster was not read yet\nstopping\n")
         reasons.clear()
         assert await get(port, "/readyz") == (200, "ready\n")
+
+
+async def test_a_proxy_that_serves_may_have_problems() -> None:
+    stopping: list[str] = []
+    health = Health(lambda: stopping, lambda: ["the remote log metadata: the topic is missing"])
+    async with admin_http(("127.0.0.1", 0), CollectorRegistry(), health) as (_, port):
+        assert (await get(port, "/readyz"))[0] == 503
+        assert await get(port, "/servez") == (200, "serving\n")
+        stopping += ["state: DRAINING", "stopping"]
+        assert await get(port, "/servez") == (503, "state: DRAINING\nstopping\n")
 
 
 async def test_metrics_are_prometheus_text_with_latency_by_api_and_tier() -> None:
@@ -33,7 +44,7 @@ async def test_metrics_are_prometheus_text_with_latency_by_api_and_tier() -> Non
     metrics.observe(ApiKey.FETCH, "local", 0.0015)
     metrics.observe(ApiKey.FETCH, "remote", 0.3)
     metrics.observe(ApiKey.FETCH, "remote", 99.0)
-    async with admin_http(("127.0.0.1", 0), registry, list) as (_, port):
+    async with admin_http(("127.0.0.1", 0), registry, Health(list, list)) as (_, port):
         status, text = await get(port, "/metrics")
     assert status == 200
     samples = {

@@ -148,3 +148,24 @@ async def test_a_proxy_with_workers_tells_its_state_while_it_stops() -> None:
     supervisor = cast(Any, SimpleNamespace(children=[], is_stopping=True))
     pages = WholePages(supervisor, cast(Any, SimpleNamespace(ask=None)), ProcessAlarms())
     assert await pages.not_ready() == ["state: DRAINING", "stopping"]
+    assert await pages.not_serving() == ["state: DRAINING", "stopping"]
+
+
+async def test_a_proxy_serves_while_one_of_its_workers_does() -> None:
+    said = {"worker-1": (503, "the process is not running"), "worker-2": (200, "serving\n")}
+
+    async def ask(one: Any, path: str, parameters: object = None, timeout_s: float = 2.0) -> tuple[int, str]:
+        return said.get(one.name, (503, "the process does not answer")) if path == "/servez" else (503, "a problem")
+
+    children = [child("worker-1", None), child("worker-2", 5), child("remote-log", 6), child("remote-reader", 7)]
+    supervisor = cast(Any, SimpleNamespace(children=children, is_stopping=False))
+    pages = WholePages(supervisor, cast(Any, SimpleNamespace(ask=ask)), ProcessAlarms())
+    assert await pages.not_serving() == []
+    assert "remote-log: a problem" in await pages.not_ready()
+    said["worker-2"] = 503, "state: INITIALIZING\nno broker answers\n"
+    assert await pages.not_serving() == [
+        "worker-1: state: FAILED",
+        "worker-1: the process is not running",
+        "worker-2: state: INITIALIZING",
+        "worker-2: no broker answers",
+    ]

@@ -91,5 +91,6 @@ base.port = {taken - 1}
         proxy.serve(stack)
         await proxy.topology.wait_until_ready()
         (reason,) = proxy.not_ready()
+        assert proxy.not_serving() == [reason]
         await proxy.drain()
     assert reason.startswith(f"broker 1 has no listener: {HOST}:{taken}: Address already in use")

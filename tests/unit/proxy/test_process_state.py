@@ -37,16 +37,21 @@ async def test_a_proxy_tells_its_state() -> None:
         f'[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[listener]\nbootstrap.port = {port}\n[admin]\nport = {admin}'
     )
     proxy = Proxy(parse_config(text), CollectorRegistry())
-    found = [proxy.state]
+    found, served = [proxy.state], [not proxy.not_serving()]
     proxy.topology.refusal = BrokerRefusedError("wrong password")
     found.append(proxy.state)
+    served.append(not proxy.not_serving())
     raised = proxy.view.alarms.raised()
-    proxy.topology.refusal = None
     proxy.topology._first_read.set()
+    served.append(not proxy.not_serving())  # the clients have logins of their own
+    proxy.topology.refusal = None
     found.append(proxy.state)
+    served.append(not proxy.not_serving())
     proxy._stops = True
     found.append(proxy.state)
+    served.append(not proxy.not_serving())
     await proxy.client.close()
     assert found == [ProcessState.INITIALIZING, ProcessState.FAILED, ProcessState.SERVING, ProcessState.DRAINING]
+    assert served == [False, False, True, True, False]
     assert raised == [RaisedAlarm("proxy-rejected", THIS_PROCESS, "wrong password")]
     assert proxy.view.alarms.raised() == []

@@ -79,6 +79,7 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
         assert status == 503
         assert {f"{worker}: state: INITIALIZING" for worker in WORKERS} <= set(text.splitlines())
         assert await get(admin_port, "/livez") == (200, "live\n")
+        assert (await get(admin_port, "/servez"))[0] == 503
         expected = {
             (name, worker)
             for name in ("tidegate_process_up", "tidegate_open_connections", "tidegate_process_state")
@@ -161,6 +162,8 @@ async def test_two_proxies_share_no_port_of_a_broker(tmp_path: Path) -> None:
                 while {line.partition(unserved)[0] for line in text.splitlines() if unserved in line} != WORKERS:
                     await asyncio.sleep(0.05)
                     _, text = await get(second_admin, "/readyz")
+                assert (await get(second_admin, "/servez"))[0] == 503  # it has the listener of no broker
+                assert await get(admin, "/servez") == (200, "serving\n")
                 for process in (second, first):
                     process.send_signal(signal.SIGTERM)
                     assert await process.wait() == 0

@@ -262,6 +262,9 @@ class SlowRole:
 
     state = ProcessState.INITIALIZING
 
+    def not_serving(self) -> list[str]:
+        return []
+
     def not_ready(self) -> list[str]:
         return []
 

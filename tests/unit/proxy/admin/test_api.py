@@ -21,6 +21,9 @@ class NoPages:
     async def metrics(self) -> bytes:
         return b""
 
+    async def not_serving(self) -> list[str]:
+        return []
+
     async def not_ready(self) -> list[str]:
         return []
 
@@ -84,7 +87,9 @@ async def test_the_document_names_every_route_and_no_other() -> None:
     status, document = await asked(facts(), DOCUMENT)
     assert status == 200
     assert document == openapi("1.2.3")
-    assert set(document["paths"]) - {RELOAD} | {DOCUMENT} == {path for path, _ in api_routes(facts(), "1.2.3")}
+    probes = {"/livez", "/servez", "/readyz"}
+    assert probes < set(document["paths"])
+    assert set(document["paths"]) - {RELOAD, *probes} | {DOCUMENT} == {path for path, _ in api_routes(facts(), "1.2.3")}
     assert document["info"]["version"] == "1.2.3"
 
 

@@ -17,7 +17,7 @@ from proxy.commands.scrape import Scrape, admin_client, parse_scrape
 from proxy.commands.top import bytes_text, quantile_text, screens, tables
 from proxy.config import AdminConfig
 from proxy.process.admin.access import admin_access
-from proxy.process.admin.http import admin_http
+from proxy.process.admin.http import Health, admin_http
 from tests.support.proxy.parsed_config import parse_config
 from tiers.access.open_tier import RemoteTierError
 from tiers.commands.live import LiveTable, show_live
@@ -144,7 +144,7 @@ async def test_the_screens_come_from_the_admin_port_until_it_is_gone(tmp_path: P
     token = tmp_path / "token"
     token.write_text("secret\n")
     guarded = AdminConfig.model_validate({"token.file": token, "port": 1})
-    async with admin_http(("127.0.0.1", 0), registry, list, access=admin_access(guarded)) as (_, port):
+    async with admin_http(("127.0.0.1", 0), registry, Health(list, list), access=admin_access(guarded)) as (_, port):
         config = AdminConfig.model_validate({"token.file": token, "port": port})
         async with admin_client(config) as admin:
             shown = screens(admin, 0.01)
