@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from proxy.admin.facts import BrokerFacts, ClusterFacts, OwnerFacts, RaisedAlarm
+from proxy.admin.facts import BrokerFacts, ClusterFacts, OwnerFacts, PausedTopic, RaisedAlarm
 from proxy.admin.tier_look import Look
 from proxy.admin.topic_list import summed
 from tiers.broker.client import BrokerClient
@@ -22,6 +22,7 @@ _BROKERS_MAX_AGE_MS: Final = 5_000
 _OWNERS_KEPT_MS: Final = 15_000
 _MAX_BROKERS: Final = 1_000
 _ROWS_PER_SLICE: Final = 5_000
+MAX_PAUSED: Final = 10
 
 
 class ClusterView:
@@ -57,6 +58,7 @@ class ClusterView:
             metadata, trouble = self._client.cached_metadata, str(error)
         status = self._status()
         topics = () if look is None else tuple(look.topics.values())
+        paused = [PausedTopic(each.topic, each.reason) for each in topics if each.state == "paused"]
         return ClusterFacts(
             cluster_id="" if metadata is None else metadata.cluster_id,
             brokers=tuple(await self._brokers(metadata, is_now=trouble is None)),
@@ -68,6 +70,8 @@ class ClusterView:
             metadata_alarm=status.alarm,
             metadata_age_ms=status.freshness_age_ms,
             alarms=tuple(self._alarms()),
+            paused_topics=len(paused),
+            paused=tuple(paused[:MAX_PAUSED]),
         )
 
     async def _brokers(self, metadata: ClusterMetadata | None, *, is_now: bool) -> list[BrokerFacts]:

@@ -17,7 +17,7 @@ _SPARK_VALUES: Final = 240
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A run of offsets. `x` and `width` are percent of the drawing. `kind` names its colour."""
+    """A run of offsets. `x` and `width` are percent of the drawing. `kind` names its colour, as in the bars."""
 
     x: float
     width: float
@@ -96,15 +96,26 @@ def bounds_drawing(page: PartitionPage) -> BoundsDrawing | None:
     def text(start: int, end: int) -> str:
         return f"offsets {start} to {end - 1}"
 
-    remote = tuple(
-        box(span.start, span.end, span.state, f"{text(span.start, span.end)}, {span.state}, {_segments(span.segments)}")
-        for span in page.shape
-    )
+    local_start = line.high_watermark if line.local_start is None else line.local_start
+    remote: list[Box] = []
+    for span in page.shape:
+        title = f"{text(span.start, span.end)}, {span.state}, {_segments(span.segments)}"
+        if span.state == "remote" and local_start is not None and local_start < span.end:
+            middle = max(span.start, local_start)
+            remote += [box(span.start, middle, "remote", title)] if span.start < middle else []
+            remote.append(box(middle, span.end, "both", title))
+        else:
+            remote.append(box(span.start, span.end, span.state, title))
     local: list[Box] = []
     if line.local_start is not None and line.high_watermark is not None and line.last_stable_offset is not None:
         stable = max(line.local_start, line.last_stable_offset)
-        if stable > line.local_start:
-            local.append(box(line.local_start, stable, "local", f"{text(line.local_start, stable)}, on the broker"))
+        remote_next = 0 if line.remote_end is None else line.remote_end + 1
+        middle = min(max(line.local_start, remote_next), stable)
+        if middle > line.local_start:
+            title = f"{text(line.local_start, middle)}, in both tiers"
+            local.append(box(line.local_start, middle, "both", title))
+        if stable > middle:
+            local.append(box(middle, stable, "local", f"{text(middle, stable)}, on the broker alone"))
         if line.high_watermark > stable:
             title = f"{text(stable, line.high_watermark)}, in open transactions"
             local.append(box(stable, line.high_watermark, "unstable", title))
@@ -112,7 +123,7 @@ def bounds_drawing(page: PartitionPage) -> BoundsDrawing | None:
         box(gap.first_offset, gap.next_offset, "gap", f"{text(gap.first_offset, gap.next_offset)}, in neither tier")
         for gap in page.gaps
     )
-    return BoundsDrawing(remote, tuple(local), gaps, _marks(bounds, scale), scale.is_even)
+    return BoundsDrawing(tuple(remote), tuple(local), gaps, _marks(bounds, scale), scale.is_even)
 
 
 def _segments(count: int) -> str:

@@ -287,6 +287,14 @@ class OwnerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class PausedTopic:
+    """A topic on whose remote tier some work does not go on, by an operator's command or by the settings."""
+
+    topic: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterFacts:
     """What the process that keeps the metadata knows about the cluster."""
 
@@ -300,6 +308,9 @@ class ClusterFacts:
     metadata_alarm: str | None
     metadata_age_ms: int | None
     alarms: tuple[RaisedAlarm, ...]
+    paused_topics: int = 0
+    paused: tuple[PausedTopic, ...] = ()
+    """The first of the paused topics, by name."""
 
 
 @dataclass(frozen=True, slots=True)

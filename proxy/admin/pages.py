@@ -79,6 +79,12 @@ def page_routes(source: FactSource, version: str) -> list[tuple[str, Handler]]:
     async def runbook(request: web.Request) -> str | None:
         return renderer.runbook(request.match_info["alarm"])
 
+    async def nothing(request: web.Request) -> web.Response:
+        if request.path.startswith("/api/"):
+            return web.json_response({"error": "there is no such page"}, status=404)
+        text = renderer.message("Not found", "There is no such page.")
+        return web.Response(status=404, text=text, content_type="text/html", headers=HEADERS)
+
     async def static(request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name not in STATIC:
@@ -100,4 +106,5 @@ def page_routes(source: FactSource, version: str) -> list[tuple[str, Handler]]:
         ("/errors", page("Errors", "errors", errors)),
         ("/runbook/{alarm}", page("Runbook", "overview", runbook)),
         ("/static/{name}", static),
+        ("/{path:.*}", nothing),
     ]

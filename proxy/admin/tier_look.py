@@ -17,6 +17,7 @@ from proxy.admin.lines import PartitionKnowledge, SegmentSums, SegmentWalk, part
 from proxy.cluster.broker_configs import BrokerValue
 from tiers.bounded_gather import bounded_gather
 from tiers.broker.cluster_metadata import ClusterMetadata
+from tiers.config.paused_work import resume_command
 from tiers.config.topic_policy import Rules, TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.explain.answers import PartitionAnswer
@@ -156,7 +157,8 @@ class Looker:
         policy = parts.topics.policies.get(topic_id)
         if policy is not None:
             if policy.paused:
-                return "paused", f"an operator paused {' and '.join(sorted(policy.paused))}"
+                ends = resume_command(policy.topic, policy.paused)
+                return "paused", f"an operator paused {' and '.join(sorted(policy.paused))}: `{ends}` ends the pause"
             return ("paused", "remote.log.copy.disable is set") if policy.copy_disable else ("tiered", "")
         if parts.metadata.is_topic_deleted(topic_id):
             return "deleted", "the topic was deleted: its remote log is removed"

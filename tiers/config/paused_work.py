@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -33,3 +33,8 @@ def paused_work(config: Mapping[str, str]) -> frozenset[TierWork]:
     if not config:
         return NOTHING_PAUSED
     return frozenset(work for work in TierWork if config.get(work.key) == "true")
+
+
+def resume_command(topic: str, work: Iterable[TierWork]) -> str:
+    """Returns the command that ends the pause of this work."""
+    return f"tidegate tier resume {topic} {' '.join(f'--{each.value}' for each in sorted(work))} --yes"

@@ -204,8 +204,8 @@ STATES: Final[tuple[Alarm, ...]] = (
             "error 9, which they retry, for offsets that the metadata does not know."
         ),
         (
-            'See "The metadata topic is lost" and "Upgrade" in [operations.md](operations.md). If a task failed, '
-            "restart the process, and report the defect."
+            "Do what the reason says. [operations.md](operations.md) has the steps for a lost topic and an upgrade. "
+            "Keep the folder `state.path` until these steps remove it: it may be the last copy of the metadata."
         ),
         metric="tidegate_remote_log_metadata_alarm",
     ),

@@ -178,7 +178,8 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
                 await work()
             except Exception as error:
                 logger.exception("a task of the remote log metadata failed: nothing is written until a restart")
-                self._ended = f"the {what} of the remote log metadata failed: {error!r}: restart this process"
+                failed = f"the {what} of the remote log metadata failed: {error!r}"
+                self._ended = f"{failed}: restart this process, and report the defect"
 
         assert self._tasks is not None
         return self._tasks.create_task(run(), name=f"remote-log-metadata-{what}")
@@ -366,7 +367,10 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
                 is_missing = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 if is_missing and was_missing:  # a single broker may not know the topic yet
                     self._mark_final(True)
-                    self._set_alarm(f"topic {self.topic.name} was deleted: its records are known here until a restart")
+                    self._set_alarm(
+                        f"topic {self.topic.name} was deleted: the saved state still has what this process read of it,"
+                        " also after a restart: see 'The metadata topic is lost' in docs/operations.md"
+                    )
             else:
                 unchecked.ended()
                 self._set_alarm(None)

@@ -108,6 +108,17 @@ async def test_an_owner_has_the_partitions_of_its_metadata_partitions(cluster: C
     assert (facts.topics, facts.partitions) == (1, 3)
 
 
+async def test_paused_topics_are_named_and_counted(cluster: Cluster) -> None:
+    names = [f"orders-{number:02d}" for number in range(cluster_view.MAX_PAUSED + 2)]
+    topics = {each: topic_line(each, each, "paused", (), "an operator paused trimming") for each in names}
+    topics["events"] = topic_line("events", "1", "tiered", ())
+    facts = await cluster.view().facts(Look(0, 0, topics))
+    assert facts.paused_topics == len(names)
+    assert [each.topic for each in facts.paused] == names[: cluster_view.MAX_PAUSED]
+    assert facts.paused[0].reason == "an operator paused trimming"
+    assert facts.alarms == ()
+
+
 async def test_the_group_is_described_at_most_every_15_seconds(cluster: Cluster) -> None:
     view = cluster.view()
     for _ in range(5):

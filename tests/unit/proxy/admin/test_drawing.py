@@ -47,9 +47,20 @@ def test_bounds_at_one_offset_share_a_mark() -> None:
 def test_an_open_transaction_and_a_gap_are_drawn() -> None:
     drawing = bounds_drawing(replace(page(), gaps=(GapFacts(100, 200),)))
     assert drawing is not None
-    assert [box.kind for box in drawing.local] == ["local", "unstable"]
+    assert [box.kind for box in drawing.local] == ["both", "local", "unstable"]
     (gap,) = drawing.gaps
     assert gap.title == "offsets 100 to 199, in neither tier"
+
+
+def test_the_drawing_has_the_colours_of_the_bars() -> None:
+    found = page(local_start=150, remote_end=299, last_stable_offset=400, high_watermark=400, log_start_offset=0)
+    drawing = bounds_drawing(
+        replace(found, shape=(SegmentSpan(0, 200, "remote", 2), SegmentSpan(200, 300, "copying", 1)))
+    )
+    assert drawing is not None
+    assert [box.kind for box in drawing.remote] == ["remote", "both", "copying"]
+    assert [box.kind for box in drawing.local] == ["both", "local"]
+    assert drawing.local[0].x == drawing.remote[1].x
 
 
 def test_an_unknown_leader_leaves_the_remote_tier() -> None:

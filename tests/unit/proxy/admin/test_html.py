@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import AsyncIterator, Mapping
@@ -17,6 +18,7 @@ from proxy.admin.facts import (
     ErrorLine,
     EventLine,
     Overview,
+    PausedTopic,
     ProcessState,
     ReaderLine,
     TopicQuery,
@@ -90,12 +92,43 @@ async def test_a_topic_leads_to_its_partitions_and_these_to_their_segments() -> 
     assert partition.count('<span class="state remote">') == 13
 
 
-@pytest.mark.parametrize("path", ["/topics/none", "/topics/orders-0000/99", "/runbook/none"])
+@pytest.mark.parametrize("path", ["/topics/none", "/topics/orders-0000/99", "/runbook/none", "/nosuch", "/a/b/c/d"])
 async def test_what_the_tier_does_not_know_is_not_found(path: str) -> None:
     async with served(ScriptedFacts()) as url:
         status, html, _ = await get(url + path)
     assert status == 404
     assert "Not found" in texts(html)
+    assert 'aria-label="Pages"' in html
+
+
+async def test_an_api_that_does_not_exist_answers_json() -> None:
+    async with served(ScriptedFacts()) as url:
+        status, text, _ = await get(f"{url}/api/v1/nosuch")
+    assert (status, json.loads(text)) == (404, {"error": "there is no such page"})
+
+
+async def test_paused_topics_are_on_the_overview_and_are_no_alarm() -> None:
+    source = ScriptedFacts()
+    overview = await source.overview()
+    assert overview.cluster is not None
+    paused = PausedTopic(
+        "orders", "an operator paused trimming: `tidegate tier resume orders --trimming --yes` ends it"
+    )
+    cluster = replace(overview.cluster, paused_topics=3, paused=(paused,))
+    html = RENDERER.overview(replace(overview, cluster=cluster))
+    assert "No alarm is raised." in texts(html)
+    assert re.search(r'<p class="banner warn"><strong>Paused: <a href="/topics/orders">orders</a>', html)
+    assert "<code>tidegate tier resume orders --trimming --yes</code>" in html
+    assert "2 more topics are paused." in texts(html)
+    assert "each value covers 15 s" in texts(html)
+
+
+async def test_the_bounds_are_explained() -> None:
+    async with served(ScriptedFacts()) as url:
+        _, topic, _ = await get(f"{url}/topics/orders-0000")
+        _, partition, _ = await get(f"{url}/topics/orders-0000/0")
+    assert "Rx: the first remote offset." in texts(topic)
+    assert '<ul class="legend" aria-label="Colours">' in partition
 
 
 @pytest.mark.parametrize(

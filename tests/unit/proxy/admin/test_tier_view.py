@@ -166,7 +166,11 @@ async def test_a_pause_of_an_operator_is_named() -> None:
     stage.policies[ORDERS] = replace(stage.policies[ORDERS], paused=frozenset({TierWork.TRIMMING, TierWork.COPYING}))
     async with viewed(stage) as view:
         (topic,) = (await view.topics(TopicQuery())).topics
-    assert (topic.state, topic.reason) == ("paused", "an operator paused copying and trimming")
+    assert (topic.state, topic.reason) == (
+        "paused",
+        "an operator paused copying and trimming: "
+        "`tidegate tier resume orders --copying --trimming --yes` ends the pause",
+    )
 
 
 async def test_a_leader_that_does_not_answer_leaves_its_partition_alone() -> None:
