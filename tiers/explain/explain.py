@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Final
 
+from tiers.config.paused_work import resume_command
 from tiers.config.topic_policy import Refusal, TopicPolicy
 from tiers.config.total_retention import Retention
 from tiers.explain.answers import (
@@ -96,7 +97,8 @@ class _Explanation:
                 yield f"The topic cannot be tiered: {reason}."
             case TopicPolicy() as policy:
                 for work in sorted(policy.paused):
-                    yield f"An operator paused {work.value} (`tidegate tier resume`)."
+                    ends = resume_command(policy.topic, [work])
+                    yield f"An operator paused {work.value}: `{ends}` ends the pause."
                 if policy.total_conflict:
                     yield f"Nothing of the topic expires: {policy.total_conflict}."
         if facts.local is None:
@@ -277,7 +279,9 @@ class _Explanation:
             return {each.segment_id: held or self._not_tiered(question) for each in both}
         start = local.bounds.log_start_offset
         if facts.log_start > start:
-            held = why_held(question, Hold(HoldReason.LOG_START_ABOVE, values={"log_start": facts.log_start}))
+            held = why_held(
+                question, Hold(HoldReason.LOG_START_ABOVE, values={"log_start": facts.log_start}), facts.policy
+            )
             return {each.segment_id: held for each in both}
         covering, next_offset = [], start
         for each in both:
@@ -296,7 +300,7 @@ class _Explanation:
         found: dict[RemoteLogSegmentId, Why] = {}
         first_held: RemoteLogSegmentMetadata | None = None
         for segment, hold in trim_holds(facts.policy, covering, view):
-            found[segment.segment_id] = self._trim_why(segment, hold, first_held)
+            found[segment.segment_id] = self._trim_why(segment, hold, first_held, facts.policy)
             if first_held is None and (hold is not None or self._is_share_held(segment)):
                 first_held = segment
         sentence = (
@@ -307,11 +311,15 @@ class _Explanation:
         return {each.segment_id: found.get(each.segment_id, uncopied) for each in both}
 
     def _trim_why(
-        self, segment: RemoteLogSegmentMetadata, hold: Hold | None, first_held: RemoteLogSegmentMetadata | None
+        self,
+        segment: RemoteLogSegmentMetadata,
+        hold: Hold | None,
+        first_held: RemoteLogSegmentMetadata | None,
+        policy: TopicPolicy,
     ) -> Why:
         question = Question.ON_BROKER
         if hold is not None:
-            return why_held(question, hold)
+            return why_held(question, hold, policy)
         if first_held is not None:
             sentence = (
                 f"The segment from offset {first_held.start_offset} on is held, and the owner trims from the beginning"
@@ -351,7 +359,7 @@ class _Explanation:
         first_held: RemoteLogSegmentMetadata | None = None
         for segment, hold in expiry_holds(facts.answering, retention, facts.now_ms, uncopied_bytes):
             if hold is not None:
-                found[segment.segment_id] = why_held(question, hold)
+                found[segment.segment_id] = why_held(question, hold, facts.policy)
                 first_held = first_held or segment
             elif first_held is not None:
                 sentence = (
@@ -379,19 +387,11 @@ class _Explanation:
             return self._due(question, "copies")
         since_ms = facts.owner.open_since_ms
         if since_ms is None:
-            # The owner reads a record within a round. So the segment is open at least since the end of the last copy
-            # only if records came since then, and at the latest from now on.
-            hold = open_segment_hold(facts.policy, facts.now_ms, facts.now_ms)
-            assert hold is not None
-            hold = Hold(
-                hold.reason,
-                hold.at_ms,
-                {"size_bytes": uncopied_bytes, "segment.bytes": facts.policy.segment_bytes}
-                | {"segment.ms": facts.policy.segment_ms},
-            )
-            return why_held(question, hold)
+            values = {"size_bytes": uncopied_bytes, "segment.bytes": facts.policy.segment_bytes}
+            values |= {"segment.ms": facts.policy.segment_ms}
+            return why_held(question, Hold(HoldReason.SEGMENT_OPEN, None, values), facts.policy)
         hold = open_segment_hold(facts.policy, since_ms, facts.now_ms)
-        return self._due(question, "copies") if hold is None else why_held(question, hold)
+        return self._due(question, "copies") if hold is None else why_held(question, hold, facts.policy)
 
     def _topic_hold(self, question: Question) -> Why | None:
         """Returns what holds the whole partition: no policy, a stop, a setting, a failing stage."""
@@ -405,7 +405,7 @@ class _Explanation:
             Question.NOT_REMOTE: copy_hold,
             Question.NOT_EXPIRED: expiry_hold,
         }[question](facts.policy)
-        return why_held(question, of_topic) if of_topic is not None else self._trouble(question)
+        return why_held(question, of_topic, facts.policy) if of_topic is not None else self._trouble(question)
 
     def _trouble(self, question: Question) -> Why | None:
         for stage in _STAGES[question]:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from tiers.config.paused_work import TierWork
+from tiers.config.paused_work import TierWork, resume_command
+from tiers.config.topic_policy import TopicPolicy
+from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
+from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.explain.answers import Question, StateReason, Why
 from tiers.tasks.hold import Hold, HoldReason
 
@@ -69,21 +72,23 @@ def why(
     return Why(question, reason, RULES[reason], sentence, values or {}, at_ms)
 
 
-def why_held(question: Question, hold: Hold) -> Why:
-    return why(question, hold.reason, sentence_of(hold), hold.values, hold.at_ms)
+def why_held(question: Question, hold: Hold, policy: TopicPolicy) -> Why:
+    return why(question, hold.reason, sentence_of(hold, policy), hold.values, hold.at_ms)
 
 
-def sentence_of(hold: Hold) -> str:
+def sentence_of(hold: Hold, policy: TopicPolicy) -> str:
     values = hold.values
     match hold.reason:
         case HoldReason.COPY_DISABLED:
             return "The topic has remote.log.copy.disable=true, so the owner copies nothing of it."
         case HoldReason.COPYING_PAUSED:
-            return _paused(TierWork.COPYING, "copies nothing of the topic")
+            return _paused(policy, TierWork.COPYING, "copies nothing of the topic")
         case HoldReason.SEGMENT_OPEN:
+            since = "" if hold.at_ms is not None else " The owner alone knows since when the segment is open."
             return (
-                "The owner copies a segment when it has segment.bytes, or when it is open for segment.ms "
-                f"({duration_text(values['segment.ms'])}). The open segment is neither full nor old enough."
+                f"The owner copies a segment when it has segment.bytes ({policy.segment_bytes}), or when it is open "
+                f"for segment.ms ({duration_text(values['segment.ms'])}). The open segment is neither full nor old "
+                f"enough.{since}"
             )
         case HoldReason.LEFTOVERS_STAY:
             return "The store keeps objects of the last attempt at this copy, so the next attempt waits."
@@ -93,7 +98,7 @@ def sentence_of(hold: Hold) -> str:
                 "broker keeps the records for its own retention."
             )
         case HoldReason.TRIMMING_PAUSED:
-            return _paused(TierWork.TRIMMING, "trims nothing of the topic")
+            return _paused(policy, TierWork.TRIMMING, "trims nothing of the topic")
         case HoldReason.LOG_START_ABOVE:
             return "The log start lies above these records. The owner deletes them on the broker in its next round."
         case HoldReason.NOT_IN_MANIFEST:
@@ -109,36 +114,72 @@ def sentence_of(hold: Hold) -> str:
                 " it."
             )
         case HoldReason.LOCAL_RETENTION:
-            return f"The local retention covers the segment: {_retention(values, 'local.retention.')}."
+            return f"The local retention covers the segment. {_local_retention(values, policy)}"
         case HoldReason.NEWEST_SEGMENT:
             return "The newest copied segment always stays on the broker."
         case HoldReason.EXPIRING_PAUSED:
-            return _paused(TierWork.EXPIRING, "expires nothing of the topic")
+            return _paused(policy, TierWork.EXPIRING, "expires nothing of the topic")
         case HoldReason.RETENTION_UNKNOWN:
-            return "The total retention is not agreed on, so nothing of the topic expires (`tidegate tier retention`)."
+            return (
+                "The total retention is not agreed on, so nothing of the topic expires: "
+                f"`tidegate tier retention {policy.topic}` shows why."
+            )
         case HoldReason.UNLIMITED_RETENTION:
             return "The total retention is unlimited in time and in bytes."
         case HoldReason.TOTAL_RETENTION:
-            return f"The total retention covers the segment: {_retention(values, 'retention_')}."
+            return f"The total retention covers the segment. {_total_retention(values, policy)}"
         case HoldReason.EXPIRY_BUDGET:
             return "One round of the owner expires a limited number of bytes. The next round goes on."
 
 
-def _paused(work: TierWork, consequence: str) -> str:
+def _paused(policy: TopicPolicy, work: TierWork, consequence: str) -> str:
     return (
-        f"An operator paused {work.value}, so the owner {consequence}: `tidegate tier resume TOPIC --{work.value}` ends"
+        f"An operator paused {work.value}, so the owner {consequence}: `{resume_command(policy.topic, [work])}` ends"
         " the pause."
     )
 
 
-def _retention(values: Mapping[str, int], prefix: str) -> str:
-    parts = []
-    if f"{prefix}ms" in values:
-        age_ms, keep_ms = values["age_ms"], values[f"{prefix}ms"]
-        parts.append(f"its newest record is {duration_text(age_ms)} old, of {duration_text(keep_ms)}")
-    if f"{prefix}bytes" in values:
-        parts.append(f"{values['later_bytes']} bytes follow it, of {values[f'{prefix}bytes']}")
-    return ", and ".join(parts)
+def _local_retention(values: Mapping[str, int], policy: TopicPolicy) -> str:
+    def named(key: str) -> str:
+        return f"{key} = {values[key]}{_source(key, policy)}"
+
+    age = bytes_ = ""
+    if LOCAL_RETENTION_MS in values:
+        age = _goes_by_age(values["age_ms"], values[LOCAL_RETENTION_MS], named(LOCAL_RETENTION_MS))
+    if LOCAL_RETENTION_BYTES in values:
+        more = values[LOCAL_RETENTION_BYTES] - values["later_bytes"]
+        bytes_ = _goes_by_size(more, named(LOCAL_RETENTION_BYTES))
+    return _goes("The owner may trim it", age, bytes_)
+
+
+def _total_retention(values: Mapping[str, int], policy: TopicPolicy) -> str:
+    """The values are those of the recorded total, or of the broker's own retention if no total is recorded."""
+    age = bytes_ = ""
+    if "retention_ms" in values:
+        minutes = policy.recorded_total.minutes
+        key = f"retention.ms = {values['retention_ms']}" if minutes is None else f"{RETENTION_MINUTES} = {minutes}"
+        age = _goes_by_age(values["age_ms"], values["retention_ms"], key)
+    if "retention_bytes" in values:
+        key = "retention.bytes" if policy.recorded_total.size_bytes is None else RETENTION_BYTES
+        more = values["retention_bytes"] - values["later_bytes"]
+        bytes_ = _goes_by_size(more, f"{key} = {values['retention_bytes']}")
+    return _goes("It expires", age, bytes_)
+
+
+def _source(key: str, policy: TopicPolicy) -> str:
+    return ", from the topic" if key in policy.tier_settings else ", from the file"
+
+
+def _goes_by_age(age_ms: int, keep_ms: int, setting: str) -> str:
+    return f"when its newest record is {duration_text(keep_ms)} old ({setting}); it is {duration_text(age_ms)} old now"
+
+
+def _goes_by_size(more_bytes: int, setting: str) -> str:
+    return f"when {more_bytes} more bytes follow it in its partition ({setting}, per partition)"
+
+
+def _goes(what: str, *ways: str) -> str:
+    return f"{what} {', or '.join(filter(None, ways))}."
 
 
 def duration_text(ms: int) -> str:

@@ -32,6 +32,8 @@ class PartitionReport:
     stages: tuple[StageReport, ...]
     stopped: str = ""
     """Why the partition stopped; empty while it has not."""
+    open_since_ms: int | None = None
+    """The time (monotonic clock of the tasks) at which the owner read the first record of the open segment."""
 
     @property
     def error(self) -> str:
@@ -46,4 +48,6 @@ def report_of(tasks: PartitionTasks) -> PartitionReport:
     )
     alarms = tuple(sorted(map(str, tasks.alarms)))
     stopped = tasks.stages["survey"].last_error if STOPS & set(alarms) else ""
-    return PartitionReport(tasks.copy.lag_bytes, tasks.copy.behind_ms, alarms, stages, stopped)
+    return PartitionReport(
+        tasks.copy.lag_bytes, tasks.copy.behind_ms, alarms, stages, stopped, tasks.copy.open_since_ms
+    )

@@ -67,18 +67,20 @@ def whys_of(line: PartitionLine) -> tuple[WhyFacts, ...]:
     return (
         WhyFacts(
             "still on the broker", f"offsets {local_start} to {local_start + 65_535}", 1, "local-retention",
-            "The local retention covers the segment: its newest record is 2 h 5 min old, of 6 h.",
+            "The local retention covers the segment. The owner may trim it when its newest record is 6 h old "
+            "(local.retention.ms = 21600000, from the file); it is 2 h 5 min old now.",
             rule, (NamedNumber("local.retention.ms", 21_600_000),), NOW_MS + 14_100_000,
         ),
         WhyFacts(
             "not yet remote", f"offsets {end} to {(line.high_watermark or 0) - 1}", 0, "segment-open",
-            "The owner copies a segment when it has segment.bytes, or when it is open for segment.ms (1 h). The open "
-            "segment is neither full nor old enough.",
+            "The owner copies a segment when it has segment.bytes (67108864), or when it is open for segment.ms (1 h). "
+            "The open segment is neither full nor old enough.",
             rule, (NamedNumber("segment.ms", 3_600_000),), NOW_MS + 2_846_000,
         ),
         WhyFacts(
             "not yet expired", "offsets 0 to 65535", line.segments - 1, "total-retention",
-            "The total retention covers the segment: its newest record is 13 d old, of 90 d.",
+            "The total retention covers the segment. It expires when its newest record is 90 d old (retention.ms = "
+            "7776000000); it is 13 d old now.",
             rule, (NamedNumber("retention_ms", 7_776_000_000),), NOW_MS + 77 * DAY_MS,
         ),
     )  # fmt: skip

@@ -426,6 +426,11 @@ class RLMCopyTask:
         return max(self.behind_ms, self._services.wall_clock_ms() - head.timestamp_ms)
 
     @property
+    def open_since_ms(self) -> int | None:
+        """The time at which this task read the first record of the open segment. None: it has none."""
+        return None if self._builder is None else self._builder.first_append_ms
+
+    @property
     def behind_ms(self) -> int:
         """How long a record below the LSO has not been remote, in milliseconds."""
         return 0 if self._behind_since_ms is None else self._services.clock_ms() - self._behind_since_ms

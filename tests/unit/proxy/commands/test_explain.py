@@ -8,6 +8,7 @@ import pytest
 
 from proxy import cli
 from proxy.commands.explain import Explained, lines_of
+from tests.support.tiers.workbench import POLICY
 from tiers.explain.answers import (
     OffsetAnswer,
     PartitionAnswer,
@@ -22,10 +23,11 @@ from tiers.explain.words import why, why_held
 from tiers.tasks.hold import Hold, HoldReason
 
 T_MS = 1_700_000_000_000
-NEWEST = why_held(Question.ON_BROKER, Hold(HoldReason.NEWEST_SEGMENT))
+NEWEST = why_held(Question.ON_BROKER, Hold(HoldReason.NEWEST_SEGMENT), POLICY)
 KEPT = why_held(
     Question.NOT_EXPIRED,
     Hold(HoldReason.TOTAL_RETENTION, T_MS, {"age_ms": 3_600_000, "retention_ms": 7_200_000}),
+    POLICY,
 )
 
 
@@ -49,8 +51,9 @@ def test_segments_of_one_kind_are_one_paragraph() -> None:
         uncopied=UncopiedAnswer(30, 35, (open_transaction,)),
     )
     kept = (
-        "    Why not yet expired: The total retention covers the segment: its newest record is 1 h old, of 2 h. At the"
-        " latest at 2023-11-14T22:13:20+00:00, this reason ends. [docs/design.md, 'Log range']"
+        "    Why not yet expired: The total retention covers the segment. It expires when its newest record is 2 h old"
+        " (retention.ms = 7200000); it is 1 h old now."
+        " At the latest at 2023-11-14T22:13:20+00:00, this reason ends. [docs/design.md, 'Log range']"
     )
     assert list(lines_of(Explained(answer))) == [
         "orders:0",

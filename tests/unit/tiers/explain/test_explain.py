@@ -83,11 +83,41 @@ async def test_the_rule_the_value_and_the_time_are_told(copied: Workbench) -> No
     assert found.values == {"age_ms": 1000, "local.retention.ms": 60_000}
     assert found.at_ms == copied.wall_ms + 59_001
     assert found.rule == "docs/design.md, 'Log range'"
-    assert "its newest record is 1 s old, of 1 min" in found.sentence
+    assert (
+        "when its newest record is 1 min old (local.retention.ms = 60000, from the file); it is 1 s" in found.sentence
+    )
     copied.wall_ms += 59_000
     assert await copied.trim(replace(POLICY, local_retention_ms=60_000)) is None
     copied.wall_ms += 1
     assert await copied.trim(replace(POLICY, local_retention_ms=60_000)) == 60
+
+
+async def test_the_bytes_that_let_a_segment_go_are_told(copied: Workbench) -> None:
+    later_bytes = copied.copy_task.local_only_bytes + sum(each.segment_size_bytes for each in copied.segments[1:])
+    policy = replace(
+        POLICY,
+        local_retention_bytes=later_bytes + 500,
+        retention_bytes=later_bytes + 700,
+        tier_settings={"local.retention.bytes": str(later_bytes + 500)},
+    )
+    answer = explain(await facts_for(copied, policy))
+    assert whys(answer, ON_BROKER)[0].sentence == (
+        "The local retention covers the segment. The owner may trim it when 500 more bytes follow it in its partition"
+        f" (local.retention.bytes = {later_bytes + 500}, from the topic, per partition)."
+    )
+    assert whys(answer, NOT_EXPIRED)[0].sentence == (
+        "The total retention covers the segment. It expires when 700 more bytes follow it in its partition"
+        f" (retention.bytes = {later_bytes + 700}, per partition)."
+    )
+    recorded = replace(policy, recorded_total=TotalRetention(None, later_bytes + 700))
+    assert "(remote.log.retention.bytes = " in whys(explain(await facts_for(copied, recorded)), NOT_EXPIRED)[0].sentence
+
+
+async def test_a_pause_names_the_command_that_ends_it(copied: Workbench) -> None:
+    answer = explain(await facts_for(copied, replace(KEEP_NOTHING, paused=frozenset({TierWork.TRIMMING}))))
+    command = "`tidegate tier resume orders --trimming --yes` ends the pause."
+    assert command in whys(answer, ON_BROKER)[0].sentence
+    assert any(command in note for note in answer.notes)
 
 
 async def test_the_newest_segment_stays_and_the_later_wait_for_the_earlier(copied: Workbench) -> None:
@@ -128,7 +158,8 @@ async def test_why_records_are_not_yet_remote(copied: Workbench) -> None:
     answer = explain(await facts_for(copied, POLICY)).uncopied
     assert (answer.first_offset, answer.next_offset) == (90, 100)
     assert [each.reason for each in answer.whys] == [HoldReason.SEGMENT_OPEN]
-    assert answer.whys[0].at_ms == copied.wall_ms + POLICY.segment_ms
+    assert answer.whys[0].at_ms is None
+    assert "The owner alone knows since when the segment is open." in answer.whys[0].sentence
     facts = with_owner(await facts_for(copied, POLICY), open_since_ms=copied.wall_ms - 20_000)
     assert explain(facts).uncopied.whys[0].at_ms == copied.wall_ms + 40_000
     facts = with_owner(facts, open_since_ms=copied.wall_ms - POLICY.segment_ms)
