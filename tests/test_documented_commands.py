@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -51,6 +52,15 @@ def test_commands_in_the_text_have_names_that_exist() -> None:
     assert named
     for command in sorted(named):
         command_lines.check_names(command)
+    of_runbook = {
+        command
+        for page, path in PAGES.items()
+        if page.startswith("docs/runbook/")
+        for command in inline_commands(path, OURS)
+    }
+    assert of_runbook
+    for command in sorted(of_runbook):  # an operator types them as they stand, with the values of the case
+        command_lines.check(command.replace("UUID", str(UUID(int=1))))
     others = {command for path in PAGES.values() for command in inline_commands(path, OTHERS)}
     whole = {command for command in others if len(command.split()) > 2}
     assert whole
@@ -63,6 +73,7 @@ def test_commands_in_the_text_have_names_that_exist() -> None:
     [
         ("tidegate tier bonds", "No such command 'bonds'"),
         (".venv/bin/tidegate tier bounds --confg x", "No such option: --confg"),
+        ("tidegate tier bounds orders:3", "expected TOPIC without a partition, not orders:3"),
         ("tidegate explain --config tidegate.toml", "target"),
         ("tidegate-pipeline usage --by week", "'week' is not one of"),
         ("A=b spark-submit --master yarn x/tidegate_pipeline.py usages", "No such command 'usages'"),
@@ -90,7 +101,14 @@ def test_a_wrong_command_is_found(command: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["tidegate tier bonds", "tidegate explain TOPIC [--ofset N]", "tidegate-pipeline spark", "make domo"]
+    "text",
+    [
+        "tidegate tier bounds TOPIC:PARTITION",
+        "tidegate tier bonds",
+        "tidegate explain TOPIC [--ofset N]",
+        "tidegate-pipeline spark",
+        "make domo",
+    ],
 )
 def test_a_wrong_name_in_the_text_is_found(text: str) -> None:
     with pytest.raises(WrongCommandError):

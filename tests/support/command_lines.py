@@ -69,6 +69,12 @@ def check_names(text: str) -> None:
         elif hasattr(command, "commands"):
             need(word in command.commands, f"{text}: {word}")
             _, command, _ = command.resolve_command(typer.Context(command), [word])
+        elif ":" in word:
+            need(_takes_partition(command), f"{text}: expected TOPIC without a partition, not {word}")
+
+
+def _takes_partition(command: Any) -> bool:
+    return any(":" in (each.metavar or "") for each in command.params if each.param_type_name == "argument")
 
 
 def need(is_right: object, otherwise: str) -> None:
@@ -96,6 +102,9 @@ def _parse(name: str, command: Any, words: Words) -> None:
     try:
         with mock.patch.dict(os.environ, {CONFIG_VARIABLE: "tidegate.toml"}):
             context = command.make_context(name, list(words))
+        topic = context.params.get("topic")
+        if isinstance(topic, str) and ":" in topic:
+            need(_takes_partition(command), f"expected TOPIC without a partition, not {topic}")
         rest = [*context._protected_args, *context.args]
         if rest and hasattr(command, "commands"):
             name, command, rest = command.resolve_command(context, rest)
