@@ -201,7 +201,8 @@ class _Explanation:
         else:
             sentence = (
                 f"Neither tier has offset {offset}, though the log starts at offset {facts.log_start}. A client gets"
-                " an error that it retries. `tidegate tier bounds` and docs/operations.md, 'A partition stops', help."
+                f" an error that it retries. `tidegate tier bounds {facts.partition.topic}` and"
+                " docs/operations.md, 'A partition stops', help."
             )
         found = None if quarantined is None else self.segment(quarantined)
         return OffsetAnswer(offset, Place.UNKNOWN, sentence, "no process", found)

@@ -122,7 +122,7 @@ def sentence_of(hold: Hold, policy: TopicPolicy) -> str:
         case HoldReason.RETENTION_UNKNOWN:
             return (
                 "The total retention is not agreed on, so nothing of the topic expires: "
-                f"`tidegate tier retention {policy.topic}` shows why."
+                f"`tidegate tier retention {policy.topic}` shows both values."
             )
         case HoldReason.UNLIMITED_RETENTION:
             return "The total retention is unlimited in time and in bytes."

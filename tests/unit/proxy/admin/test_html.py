@@ -117,7 +117,7 @@ async def test_paused_topics_are_on_the_overview_and_are_no_alarm() -> None:
     cluster = replace(overview.cluster, paused_topics=3, paused=(paused,))
     html = RENDERER.overview(replace(overview, cluster=cluster))
     assert "No alarm is raised." in texts(html)
-    assert re.search(r'<p class="banner warn"><strong>Paused: <a href="/topics/orders">orders</a>', html)
+    assert re.search(r'<p class="banner warn"><strong><a href="/topics/orders">orders</a> is paused:', html)
     assert "<code>tidegate tier resume orders --trimming --yes</code>" in html
     assert "2 more topics are paused." in texts(html)
     assert "each value covers 15 s" in texts(html)
