@@ -33,6 +33,12 @@ def not_ready(tidegate: TidegateProcess) -> str:
         return ""
 
 
+def serves(tidegate: TidegateProcess) -> bool:
+    """Returns whether `/servez` answers 200. Raises `HTTPError` for 503."""
+    with urllib.request.urlopen(f"http://{tidegate.admin[0]}:{tidegate.admin[1]}/servez", timeout=10) as answer:
+        return bool(answer.status == 200)
+
+
 def start_again(tidegate: TidegateProcess, monkeypatch: pytest.MonkeyPatch, alarm: str) -> None:
     tidegate.keep()
     tidegate.stop()
@@ -69,6 +75,7 @@ async def test_no_consumer_jumps_while_the_metadata_topic_is_gone_or_another_one
         [problem] = await problems()
         assert f"there is no topic {metadata_topic}, and the saved state was read from one" in problem
         await asyncio.to_thread(until, lambda: "has not read it to its end recently" in not_ready(tidegate))
+        assert await asyncio.to_thread(serves, tidegate)
         waits_or_is_served = {ErrorCode.NONE, ErrorCode.REPLICA_NOT_AVAILABLE}
         assert {*(await errors())} <= waits_or_is_served
 
