@@ -181,7 +181,9 @@ def docker(words: Words) -> None:
             if name == "EXTRAS":
                 _need_extras(value)
         return
-    need(words[0] == "compose", f"expected build or compose, not {words[0]}")
+    if words[0] == "push":
+        return
+    need(words[0] == "compose", f"expected build, push or compose, not {words[0]}")
     parser = _Parser()
     parser.add_argument("--profile", choices=sorted(_profiles()))
     commands = parser.add_subparsers(required=True, dest="command")
@@ -220,9 +222,15 @@ def _has_compose() -> bool:
 
 
 def kubectl(words: Words) -> None:
-    if words[0] == "describe":
+    """The commands that a program starts in a pod are parsed by that program."""
+    if words[0] == "exec":
+        program = words[list(words).index("--") + 1 :]
+        if program[0] != "sh":
+            check(shlex.join(program))
         return
-    need(words[:2] == ["apply", "-f"], "expected describe, or apply -f")
+    if words[0] in ("describe", "create", "annotate", "logs", "port-forward", "rollout"):
+        return
+    need(words[:2] == ["apply", "-f"], "expected apply -f, exec, or a command without files")
     manifests = sorted((ROOT / words[2]).glob("*.yaml"))
     need(manifests, f"{words[2]} has no manifests")
     for manifest in manifests:
@@ -230,8 +238,11 @@ def kubectl(words: Words) -> None:
 
 
 def helm(words: Words) -> None:
-    need(words[0] == "install", "expected install")
+    need(words[0] in ("install", "upgrade"), "expected install or upgrade")
     need((ROOT / words[2] / "Chart.yaml").is_file(), f"{words[2]} is no chart")
+    files = [words[number + 1] for number, word in enumerate(words) if word == "-f"]
+    for file in files:
+        need(file == "values.yaml" or (ROOT / file).is_file(), f"there is no file {file}")
 
 
 def curl(words: Words) -> None:

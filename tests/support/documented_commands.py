@@ -23,6 +23,9 @@ OF_MAKE: Final = f"{NOT_RUN}takes minutes to hours; make shows what it would run
 DOWNLOADS: Final = f"{NOT_RUN}downloads packages; make runs pip with the same options, from requirements-dev.txt"
 DOCKER: Final = f"{NOT_RUN}needs a Docker daemon; tests/test_compose.py looks up everything that Docker reads"
 CLUSTER: Final = f"{NOT_RUN}needs a cluster of Spark; tests/pipeline/test_spark_submit.py submits to a standalone one"
+KUBERNETES: Final = (
+    f"{NOT_RUN}needs a cluster of Kubernetes; tests/test_deployment.py renders the manifests and loads their settings"
+)
 MEASURES: Final = f"{NOT_RUN}measures for minutes"
 
 ALTER: Final = "kafka-configs.sh --bootstrap-server tidegate.example.org:9092 --alter --topic orders-eu --add-config"
@@ -69,6 +72,11 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
         "tidegate tier verify --resume": "tests/system/test_tier_commands.py",
         "tidegate tier missing-topics": "tests/integration/test_topic_lifecycle.py",
         "tidegate tier missing-topics forget": "tests/integration/test_topic_lifecycle.py",
+    },
+    "docs/kubernetes.md": {
+        "docker": DOCKER,
+        "kubectl": KUBERNETES,
+        "helm": KUBERNETES,
     },
     "docs/pipeline.md": {
         ".venv/bin/pip install": DOWNLOADS,
