@@ -147,7 +147,7 @@ def make(words: Words) -> None:
 def pip(words: Words) -> None:
     need(words[:1] == ["install"], "expected install")
     options = {word for word in words if word.startswith("-")}
-    need(options <= {"--require-hashes", "-r", "--no-deps", "--no-build-isolation"}, f"{options}")
+    need(options <= {"--require-hashes", "-r", "--no-deps", "--no-build-isolation", "--force-reinstall"}, f"{options}")
     for extras in re.findall(r"\.\[(.+?)\]", " ".join(words)):
         _need_extras(extras)
     if "-r" in words:
@@ -273,5 +273,5 @@ PROGRAMS: Final[dict[str, Callable[[Words], None]]] = {
     "helm": helm,
     "curl": curl,
     **dict.fromkeys(TOOLS, kafka_tool),
-    **dict.fromkeys(("git", "cd", "mkdir", "venv-pack"), other),
+    **dict.fromkeys(("git", "cd", "install", "mkdir", "systemctl", "systemd-run", "useradd", "venv-pack"), other),
 }

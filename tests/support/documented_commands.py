@@ -26,6 +26,7 @@ CLUSTER: Final = f"{NOT_RUN}needs a cluster of Spark; tests/pipeline/test_spark_
 KUBERNETES: Final = (
     f"{NOT_RUN}needs a cluster of Kubernetes; tests/test_deployment.py renders the manifests and loads their settings"
 )
+SYSTEMD: Final = f"{NOT_RUN}changes the machine; tests/test_deployment.py checks the unit and its environment"
 MEASURES: Final = f"{NOT_RUN}measures for minutes"
 
 ALTER: Final = "kafka-configs.sh --bootstrap-server tidegate.example.org:9092 --alter --topic orders-eu --add-config"
@@ -34,8 +35,6 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
     "README.md": {
         "make demo": "tests/integration/test_demo.py",
         "make test": OF_MAKE,
-        "git clone": f"{NOT_RUN}the reader knows the address",
-        "cd tidegate": f"{NOT_RUN}belongs to git clone",
         "python3 -m venv .venv": INSTALLATION,
         ".venv/bin/pip install --require-hashes": DOWNLOADS,
         ".venv/bin/pip install --no-deps --no-build-isolation .": INSTALLATION,
@@ -63,6 +62,14 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
     "docs/operations.md": {
         "curl -X POST": "tests/unit/proxy/test_admin_access.py",
         "docker": DOCKER,
+        "useradd": SYSTEMD,
+        "python3 -m venv /opt/tidegate": SYSTEMD,
+        "/opt/tidegate/bin/pip install": DOWNLOADS,
+        "install -": SYSTEMD,
+        "systemctl": SYSTEMD,
+        "systemd-run": SYSTEMD,
+        "git pull": f"{NOT_RUN}needs the repository from which the reader cloned",
+        "kafka-acls.sh": "tests/integration/test_documented_rights.py",
         f"{ALTER} remote.log.retention.minutes": TRANSCRIPT,
         f"{ALTER} remote.storage.enable=true,remote.log.copy.disable": "tests/system/test_topic_configs.py",
         f"{ALTER} remote.storage.enable=false": "tests/system/test_topic_configs.py",
