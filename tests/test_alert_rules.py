@@ -50,5 +50,11 @@ def test_promtool_accepts_the_rules() -> None:
 
 
 @pytest.mark.full
+def test_promtool_accepts_the_scrape_job() -> None:
+    """The file of the token is on another machine, so only the syntax is checked."""
+    programs.run("promtool", "check", "config", "--syntax-only", str(FOLDER / "prometheus.yaml"))
+
+
+@pytest.mark.full
 def test_the_rules_pass_their_tests() -> None:
     programs.run("promtool", "test", "rules", *map(str, TESTS))

@@ -18,11 +18,21 @@ from proxy.config import TidegateConfig, load_config
 from tests.support import command_lines
 from tests.support.repository import ROOT
 from tests.support.tools import programs
+from tiers.commands.console import CONFIG_VARIABLE
 
 DEPLOY = ROOT / "deploy"
 UNIT = (DEPLOY / "systemd/tidegate.service").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 CHART = DEPLOY / "helm/tidegate"
+VALUES = DEPLOY / "helm/values"
+CASES = {
+    "s3-keys": ["s3-keys"],
+    "s3-role": ["s3-role"],
+    "file-system": ["file-system"],
+    "load-balancer": ["s3-keys", "load-balancer"],
+    "sni": ["sni"],
+}
+"""The documented cases, and the files of values of each."""
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 SECRETS = "/etc/tidegate/secrets"
 GRACE_S = 60
@@ -83,20 +93,28 @@ def check_manifests(manifests: Manifests, config: TidegateConfig) -> None:
     assert ports[1:] == [listener.base_port + int(port["name"][7:]) for port in clients["spec"]["ports"][1:]]
     assert all(port["port"] == port["targetPort"] for service in services for port in service["spec"]["ports"])
     assert sorted(port["containerPort"] for port in container["ports"]) == sorted([*ports, config.admin.port])
-    namespace = clients["metadata"].get("namespace", "default")
-    assert listener.advertised_host == f"{clients['metadata']['name']}.{namespace}.svc.cluster.local"
+    if clients["spec"].get("type", "ClusterIP") == "ClusterIP":
+        namespace = clients["metadata"].get("namespace", "default")
+        assert listener.advertised_host == f"{clients['metadata']['name']}.{namespace}.svc.cluster.local"
+    else:
+        assert listener.advertised_host.endswith("kafka.example.org")
+    assert (listener.brokers_by == "sni") == (len(ports) == 1)
 
     command_lines.tidegate(container["args"])
-    assert container["image"] == f"tidegate:{VERSION}"
+    (file,) = [each["value"] for each in container["env"] if each["name"] == CONFIG_VARIABLE]
+    assert file == container["args"][-1]
+    assert container["image"].rpartition("/")[2] == f"tidegate:{VERSION}"
     assert pod["securityContext"]["runAsUser"] == int(re.findall(r"--uid (\d+)", DOCKERFILE)[0])
     assert pod["securityContext"]["runAsNonRoot"]
     assert pod["automountServiceAccountToken"] is False
     inner = container["securityContext"]
     assert (inner["readOnlyRootFilesystem"], inner["allowPrivilegeEscalation"]) == (True, False)
     assert inner["capabilities"] == {"drop": ["ALL"]}
-    assert pod["terminationGracePeriodSeconds"] >= config.limits.drain_timeout_ms / 1000 + GRACE_S
+    sleep, pause_s = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert sleep == "sleep"
+    assert pod["terminationGracePeriodSeconds"] >= int(pause_s) + config.limits.drain_timeout_ms / 1000 + GRACE_S
     assert container["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "admin"}
-    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "admin"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/servez", "port": "admin"}
 
     mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
     volumes = {each["name"] for each in (*pod["volumes"], *(one["metadata"] for one in spec["volumeClaimTemplates"]))}
@@ -113,7 +131,8 @@ def test_the_plain_manifests_fit_the_settings(tmp_path: Path, monkeypatch: pytes
     check_manifests(manifests, settings_of(manifests, tmp_path, monkeypatch))
     secret = one_of(manifests, "Secret")
     (container,) = one_of(manifests, "StatefulSet")["spec"]["template"]["spec"]["containers"]
-    named = {each["value"].removeprefix(f"{SECRETS}/") for each in container["env"]} | {"admin-token"}
+    in_secret = [each["value"] for each in container["env"] if each["value"].startswith(SECRETS)]
+    named = {value.removeprefix(f"{SECRETS}/") for value in in_secret} | {"admin-token"}
     assert secret["stringData"].keys() == named
     assert all(one["apiVersion"] and one["metadata"]["labels"] for one in manifests)
 
@@ -133,6 +152,38 @@ def test_the_chart_renders_manifests_that_fit_the_settings(tmp_path: Path, monke
     rendered = programs.run("helm", "template", "tidegate", str(CHART), "--namespace", "default")
     manifests = [one for one in yaml.safe_load_all(rendered) if one]
     check_manifests(manifests, settings_of(manifests, tmp_path, monkeypatch))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
+def test_the_documented_values_fit_the_settings(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [word for name in CASES[case] for word in ("-f", str(VALUES / f"{name}.yaml"))]
+    programs.run("helm", "lint", "--strict", str(CHART), *options)
+    rendered = programs.run("helm", "template", "tidegate", str(CHART), "--namespace", "default", *options)
+    manifests = [one for one in yaml.safe_load_all(rendered) if one]
+    config = settings_of(manifests, tmp_path, monkeypatch)
+    check_manifests(manifests, config)
+    assert config.storage is not None
+    has_keys = any(key.startswith("secret.access.key") for key in config.storage.settings)
+    assert has_keys == (case in ("s3-keys", "load-balancer"))
+
+
+def test_prometheus_finds_the_pods() -> None:
+    """The rest of the file is as in deploy/prometheus/prometheus.yaml, which promtool checks."""
+    (job,) = yaml.safe_load((DEPLOY / "prometheus/prometheus-kubernetes.yaml").read_text())["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    pods = one_of(plain_manifests(), "Service", "tidegate-pods")
+    assert found["names"] == [f"{pods['metadata']['name']}.default.svc.cluster.local"]
+    assert found["port"] == pods["spec"]["ports"][0]["port"]
+    assert pods["spec"]["publishNotReadyAddresses"]
+    assert job["authorization"]["credentials_file"] == f"{SECRETS}/admin-token"
+
+
+def test_the_cases_use_all_files_of_values() -> None:
+    used = {name for names in CASES.values() for name in names}
+    assert used == {path.stem for path in VALUES.glob("*.yaml")}
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    assert [name for name in used if f"deploy/helm/values/{name}.yaml" not in page] == []
 
 
 @pytest.mark.full
@@ -188,8 +239,15 @@ def test_the_unit_waits_for_the_drain_and_has_open_files() -> None:
     assert lines_of(UNIT, "Restart") == ["on-failure"]
 
 
-def test_the_environment_of_the_unit_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("with_secrets", [False, True])
+def test_the_environment_of_the_unit_is_valid(
+    with_secrets: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As delivered, it fits a cluster without SASL and a store without keys."""
     example = (DEPLOY / "systemd/tidegate.env.example").read_text()
+    assert "\n#TIDEGATE__" in example
+    if with_secrets:
+        example = example.replace("\n#TIDEGATE__", "\nTIDEGATE__")
     for line in example.splitlines():
         if line and not line.startswith("#"):
             name, value = line.split("=", 1)
@@ -198,19 +256,17 @@ def test_the_environment_of_the_unit_is_valid(tmp_path: Path, monkeypatch: pytes
                 value = value.replace("/etc/tidegate", str(tmp_path))
             monkeypatch.setenv(name, value)
     path = tmp_path / "tidegate.toml"
+    sasl = '[upstream.sasl]\nmechanism = "PLAIN"\nusername = "tidegate"'
     path.write_text(
-        """
+        f"""
 [upstream]
 bootstrap.servers = "kafka-1:9092"
-[upstream.sasl]
-mechanism = "PLAIN"
-username = "tidegate"
+{sasl if with_secrets else ""}
 [listener]
 advertised.host = "tidegate.example.org"
 [storage]
 implementation = "s3"
 bucket = "my-log-segments"
-access.key.id = "tidegate"
 [[topics]]
 pattern = "orders-*"
 """
@@ -218,7 +274,7 @@ pattern = "orders-*"
     config = load_config(path)
     (folder,) = lines_of(UNIT, "StateDirectory")
     assert config.state.path == Path("/var/lib", folder)
-    assert config.upstream.sasl is not None
+    assert (config.upstream.sasl is not None) == with_secrets
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ def test_commands_in_the_text_have_names_that_exist() -> None:
         ("curl http://127.0.0.1:9190/api/v1/reload", "the admin port has no GET /api/v1/reload"),
         ("kubectl apply -f deploy/nowhere", "deploy/nowhere has no manifests"),
         ("helm install tidegate deploy/nowhere", "deploy/nowhere is no chart"),
+        ("helm upgrade tidegate deploy/helm/tidegate -f deploy/nowhere.yaml", "there is no file deploy/nowhere.yaml"),
+        ("kubectl exec tidegate-0 -- tidegate chek", "No such command 'chek'"),
         ("kafka-config.sh --alter", "no check knows the program kafka-config.sh"),
         ("tidegated serve", "no check knows the program tidegated"),
     ],

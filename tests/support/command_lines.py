@@ -156,7 +156,7 @@ def make(words: Words) -> None:
 def pip(words: Words) -> None:
     need(words[:1] == ["install"], "expected install")
     options = {word for word in words if word.startswith("-")}
-    need(options <= {"--require-hashes", "-r", "--no-deps", "--no-build-isolation"}, f"{options}")
+    need(options <= {"--require-hashes", "-r", "--no-deps", "--no-build-isolation", "--force-reinstall"}, f"{options}")
     for extras in re.findall(r"\.\[(.+?)\]", " ".join(words)):
         _need_extras(extras)
     if "-r" in words:
@@ -190,7 +190,9 @@ def docker(words: Words) -> None:
             if name == "EXTRAS":
                 _need_extras(value)
         return
-    need(words[0] == "compose", f"expected build or compose, not {words[0]}")
+    if words[0] == "push":
+        return
+    need(words[0] == "compose", f"expected build, push or compose, not {words[0]}")
     parser = _Parser()
     parser.add_argument("--profile", choices=sorted(_profiles()))
     commands = parser.add_subparsers(required=True, dest="command")
@@ -229,9 +231,15 @@ def _has_compose() -> bool:
 
 
 def kubectl(words: Words) -> None:
-    if words[0] == "describe":
+    """The commands that a program starts in a pod are parsed by that program."""
+    if words[0] == "exec":
+        program = words[list(words).index("--") + 1 :]
+        if program[0] != "sh":
+            check(shlex.join(program))
         return
-    need(words[:2] == ["apply", "-f"], "expected describe, or apply -f")
+    if words[0] in ("describe", "create", "annotate", "logs", "port-forward", "rollout"):
+        return
+    need(words[:2] == ["apply", "-f"], "expected apply -f, exec, or a command without files")
     manifests = sorted((ROOT / words[2]).glob("*.yaml"))
     need(manifests, f"{words[2]} has no manifests")
     for manifest in manifests:
@@ -239,8 +247,11 @@ def kubectl(words: Words) -> None:
 
 
 def helm(words: Words) -> None:
-    need(words[0] == "install", "expected install")
+    need(words[0] in ("install", "upgrade"), "expected install or upgrade")
     need((ROOT / words[2] / "Chart.yaml").is_file(), f"{words[2]} is no chart")
+    files = [words[number + 1] for number, word in enumerate(words) if word == "-f"]
+    for file in files:
+        need(file == "values.yaml" or (ROOT / file).is_file(), f"there is no file {file}")
 
 
 def curl(words: Words) -> None:
@@ -271,5 +282,5 @@ PROGRAMS: Final[dict[str, Callable[[Words], None]]] = {
     "helm": helm,
     "curl": curl,
     **dict.fromkeys(TOOLS, kafka_tool),
-    **dict.fromkeys(("git", "cd", "mkdir", "venv-pack"), other),
+    **dict.fromkeys(("git", "cd", "install", "mkdir", "systemctl", "systemd-run", "useradd", "venv-pack"), other),
 }

@@ -23,6 +23,10 @@ OF_MAKE: Final = f"{NOT_RUN}takes minutes to hours; make shows what it would run
 DOWNLOADS: Final = f"{NOT_RUN}downloads packages; make runs pip with the same options, from requirements-dev.txt"
 DOCKER: Final = f"{NOT_RUN}needs a Docker daemon; tests/test_compose.py looks up everything that Docker reads"
 CLUSTER: Final = f"{NOT_RUN}needs a cluster of Spark; tests/pipeline/test_spark_submit.py submits to a standalone one"
+KUBERNETES: Final = (
+    f"{NOT_RUN}needs a cluster of Kubernetes; tests/test_deployment.py renders the manifests and loads their settings"
+)
+SYSTEMD: Final = f"{NOT_RUN}changes the machine; tests/test_deployment.py checks the unit and its environment"
 MEASURES: Final = f"{NOT_RUN}measures for minutes"
 
 ALTER: Final = "kafka-configs.sh --bootstrap-server tidegate.example.org:9092 --alter --topic orders-eu --add-config"
@@ -31,8 +35,6 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
     "README.md": {
         "make demo": "tests/integration/test_demo.py",
         "make test": OF_MAKE,
-        "git clone": f"{NOT_RUN}the reader knows the address",
-        "cd tidegate": f"{NOT_RUN}belongs to git clone",
         "python3 -m venv .venv": INSTALLATION,
         ".venv/bin/pip install --require-hashes": DOWNLOADS,
         ".venv/bin/pip install --no-deps --no-build-isolation .": INSTALLATION,
@@ -60,6 +62,14 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
     "docs/operations.md": {
         "curl -X POST": "tests/unit/proxy/test_admin_access.py",
         "docker": DOCKER,
+        "useradd": SYSTEMD,
+        "python3 -m venv /opt/tidegate": SYSTEMD,
+        "/opt/tidegate/bin/pip install": DOWNLOADS,
+        "install -": SYSTEMD,
+        "systemctl": SYSTEMD,
+        "systemd-run": SYSTEMD,
+        "git pull": f"{NOT_RUN}needs the repository from which the reader cloned",
+        "kafka-acls.sh": "tests/integration/test_documented_rights.py",
         f"{ALTER} remote.log.retention.minutes": TRANSCRIPT,
         f"{ALTER} remote.storage.enable=true,remote.log.copy.disable": "tests/system/test_topic_configs.py",
         f"{ALTER} remote.storage.enable=false": "tests/system/test_topic_configs.py",
@@ -69,6 +79,11 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
         "tidegate tier verify --resume": "tests/system/test_tier_commands.py",
         "tidegate tier missing-topics": "tests/integration/test_topic_lifecycle.py",
         "tidegate tier missing-topics forget": "tests/integration/test_topic_lifecycle.py",
+    },
+    "docs/kubernetes.md": {
+        "docker": DOCKER,
+        "kubectl": KUBERNETES,
+        "helm": KUBERNETES,
     },
     "docs/pipeline.md": {
         ".venv/bin/pip install": DOWNLOADS,

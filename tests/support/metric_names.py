@@ -6,8 +6,8 @@ import re
 
 from proxy.commands.metrics_reference import all_metrics
 
-ADDED_LABELS = {"instance", "job", "process"}
-"""Prometheus adds the first two, and a proxy with workers the third."""
+ADDED_LABELS = {"cluster", "instance", "job", "process"}
+"""The scrape job adds the first three, and a proxy with workers the last."""
 _SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
 _OF_PROCESS = (
     "process_cpu_seconds_total", "process_max_fds", "process_open_fds", "process_resident_memory_bytes",
