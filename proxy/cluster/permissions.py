@@ -19,6 +19,7 @@ from protocol.errors import ErrorCode, ProtocolError
 from proxy.config import TidegateConfig
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import SLICE_BYTES
+from tiers.broker.share_groups import may_describe_cluster
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import is_internal
 from tiers.errors import BrokerError
@@ -75,6 +76,8 @@ async def missing_permissions(
     others = await _may_keep(client, FAILED_DELETIONS_TOPIC, said, timeout_ms)
     tiered = sorted(said.keys() - own)
     others += [line for topic in tiered for line in _lacking(topic, said[topic].granted, _OF_TIERED_TOPICS)]
+    if not await may_describe_cluster(client, timeout_ms):
+        others.append("DESCRIBE on the cluster, without which nothing is trimmed: a share group may be hidden")
     return essential, others
 
 

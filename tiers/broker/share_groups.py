@@ -1,8 +1,9 @@
 """Reads the start offsets of all share groups (KIP-932), because a trim beyond one would take records from its group.
 
 The coordinator of a group is the broker that lists it, so the reader asks every broker. Brokers without share groups
-list none. The lists are complete only if no group moves from one broker to another meanwhile. A broker does not list
-groups that the proxy's user may not describe, so the user needs DESCRIBE on groups.
+list none. The lists are complete only if no group moves from one broker to another meanwhile. A broker leaves out the
+groups that the proxy's principal may not describe, and does not tell. It lists all groups to a principal with DESCRIBE
+on the cluster, so the reader asks for this right each time. Reading the offsets needs DESCRIBE on the groups.
 
 A group with members may hold records before it has a start offset: the broker stores a start offset only when the first
 record is acknowledged or released. Until then the partitions of the group must not be trimmed. A group without members
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from kafka.protocol.admin import ListGroupsRequest
+from kafka.protocol.admin import DescribeClusterRequest, ListGroupsRequest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.metadata import MetadataRequest
 
@@ -30,6 +31,8 @@ from tiers.model.ids import TopicIdPartition
 
 _GROUP_TYPES_SINCE = 5
 _GROUP_ID_NOT_FOUND = 69
+_DESCRIBE = 8
+"""Kafka's number of the operation."""
 _OUR_SCHEMAS = "protocol.schemas"
 _GROUPS_TOPIC = "__consumer_offsets"
 _EMPTY = "Empty"
@@ -44,6 +47,15 @@ class DescribeShareGroupOffsetsRequest(ApiMessage, load_json=_OUR_SCHEMAS):  # t
 
 class DescribeShareGroupOffsetsResponse(ApiMessage, load_json=_OUR_SCHEMAS):  # type: ignore[call-arg,misc]  # untyped
     """The response of KIP-932 with the start offsets of share groups."""
+
+
+async def may_describe_cluster(client: BrokerClient, timeout_ms: int) -> bool:
+    """Whether brokers list all groups to the client. A broker without an authorizer grants everything."""
+    message = DescribeClusterRequest(include_cluster_authorized_operations=True)
+    response = await client.request(None, message, timeout_ms)
+    if response.error_code != ErrorCode.NONE:
+        raise BrokerError("the rights on the cluster cannot be read", response.error_code, retriable=True)
+    return _DESCRIBE in response.authorized_operations
 
 
 class ClusterShareGroups:
@@ -79,8 +91,17 @@ class ClusterShareGroups:
     async def _read(self, timeout_ms: int) -> _Starts:
         metadata = await self._coordinators(timeout_ms)
         starts: dict[tuple[UUID, int], int | BrokerError] = {}
+        may_see_all = False
         for node_id in metadata.brokers:
             states = await self._states(node_id, timeout_ms)
+            if states is None:
+                continue
+            if not may_see_all and not await may_describe_cluster(self._client, timeout_ms):
+                raise BrokerError(
+                    "a broker may leave out share groups: give DESCRIBE on the cluster to the proxy's principal",
+                    retriable=True,
+                )
+            may_see_all = True
             if states:
                 await self._add_starts(starts, node_id, states, timeout_ms)
         if _led(await self._coordinators(timeout_ms)) != _led(metadata):
@@ -101,14 +122,14 @@ class ClusterShareGroups:
             raise BrokerError("share groups are without a coordinator, so no broker lists them", retriable=True)
         return metadata
 
-    async def _states(self, node_id: int, timeout_ms: int) -> dict[str, str]:
-        """Returns the states of the groups that this broker coordinates, by group id."""
+    async def _states(self, node_id: int, timeout_ms: int) -> dict[str, str] | None:
+        """Returns the states of the groups that this broker coordinates, by group id. None: it has no share groups."""
         message = ListGroupsRequest(states_filter=[], types_filter=["share"])
         try:
             response = await self._client.request(node_id, message, timeout_ms, min_version=_GROUP_TYPES_SINCE)
         except BrokerError as error:
             if error.code == ErrorCode.UNSUPPORTED_VERSION:
-                return {}
+                return None
             raise
         if response.error_code != ErrorCode.NONE:
             raise BrokerError("the share groups could not be listed", response.error_code, retriable=True)

@@ -10,6 +10,7 @@ from uuid import UUID
 from kafka.protocol.admin import (
     CreateTopicsResponse,
     DeleteRecordsResponse,
+    DescribeClusterResponse,
     DescribeConfigsResponse,
     ListGroupsResponse,
 )
@@ -43,11 +44,15 @@ from tests.support.simulation.transactions import TransactionCoordinator
 VERSIONS = {
     0: (3, 11), 1: (4, 17), 2: (1, 8), 3: (0, 12), 8: (2, 8), 9: (1, 8), 10: (0, 4), 11: (2, 9), 12: (0, 4), 13: (0, 5),
     14: (0, 5), 16: (0, 5), 18: (0, 3), 19: (2, 7), 21: (0, 2), 22: (0, 4), 23: (2, 4), 24: (0, 3), 25: (0, 3),
-    26: (0, 3), 28: (0, 3), 32: (1, 4),
+    26: (0, 3), 28: (0, 3), 32: (1, 4), 60: (0, 2),
 }  # fmt: skip
 _DUPLICATES_KNOWN = 5
 _OUT_OF_ORDER_SEQUENCE = 45
 _LATEST, _EARLIEST = -1, -2
+_GRANTED = DescribeClusterResponse(
+    throttle_time_ms=0, error_code=0, error_message=None, cluster_id=CLUSTER_ID, brokers=[],
+    authorized_operations={8},  # DESCRIBE
+)  # fmt: skip
 _NOTHING = UUID(int=0)
 Answer = Any
 """A response object, or a future of one."""
@@ -70,7 +75,8 @@ class SimApis:
             ApiKey.CREATE_TOPICS: self._create_topics,
             ApiKey.DESCRIBE_CONFIGS: self._describe_configs,
             10: self._find_coordinator,
-            16: self._list_groups,
+            16: lambda broker, request, client: ListGroupsResponse(throttle_time_ms=0, error_code=0, groups=[]),
+            60: lambda broker, request, client: _GRANTED,
             11: lambda broker, request, client: self.groups.join(request),
             14: lambda broker, request, client: self.groups.sync(request, client),
             12: lambda broker, request, client: self.groups.heartbeat(request, client),
@@ -223,9 +229,6 @@ class SimApis:
             throttle_time_ms=0, error_code=0, error_message=None, node_id=found.node_id, host=f"{HOST}{found.node_id}",
             port=PORT,
         )  # fmt: skip
-
-    def _list_groups(self, broker: SimBroker, request: Any, client: str) -> Answer:
-        return ListGroupsResponse(throttle_time_ms=0, error_code=0, groups=[])
 
     # Logs
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from kafka.protocol.admin import CreateTopicsRequest
+from kafka.protocol.admin import CreateTopicsRequest, DescribeClusterRequest
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
 from protocol.errors import ErrorCode
@@ -60,6 +60,7 @@ class Brokers:
     def __init__(self, topics: Collection[Any] = (), later: Collection[tuple[int, set[int] | None]] = ()) -> None:
         self.listed = answer(topics)
         self._later = iter(later)
+        self.on_cluster = ALL
 
     async def request_raw(self, node_id: int | None, message: Any, timeout_ms: int, **versions: int) -> Any:
         assert isinstance(message, MetadataRequest)
@@ -74,6 +75,8 @@ class Brokers:
             is_there = message.topics[0].name == METADATA_TOPIC
             code = ErrorCode.TOPIC_ALREADY_EXISTS if is_there else ErrorCode.NONE
             return SimpleNamespace(topics=[SimpleNamespace(error_code=code)])
+        if isinstance(message, DescribeClusterRequest):
+            return SimpleNamespace(error_code=ErrorCode.NONE, authorized_operations=self.on_cluster)
         return SimpleNamespace(error_code=ErrorCode.NONE)
 
 
@@ -121,6 +124,13 @@ async def test_only_the_rights_on_own_and_on_tiered_topics_count() -> None:
         ["DESCRIBE_CONFIGS on topic metadata"],
         ["DESCRIBE_CONFIGS on topic orders-eu"],
     )
+
+
+async def test_a_proxy_to_which_share_groups_may_be_hidden_lacks_a_right() -> None:
+    brokers = Brokers([topic(METADATA_TOPIC, ALL)])
+    brokers.on_cluster = ALL - {8}
+    _, (right,) = await missing(brokers)
+    assert right.startswith("DESCRIBE on the cluster")
 
 
 async def test_the_rights_on_a_large_cluster_are_read_in_slices() -> None:

@@ -18,6 +18,7 @@ from protocol.api_keys import ApiKey
 from tests.support.fakes.broker import (
     api_versions,
     delete_records,
+    describe_cluster,
     describe_configs,
     describe_share_group_offsets,
     fetch,
@@ -44,11 +45,14 @@ APIS: dict[int, ModuleType] = {
         list_offsets,
         offset_for_leader_epoch,
         delete_records,
+        describe_cluster,
         describe_configs,
         list_groups,
         describe_share_group_offsets,
     )
 }
+ALL_CLUSTER_OPERATIONS = frozenset(range(3, 13))
+"""READ to IDEMPOTENT_WRITE."""
 Answer = Callable[[Any], Awaitable[Any]]
 Edit = Callable[[Any], None]
 """Changes a response object of kafka-python."""
@@ -71,6 +75,8 @@ class ScriptedBroker(FakeBroker):
         self.brokers: list[ScriptedBroker] = [self]
         self.logs: dict[tuple[str, int], LocalLog] = {}
         self.share_groups: list[ShareGroup] = []
+        self.cluster_operations = ALL_CLUSTER_OPERATIONS
+        """Kafka's numbers of the operations on the cluster that the client may do."""
         self.versions = {key: (0, api.REQUEST.max_version) for key, api in APIS.items()}
         self.answers: dict[int, Answer] = {}
         for key, api in APIS.items():

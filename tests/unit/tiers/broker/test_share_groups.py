@@ -69,6 +69,21 @@ async def test_no_share_group_holds_nothing_and_costs_no_second_question(cluster
     assert cluster.describes() == 0
 
 
+async def test_a_principal_to_whom_groups_may_be_hidden_trims_nothing(cluster: Cluster) -> None:
+    """Without DESCRIBE on the cluster, a broker lists the groups that the principal may describe, and no others."""
+    for broker in cluster.brokers:
+        broker.cluster_operations -= {8}
+    with pytest.raises(BrokerError, match="give DESCRIBE on the cluster"):
+        await cluster.lowest_start()
+
+
+async def test_brokers_without_share_groups_are_not_asked_for_the_right(cluster: Cluster) -> None:
+    for broker in cluster.brokers:
+        broker.cluster_operations = frozenset()
+        broker.versions[ApiKey.LIST_GROUPS] = (0, 4)
+    assert await cluster.lowest_start() is None
+
+
 async def test_the_lowest_start_of_all_groups_at_all_coordinators(cluster: Cluster) -> None:
     first, second = cluster.brokers
     first.share_groups = [
