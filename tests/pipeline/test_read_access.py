@@ -31,6 +31,7 @@ def options_of(secured: KafkaCluster, topic: str, user: str, folder: Path) -> di
     broker = secured.brokers[1]
     file = folder / "tidegate.toml"
     file.write_text(
+        f'remote.log.metadata.topic.name = "__metadata-{topic}"\n'
         f'[upstream]\nbootstrap.servers = "{secured.bootstrap_servers}"\n'
         f'[storage]\nimplementation = "local"\npath = "{folder}"\n'
     )
