@@ -34,7 +34,8 @@ def _advertised_host(value: str) -> str:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        if "*" in name or not _is_host_name(name):
+        # A resolver takes more for an address than this, for example 0x7f.0.0.1.
+        if "*" in name or _HOST_NAME.fullmatch(name) is None or name.replace(".", "").isdecimal():
             wanted = "is not a host name or an IP address: write it without a scheme and without a port"
             raise ValueError(f"{value!r} {wanted}") from None
     return value

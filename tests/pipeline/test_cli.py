@@ -46,7 +46,10 @@ TIDEGATE_TOML = '[upstream]\n"bootstrap.servers" = "k:9092"\n[storage]\nimplemen
     ("arguments", "said"),
     [
         (["--to", "ftp://x"], "ftp://x: expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH"),
-        (["--to", "x", "--value-schema", "json:nowhere.json"], "No such file or directory: 'nowhere.json'"),
+        (
+            ["--to", "x", "--value-schema", "json:nowhere.json"],
+            "No such file or directory: 'nowhere.json' See: tidegate-pipeline export --help",
+        ),
     ],
 )
 def test_an_export_of_a_wrong_place_or_schema_is_misuse(
