@@ -25,7 +25,7 @@ from pipeline.chosen_partitions import NothingChosenError
 from pipeline.config import PipelineConfig
 from pipeline.decode.record_columns import ALL_COLUMNS, KAFKA_COLUMNS, RecordColumns
 from pipeline.export.ledger import ExportLedger, ParquetLedger, TileResult
-from pipeline.export.parquet_writer import layout_of, write_parquet
+from pipeline.export.parquet_writer import write_parquet, written_file
 from pipeline.export.plan import Exported, ExportPlan, PlannedTile, plan_export
 from pipeline.export.target import ExportTarget, TargetSettings, open_target
 from pipeline.export.typed_values import TypedValues
@@ -51,7 +51,7 @@ from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import BrokerError, CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import OffsetAndEpoch
+from tiers.model.log_start import UNKNOWN_EPOCH, OffsetAndEpoch
 
 logger = logging.getLogger(__name__)
 
@@ -144,12 +144,14 @@ class ExportResult:
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """The values that all tiles of a run share. It travels to the executors."""
+    """The values that all tiles of a plan share. It travels to the executors. `leader_epochs` are those of the leaders
+    that told the bounds of the plan, by partition."""
 
     request: ExportRequest
     options: ReadOptions = field(repr=False)
     cluster_id: str
     topic_id: UUID
+    leader_epochs: Mapping[int, int]
 
 
 class Waves(Enum):
@@ -168,6 +170,7 @@ class _Round:
     topic_id: UUID
     cluster_id: str
     ends: Mapping[int, int]
+    leader_epochs: Mapping[int, int]
     plan: ExportPlan
 
 
@@ -235,7 +238,7 @@ def _waves(
     stops: dict[int, int],
 ) -> Waves:
     """Exports waves of the plan until the plan is done or must be made again."""
-    task = ExportTask(request, options, around.cluster_id, around.topic_id)
+    task = ExportTask(request, options, around.cluster_id, around.topic_id, around.leader_epochs)
     tiles = around.plan.tiles
     outcome = Waves.FRUITLESS
     for start in range(0, len(tiles), request.wave_files):
@@ -282,7 +285,7 @@ async def _plan(
             lambda partition, first, end: log.ranges(partitions[partition], bounds[partition], first, end),
             request.file_bytes,
         )
-        return _Round(topic_id, log.cluster_id, ends, plan)
+        return _Round(topic_id, log.cluster_id, ends, epochs, plan)
 
 
 async def check_history(confirms: Confirms, partitions: Mapping[int, TopicIdPartition], exported: Exported) -> None:
@@ -316,7 +319,8 @@ def export_tile(task: ExportTask, planned: PlannedTile) -> TileResult:
             file = folder / "tile.parquet"
             batches = _Batches(task, planned)
             try:
-                records = write_parquet(file, batches.read(), task.request.schema, task.request.layout)
+                leader_epoch = task.leader_epochs.get(planned.tile.partition, UNKNOWN_EPOCH)
+                records = write_parquet(file, batches.read(), task.request.schema, task.request.layout, leader_epoch)
             except (CorruptBatchError, CorruptSegmentError, BrokerError) as error:
                 if isinstance(error, BrokerError) and error.code != ErrorCode.CORRUPT_MESSAGE:
                     raise
@@ -359,15 +363,30 @@ class _Batches:
 
 
 def _there(task: ExportTask, target: ExportTarget, name: str, planned: PlannedTile) -> TileResult | None:
-    """Returns the result of a file that another attempt or an earlier run has already written, or None."""
+    """Returns the result of a file that another attempt or an earlier run has already written, or None.
+
+    Raises `JobError` if its records are not those of the log, as after an unclean election: it would be taken for
+    them."""
     try:
         file = target.read(name)
     except FileNotFoundError:
         return None
-    layout, records = layout_of(file)
-    if layout != task.request.layout:
+    tile, written = planned.tile, written_file(file)
+    if written.layout != task.request.layout:
         raise JobError(f"{target.uri(name)} was written with other columns, or another isolation level: move it away")
-    return TileResult(planned.tile, records, file_bytes=len(file))
+    if written.leader_epoch not in (UNKNOWN_EPOCH, task.leader_epochs.get(tile.partition)):
+        reached = OffsetAndEpoch(tile.end_offset + 1, written.leader_epoch)
+        if not worker().run(_confirms(task, tile.partition, reached)):
+            raise JobError(
+                f"{target.uri(name)} was written in leader epoch {written.leader_epoch}, and the leader's log has"
+                " another history now: move it away"
+            )
+    return TileResult(tile, written.records, file_bytes=len(file))
+
+
+async def _confirms(task: ExportTask, partition: int, position: OffsetAndEpoch) -> bool:
+    async with open_log(task.options) as log:
+        return await log.confirms(TopicIdPartition(task.topic_id, partition, task.request.topic), position)
 
 
 def _note_stop(found: dict[int, ExportedPartition], stops: dict[int, int], result: TileResult) -> None:

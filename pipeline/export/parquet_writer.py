@@ -8,21 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tiers.model.log_start import UNKNOWN_EPOCH
+
 ROW_GROUP_BYTES = 64 << 20
 """Size in Arrow's memory. The writer holds about this much while it writes a file."""
 LAYOUT_KEY = b"tidegate.layout"
+LEADER_EPOCH_KEY = b"tidegate.leader-epoch"
 
 _REPEATED = ("topic", "partition", "timestampType")
 _FILTERED_BY = ("partition", "offset", "timestamp", "timestampType", "topic")
 
 
-def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, layout: str) -> int:
-    """Writes the file and returns the number of rows. The file's metadata holds `layout`, for `layout_of`."""
-    schema = schema.with_metadata({LAYOUT_KEY: layout.encode()})
+class WrittenFile(NamedTuple):
+    """A file that exists. `leader_epoch` is that of the leader when its offsets were planned, or `UNKNOWN_EPOCH`."""
+
+    layout: str
+    leader_epoch: int
+    records: int
+
+
+def write_parquet(
+    path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, layout: str, leader_epoch: int = UNKNOWN_EPOCH
+) -> int:
+    """Writes the file and returns the number of rows. The file's metadata holds the rest, for `written_file`."""
+    schema = schema.with_metadata({LAYOUT_KEY: layout.encode(), LEADER_EPOCH_KEY: str(leader_epoch).encode()})
     rows = 0
     with pq.ParquetWriter(
         path,
@@ -52,8 +66,9 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
         yield group
 
 
-def layout_of(file: bytes) -> tuple[str, int]:
-    """Returns the layout and the number of rows of a whole file of ours. Raises `ValueError` (Arrow's) for other
-    files."""
+def written_file(file: bytes) -> WrittenFile:
+    """Returns what a whole file says of itself. Raises `ValueError` (Arrow's) for bytes that are no Parquet file."""
     metadata = pq.read_metadata(pa.BufferReader(file))
-    return (metadata.metadata or {}).get(LAYOUT_KEY, b"").decode(), metadata.num_rows
+    own = metadata.metadata or {}
+    leader_epoch = int(own.get(LEADER_EPOCH_KEY, str(UNKNOWN_EPOCH)))
+    return WrittenFile(own.get(LAYOUT_KEY, b"").decode(), leader_epoch, metadata.num_rows)

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.decode.record_columns import KAFKA_COLUMNS
 from pipeline.export import parquet_writer
-from pipeline.export.parquet_writer import layout_of, write_parquet
+from pipeline.export.parquet_writer import write_parquet, written_file
 
 
 def batch_of(first: int, count: int) -> pa.RecordBatch:
@@ -29,10 +29,10 @@ def test_batches_are_put_together_into_row_groups(tmp_path: Path, monkeypatch: p
     assert (offsets.min, offsets.max) == (30, 59)
 
 
-def test_a_file_says_its_layout_and_may_be_empty(tmp_path: Path) -> None:
-    assert write_parquet(tmp_path / "x", [], KAFKA_COLUMNS.schema, "plain") == 0
-    assert layout_of((tmp_path / "x").read_bytes()) == ("plain", 0)
+def test_a_file_says_its_layout_and_epoch_and_may_be_empty(tmp_path: Path) -> None:
+    assert write_parquet(tmp_path / "x", [], KAFKA_COLUMNS.schema, "plain", leader_epoch=7) == 0
+    assert written_file((tmp_path / "x").read_bytes()) == ("plain", 7, 0)
     pq.write_table(pa.table({"a": [1]}), tmp_path / "strange")
-    assert layout_of((tmp_path / "strange").read_bytes()) == ("", 1)
+    assert written_file((tmp_path / "strange").read_bytes()) == ("", -1, 1)
     with pytest.raises(ValueError, match="Parquet"):
-        layout_of(b"no file of that kind, not at all")
+        written_file(b"no file of that kind, not at all")
