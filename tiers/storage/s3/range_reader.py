@@ -179,7 +179,10 @@ class RangeReader:
             route = Route(is_tls, proxy.host, proxy.port, proxy)
             target = f"http://{host}{target}"
             fields += proxy.header()
-        head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{fields}Accept-Encoding: identity\r\n\r\n"
+        # A presigned URL has no Authorization field, so an HTTP proxy on the way may answer from its cache: with an
+        # object that the store has lost, or with an older manifest (RFC 9111 3.5).
+        fields += "Accept-Encoding: identity\r\nCache-Control: no-cache\r\n"
+        head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n"
         return route, head.encode("ascii")
 
     async def _tls_context(self) -> ssl.SSLContext:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.servers.certificates import Authority
 from tests.support.servers.stream_server import StreamServer
-from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.sockets import connected_socket
 from tiers.storage.s3.http_proxy import HttpProxy, ProxyRefusedError, open_tunnel, proxy_of
 from tiers.storage.s3.storage import S3RemoteStorageManager
@@ -82,6 +82,31 @@ class Proxy:
             to_store.close()
 
 
+class CachingProxy:
+    """An HTTP proxy that answers again what it once answered, where RFC 9111 allows that. `objects` are the store's."""
+
+    def __init__(self) -> None:
+        self.objects = {b"/b/k": b"bytes"}
+        self._kept: dict[bytes, bytes] = {}
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except (asyncio.IncompleteReadError, OSError):
+                return
+            target = head.split()[1]
+            may_be_kept = b"\r\nAuthorization:" not in head and b"no-cache" not in head
+            if not may_be_kept or target not in self._kept:
+                self._kept[target] = self._of_store(urlsplit(target).path)
+            writer.write(self._kept[target])
+
+    def _of_store(self, path: bytes) -> bytes:
+        if path not in self.objects:
+            return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(self.objects[path]), self.objects[path])
+
+
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while data := await reader.read(65_536):
@@ -89,6 +114,20 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     except OSError:
         pass
     writer.close()
+
+
+def manager_of(scheme: str) -> S3RemoteStorageManager:
+    return S3RemoteStorageManager(
+        {
+            "bucket": "b",
+            "cluster.id": "c",
+            "endpoint.url": f"{scheme}://{STORE}:8443",
+            "region": "us-east-1",
+            "access.key.id": "key",
+            "secret.access.key": "secret",
+            "path.style": "true",
+        }
+    )
 
 
 @asynccontextmanager
@@ -106,17 +145,7 @@ async def behind_a_proxy(
         proxy = Proxy(server.port)
         async with StreamServer(proxy.serve) as before:
             monkeypatch.setenv(f"{scheme.upper()}_PROXY", f"http://{user}127.0.0.1:{before.port}")
-            manager = S3RemoteStorageManager(
-                {
-                    "bucket": "b",
-                    "cluster.id": "c",
-                    "endpoint.url": f"{scheme}://{STORE}:8443",
-                    "region": "us-east-1",
-                    "access.key.id": "key",
-                    "secret.access.key": "secret",
-                    "path.style": "true",
-                }
-            )
+            manager = manager_of(scheme)
             await manager.open()
             try:
                 yield store, proxy, manager
@@ -140,6 +169,23 @@ async def test_reads_take_the_proxy_that_writes_take(
         assert by_get.startswith(b"GET http://store.test:8443/b/k?")
     assert b"Proxy-Authorization: Basic dXNlcjpwQHNz\r\n" in by_get
     assert b"Proxy-Authorization: Basic dXNlcjpwQHNz\r\n" in by_put
+
+
+async def test_no_proxy_answers_from_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = CachingProxy()
+    async with StreamServer(proxy.serve) as server:
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.port}")
+        manager = manager_of("http")
+        await manager.open()
+        try:
+            assert await manager.get_object("k") == b"bytes"
+            proxy.objects[b"/b/k"] = b"newer"
+            assert await manager.get_object("k") == b"newer"
+            proxy.objects.clear()
+            with pytest.raises(RemoteResourceNotFoundError):
+                await manager.get_object("k")
+        finally:
+            await manager.close()
 
 
 @pytest.mark.parametrize(
