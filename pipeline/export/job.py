@@ -280,7 +280,12 @@ async def _plan(
         await check_history(log.confirms, partitions, exported)
         plan = plan_export(
             exported,
-            {partition: (bounds[partition].log_start, end) for partition, end in ends.items() if partition in bounds},
+            # The log of a new leader may end earlier than the log did when the run began. The rest is for a later run.
+            {
+                partition: (bounds[partition].log_start, min(end, bounds[partition].end))
+                for partition, end in ends.items()
+                if partition in bounds
+            },
             stops,
             lambda partition, first, end: log.ranges(partitions[partition], bounds[partition], first, end),
             request.file_bytes,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 
@@ -76,7 +77,7 @@ class OneLog:
         return await confirms(self._log, partition, position, 1_000)
 
     def ranges(self, partition: TopicIdPartition, bounds: LogBounds, first: int, end: int) -> list[ReadRange]:
-        return [LocalRange(partition, first, end)]
+        return [LocalRange(partition, first, end, record_bytes=1)]
 
     @asynccontextmanager
     async def open(self, options: object) -> AsyncIterator[OneLog]:
@@ -86,7 +87,12 @@ class OneLog:
         return self
 
     def read(self, ranges: Sequence[ReadRange], columns: RecordColumns) -> Iterator[pa.RecordBatch]:
+        """As a reader that may lose data: it skips offsets above the log end, and waits for a record at the end."""
         for one in ranges:
+            if one.first_offset > self._log.end_offset:
+                continue
+            if one.first_offset == self._log.end_offset:
+                self._log.append(batch_of(one.first_offset, 1, timestamp=4_000, leader_epoch=self._log.leader_epoch))
             yield from decode_batches(
                 self._log.bytes_of(one.first_offset, one.end_offset),
                 topic=PARTITION.topic,
@@ -119,7 +125,8 @@ class TableExport:
         warehouse = (home / "warehouse").as_uri()
         properties = {"type": "sql", "uri": f"sqlite:///{home}/catalog.db", "warehouse": warehouse}
         table = IcebergTable("lake", "db.orders", properties)
-        self._request = ExportRequest("orders", TargetSettings((home / "lake").as_uri()), table)
+        target = TargetSettings((home / "lake").as_uri())
+        self._request = ExportRequest("orders", target, table, is_loss_allowed=True)
         monkeypatch.setattr(job, "open_log", OneLog(log).open)
         monkeypatch.setattr(job, "RangeReader", OneLog(log).reader)
 
@@ -173,3 +180,30 @@ def test_files_of_a_killed_run_count_after_another_election(table: TableExport, 
     log.append(batch_of(3, 1, timestamp=2_000, leader_epoch=1))
     table.run()
     assert table.times_ms() == [1_000, 1_001, 1_002, 2_000]
+
+
+def test_no_file_reaches_beyond_the_log_of_a_new_leader(
+    log: InMemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records arrive later at offsets where the old leader had some when the run began."""
+    monkeypatch.setattr(job, "open_log", OneLog(log).open)
+    monkeypatch.setattr(job, "RangeReader", OneLog(log).reader)
+    target = TargetSettings(tmp_path.as_uri())
+    request = ExportRequest("orders", target, file_bytes=1, is_loss_allowed=True)
+    config = PipelineConfig.model_construct(upstream=None)
+
+    def run_and_elect(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
+        results = run(what, plan[::-1], task)[::-1]
+        if log.leader_epoch == 0:
+            log.elect_unclean(2)
+        return results
+
+    log.append(batch_of(0, 1), batch_of(1, 1))
+    with pytest.raises(KilledError):
+        export_by(run_killed, config, request)
+    log.append(batch_of(2, 3))
+    export_by(run_and_elect, config, request)
+    log.append(*(batch_of(offset, 1, leader_epoch=1) for offset in range(log.end_offset, 6)))
+    export_by(run, config, request)
+    exported = pa.concat_tables(pq.read_table(file) for file in tmp_path.rglob("[0-9]*.parquet"))
+    assert sorted(exported["offset"].to_pylist()) == [0, 1, 2, 3, 4, 5]
