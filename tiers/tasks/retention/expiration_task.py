@@ -227,6 +227,11 @@ class RLMExpirationTask:
         if expired_to <= start:
             services.metrics.alarms.end(*self._skew_alarm)  # the clocks hold nothing up now
         elif await self._clock_is_trusted(self._readable()) and await self._settings_still_expire(policy):
+            # Another clock may have judged the records before: somebody may have set it since.
+            expired_to = min(expired_to, self._expired_to(policy, start, local_only_bytes))
+        else:
+            expired_to = start
+        if expired_to > start:
             self._check_ownership()
             last_epoch = remote_epoch_before(services.metadata, partition, expired_to)
             expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION, last_epoch)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -147,6 +148,22 @@ async def test_the_alarm_about_the_clocks_ends_also_if_nothing_is_due_any_more(c
     copied.metadata.skew_ms = 0
     assert await copied.expire(keeps) == 0
     assert copied.active("clock-skew") == 0
+
+
+async def test_a_clock_that_is_set_during_the_check_expires_nothing(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records were judged by the wrong clock, and the clocks were compared when it was right again."""
+    measured = copied.metadata.clock_skew_ms
+
+    async def set_meanwhile(*arguments: Any, **options: Any) -> int:
+        copied.wall_ms -= 10 * HOUR_MS
+        return await measured(*arguments, **options)
+
+    monkeypatch.setattr(copied.metadata, "clock_skew_ms", set_meanwhile)
+    copied.wall_ms += 10 * HOUR_MS
+    assert await copied.expire(replace(POLICY, retention_ms=10 * HOUR_MS)) == 0
+    assert len(copied.finished) == 3
 
 
 async def test_a_skew_that_a_new_measurement_does_not_find_stops_nothing(copied: Workbench) -> None:
