@@ -56,7 +56,7 @@ def _measured(runs: list[bytes], records: int) -> tuple[float, int]:
             f'[storage]\nimplementation = "local"\npath = "{root / "store"}"\ncluster.id = "test"\n'
         )
         request = ExportRequest(TOPIC, target_settings(str(root / "lake"), config, {}))
-        task = ExportTask(request, read_options(config, request), "test", TOPIC_ID)
+        task = ExportTask(request, read_options(config, request), "test", TOPIC_ID, {})
         planned = PlannedTile(Tile(0, 0, records - 1), (remote_range(segment, 0, records - 1),))
         worker()
         best = float("inf")
