@@ -34,7 +34,7 @@ def _advertised_host(value: str) -> str:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        # A resolver takes more for an address than this, for example 0x7f.0.0.1.
+        # A resolver also accepts other forms of an address, for example 0x7f.0.0.1.
         if "*" in name or _HOST_NAME.fullmatch(name) is None or name.replace(".", "").isdecimal():
             wanted = "is not a host name or an IP address: write it without a scheme and without a port"
             raise ValueError(f"{value!r} {wanted}") from None

@@ -151,7 +151,7 @@ async def _check_tier(config: TidegateConfig, client: BrokerClient, report: Repo
     if report.cluster_id is None:
         return
     await _check_rights(config, client, report)
-    # What follows needs the brokers, the rights and the store: their problems would appear in it again.
+    # The next checks need the brokers, the rights and the store. They would report a problem of these once more.
     if len(report.problems) == of_files and config.remote_log.is_topic_based:
         lost = await metadata_topic_trouble(config, client, report.cluster_id, TIMEOUT_MS)
         report.problems += [] if lost is None else [lost]

@@ -227,7 +227,7 @@ class RLMExpirationTask:
         if expired_to <= start:
             services.metrics.alarms.end(*self._skew_alarm)  # the clocks hold nothing up now
         elif await self._clock_is_trusted(self._readable()) and await self._settings_still_expire(policy):
-            # Another clock may have judged the records before: somebody may have set it since.
+            # The clock may have been set since the first judgement, so the records are judged again.
             expired_to = min(expired_to, self._expired_to(policy, start, local_only_bytes))
         else:
             expired_to = start
