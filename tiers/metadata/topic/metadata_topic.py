@@ -289,8 +289,12 @@ async def _describe(
     response = await client.request(node_id, message, timeout_ms)
     result = response.results[0]
     if result.error_code != ErrorCode.NONE:
+        is_of_topic = resource_type == _TOPIC_RESOURCE
+        kind = "topic" if is_of_topic else "broker"
+        is_refused = result.error_code in (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        right = f"give the proxy DESCRIBE_CONFIGS on the {'topic' if is_of_topic else 'cluster'}"
         raise BrokerError(
-            f"the configuration of {name} cannot be read: {result.error_message}",
+            f"the configuration of {kind} {name} cannot be read: {right if is_refused else result.error_message}",
             result.error_code,
             retriable=result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         )

@@ -141,3 +141,35 @@ async def test_another_number_of_partitions_names_the_setting() -> None:
         ):
             await open_metadata_topic(client, MetadataTopicSettings(TOPIC.name, 50), 30_000)
         await client.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        (
+            "segments",
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            "configuration of topic segments cannot be read: give the proxy DESCRIBE_CONFIGS on the topic",
+        ),
+        (
+            DEFAULT_TOPIC_NAME,
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+            "configuration of broker 1 cannot be read: give the proxy DESCRIBE_CONFIGS on the cluster",
+        ),
+    ],
+)
+async def test_a_configuration_that_the_broker_refuses_names_the_missing_right(
+    name: str, code: ErrorCode, said: str
+) -> None:
+    async def refuse(request: Any) -> DescribeConfigsResponse:
+        response = said_of(request, {})
+        response.results[0].error_code = code
+        return response
+
+    async with ScriptedBroker() as broker:
+        broker.topics = [TopicMetadata(name, UUID(int=7), {0: PartitionMetadata(0, 1, 5)})]
+        broker.answers[ApiKey.DESCRIBE_CONFIGS] = refuse
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        with pytest.raises(BrokerError, match=said):
+            await open_metadata_topic(client, MetadataTopicSettings(name, 1), 30_000)
+        await client.close()
