@@ -145,8 +145,13 @@ def python(words: Words) -> None:
 
 
 def make(words: Words) -> None:
-    """Asks make what it would run, and parses our programs in that."""
-    shown = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    """Asks make what it would run, and parses our programs in that.
+
+    The variables of a make that runs the tests (`make test ARGS=...`) do not apply."""
+    environ = {"PATH": os.environ["PATH"]}
+    shown = subprocess.run(
+        ["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False, env=environ
+    )
     need(shown.returncode == 0, shown.stderr.strip())
     for line in shown.stdout.splitlines():
         if re.match(r"\.venv/bin/python -m bench\b", line):
