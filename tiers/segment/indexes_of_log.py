@@ -17,6 +17,7 @@ from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject
 from tiers.segment.indexes.producer_snapshot import NO_OFFSET, decode_producer_snapshot
+from tiers.segment.indexes.transaction_index import open_at_the_end
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 from tiers.segment.transaction_tracker import OpenTransactions
 
@@ -52,7 +53,8 @@ class LogIndexer:
             for one in producers
             if one.current_txn_first_offset != NO_OFFSET
         )
-        known = OpenTransactions(ongoing=ongoing, history_from=before.indexes.history_from)
+        listed = open_at_the_end(before.indexes.aborted_transactions)
+        known = OpenTransactions(ongoing=ongoing, history_from=before.indexes.history_from, listed=listed)
         epochs = tuple(entry for entry in before.indexes.leader_epochs if entry.start_offset < start)
         self._builder = SegmentBuilder(path, start, lambda: 0, epochs, known, producers)
 

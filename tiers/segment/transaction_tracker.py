@@ -31,12 +31,13 @@ class OpenTransactions:
     A producer appears in `ongoing` at most once. `aborted` is in ascending order of the first offsets. The copier has
     seen every batch from `history_from` on; None stands for the start of the next segment. If `history_from` is above
     0, unknown older transactions may be open. Kafka's transaction index then claims no last stable offset above the
-    segment's start.
+    segment's start. `listed` are those that the segment's indexes name as aborted: the leader has to report them again.
     """
 
     aborted: tuple[AbortedTransaction, ...] = ()
     ongoing: tuple[AbortedTransaction, ...] = ()
     history_from: int | None = None
+    listed: tuple[AbortedTransaction, ...] = ()
 
 
 class TransactionTracker:
@@ -46,6 +47,7 @@ class TransactionTracker:
         self.history_from = base_offset if carried.history_from is None else carried.history_from
         self._aborted: dict[int, set[int]] = {}
         self._ongoing = {one.producer_id: one.first_offset for one in carried.ongoing}
+        self._listed = frozenset(carried.listed)
         self._last_marker: dict[int, int] = {}
         self._ranges: list[AbortedTransactionRange] = []
         self._index: list[AbortedTxn] = []
@@ -62,9 +64,10 @@ class TransactionTracker:
         """Returns whether a reported transaction is known to have ended before this segment.
 
         If one answer's batches go into two segments, both get the same report, which may name transactions that ended
-        in the earlier one. Of the transactions whose begin the copier has seen, only the ongoing ones are open."""
+        in the earlier one. Of the transactions whose begin the copier has seen, only the ongoing ones are open, and
+        those that the earlier segment lists: compaction may have removed their first records."""
         seen = self.history_from <= one.first_offset < self._base_offset
-        return seen and self._ongoing.get(one.producer_id) != one.first_offset
+        return seen and self._ongoing.get(one.producer_id) != one.first_offset and one not in self._listed
 
     def on_data_batch(self, batch: RecordBatch) -> None:
         """Processes a batch. The caller must pass every batch that is not a control batch, in the log's order."""

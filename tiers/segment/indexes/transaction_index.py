@@ -17,6 +17,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from tiers.errors import CorruptSegmentError
+from tiers.model.log_source import AbortedTransaction
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
 
 MARKER_NOT_COPIED = 2**63 - 1
@@ -69,6 +70,13 @@ def decode_transaction_index(data: bytes | memoryview) -> list[AbortedTxn]:
             raise CorruptSegmentError(f"transaction index: {entry} follows {entries[-1]}")
         entries.append(entry)
     return entries
+
+
+def open_at_the_end(ranges: Iterable[AbortedTransactionRange]) -> tuple[AbortedTransaction, ...]:
+    """Returns the aborted transactions of a segment whose markers lie beyond it."""
+    return tuple(
+        AbortedTransaction(one.producer_id, one.first_offset) for one in ranges if one.last_offset == MARKER_NOT_COPIED
+    )
 
 
 def overlapping(

@@ -14,8 +14,9 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.indexes.indexes_object import decode_indexes_object
+from tiers.segment.indexes.indexes_object import SegmentIndexes, decode_indexes_object
 from tiers.segment.indexes.producer_snapshot import NO_OFFSET, ProducerStateEntry, decode_producer_snapshot
+from tiers.segment.indexes.transaction_index import open_at_the_end
 from tiers.segment.transaction_tracker import OpenTransactions
 from tiers.tasks.task_services import TaskServices
 
@@ -53,7 +54,7 @@ async def continuation_at(services: TaskServices, partition: TopicIdPartition, s
         if previous.end_offset != start - 1:
             return SegmentContinuation(start, kept)
         producers = decode_producer_snapshot(stored.indexes.producer_snapshot)
-        return SegmentContinuation(start, kept, _open_transactions(producers, stored.indexes.history_from), producers)
+        return SegmentContinuation(start, kept, _open_transactions(producers, stored.indexes), producers)
     except (RemoteResourceNotFoundError, CorruptSegmentError) as error:
         # The metadata lacks the epochs of expired segments. But a lost object must not stop the copying forever.
         logger.error(
@@ -63,7 +64,7 @@ async def continuation_at(services: TaskServices, partition: TopicIdPartition, s
         return SegmentContinuation(start, _known_epochs(metadata.list_remote_log_segments(partition), end))
 
 
-def _open_transactions(producers: Iterable[ProducerStateEntry], history_from: int) -> OpenTransactions:
+def _open_transactions(producers: Iterable[ProducerStateEntry], indexes: SegmentIndexes) -> OpenTransactions:
     """Returns the transactions that are open. The leader reports again which of them abort."""
     return OpenTransactions(
         ongoing=tuple(
@@ -71,7 +72,8 @@ def _open_transactions(producers: Iterable[ProducerStateEntry], history_from: in
             for one in producers
             if one.current_txn_first_offset != NO_OFFSET
         ),
-        history_from=history_from,
+        history_from=indexes.history_from,
+        listed=open_at_the_end(indexes.aborted_transactions),
     )
 
 

@@ -79,7 +79,9 @@ class RemoteDisableTask:
         services.checkpoint("log-start-raised")
         await bury_manifest(services, partition)
         services.checkpoint("manifest-buried")
-        deleted = await delete_all(services, segments, partial(self._check, partition))
+        # If the user takes the request back now, the segments that stay must leave no hole before them: the owner
+        # continues to copy at the remote end.
+        deleted = await delete_all(services, reversed(segments), partial(self._check, partition))
         if deleted == len(segments):
             logger.info(
                 "the remote log of a topic that is not tiered any more was deleted", extra={"partition": str(partition)}

@@ -48,6 +48,21 @@ def test_lost_indexes_are_rebuilt_between_the_neighbouring_segments(
             assert found.indexes == lost.indexes
 
 
+def test_an_aborted_transaction_whose_beginning_was_compacted_is_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader and the neighbouring segments name it by its first record, which the cleaner has removed."""
+    log = log_of([(1, "plain"), (2, "data"), (1, "plain"), (2, "data"), (1, "plain"), (2, "abort")])
+    whole = WrittenLog()
+    whole.batches = list(log.batches)
+    monkeypatch.setattr(log, "reports", whole.reports)
+    del log.batches[1]
+    (tmp_path / "copied").mkdir()
+    before, lost, after = copied(tmp_path / "copied", log, [2, 3, 5])
+    assert [one.first_offset for one in lost.indexes.aborted_transactions] == [2]
+    assert made_again(tmp_path, lost, before, after).indexes == lost.indexes
+
+
 OPEN_AT_THE_END = [(1, "data"), (1, "plain"), (1, "plain"), (1, "abort")]
 
 

@@ -147,9 +147,9 @@ async def test_a_store_that_fails_is_left_alone_until_the_next_round(
     await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     task = RemoteDisableTask(bench.services)
     assert await task.run(idle) == 0
-    assert asked == [0, 30, 60]
+    assert asked == [150, 120, 90]
     assert await task.run(idle) == 0
-    assert asked == [0, 30, 60, 90, 120, 150]
+    assert asked == [150, 120, 90, 60, 30, 0]
 
 
 async def test_only_the_owner_deletes_and_a_failure_is_tried_again(copied: Workbench) -> None:
@@ -183,6 +183,31 @@ async def test_a_request_that_was_taken_back_unread_deletes_nothing(
         await RemoteDisableTask(copied.services).run(idle)
     assert len(copied.finished) == 3
     assert metadata.log_starts(PARTITION) == []
+
+
+async def test_a_request_that_is_taken_back_half_way_leaves_no_record_uncopied(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The brokers have the records of the deleted segments, and the owner copies them again.
+
+    A hole before the remaining segments would end the trimming, and the broker's own retention would remove records
+    that nobody has copied."""
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    delete = copied.store.delete_log_segment_data
+
+    async def delete_and_tier_again(metadata: RemoteLogSegmentMetadata) -> bool:
+        await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", ENABLED_AGAIN)
+        return await delete(metadata)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(copied.store, "delete_log_segment_data", delete_and_tier_again)
+        with pytest.raises(RemoteLogError, match="tiered again"):
+            await RemoteDisableTask(copied.services).run(idle)
+    assert copied.finished == [(0, 29), (30, 59)]
+    copied.restart()
+    await copied.copy_all()
+    assert copied.finished == [(0, 29), (30, 59), (60, 89)]
+    assert await copied.remote_bytes() == copied.log.bytes_of(0, 89)
 
 
 async def test_the_deletion_ends_while_the_settings_cannot_be_read(
