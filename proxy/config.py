@@ -214,7 +214,10 @@ class LimitsConfig(Section):
         default=5_000,
         validation_alias="half.close.timeout.ms",
         gt=0,
-        description="How long the proxy still answers a client that has stopped sending.",
+        description=(
+            "How long the proxy still answers a client that has stopped sending, and how long a proxy that stops waits "
+            "for requests behind the long poll of a Fetch."
+        ),
     )
     drain_timeout_ms: DurationMs = Field(
         default=30_000,

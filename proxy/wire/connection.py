@@ -360,6 +360,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._again = None
         if not self._is_proven:
             self._look_whether_proven()
+        if self._is_draining and not self._is_closing:
+            self._answer_early()
         if self.queue.has_answer or self._to_client:
             self.commit_answers(aliases_pool=False)
         if self._is_closing:
@@ -420,6 +422,9 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self.close("drained")
             elif self._has_ended and not self._reader.has_stash:
                 self.close("client")
+        elif self._is_draining and self._timer is None and self._waits_behind_early_answer:
+            timeout_s = self._context.limits.half_close_timeout_ms / 1000
+            self._timer = self._loop.call_later(timeout_s, self._end_drain)
 
     def drain(self) -> None:
         """Takes no more requests, answers those in progress, then closes."""
@@ -428,15 +433,34 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._is_draining = True
         if not self._reader.is_mid_frame:
             self._gate.pause(DRAINING)
+        self.advance()
+
+    def _answer_early(self) -> None:
+        """Answers the requests that wait for new records, also one that was not complete when the drain began."""
         streaming = None if self._upstream is None else self._upstream.streaming_slot
+        is_any = False
         for slot in self.queue.slots:
             build = self._context.drain_answers.get(slot.api_key)
             if build is not None and slot.answer is None and slot is not streaming:
                 slot.abandon()
                 slot.answer = build(slot.api_version, slot.correlation_id)
-        if self._upstream is not None:
+                is_any = True
+        if is_any and self._upstream is not None:
             self._upstream.unblock()
-        self.advance()
+
+    @property
+    def _waits_behind_early_answer(self) -> bool:
+        """Whether the broker is still busy with a request that was answered early.
+
+        A broker begins the next request of a connection only after that, so a long poll delays the requests behind it.
+        """
+        slots, awaiting = self.queue.slots, self.queue.awaiting
+        return bool(slots and slots[0].awaits_broker and awaiting and awaiting[0].answer is not None)
+
+    def _end_drain(self) -> None:
+        self._timer = None
+        if self._waits_behind_early_answer:
+            self.close("drained")
 
     def close(self, cause: str) -> None:
         """Closes when all written bytes have left, at the latest after the close timeout."""

@@ -9,7 +9,7 @@ from proxy.wire.exchange import Buffers, Exchange
 from proxy.wire.server import BrokerEndpoint
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
-from tests.support.proxy.proxy_harness import ForwardingHandler, proxy_before
+from tests.support.proxy.proxy_harness import PATIENT, ForwardingHandler, proxy_before
 
 FETCH, OPAQUE = 1, 12
 
@@ -91,6 +91,48 @@ async def test_a_waiting_fetch_is_answered_empty() -> None:
             assert await local.ended() == frame(response(3, b"answered"))
             assert await drained
         assert [state.times_abandoned for state in handler.states] == [1, 1]
+
+
+async def test_a_request_behind_a_long_poll_does_not_keep_a_drain_waiting() -> None:
+    """The broker would begin it after the long poll, which may take longer than the drain."""
+    handler = ForwardingHandler(lambda exchange, held: (held,))
+    limits = PATIENT.model_copy(update={"half_close_timeout_ms": 1})
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={FETCH: handler}, drain_answers={FETCH: empty_fetch}, limits=limits) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(FETCH, 4, 1), request(OPAQUE, 4, 2))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.receive()
+        assert await proxy.server.drain()
+        assert await client.ended() == frame(response(1, b"empty"))
+        assert proxy.metrics.closed == {"drained": 1}
+
+
+async def test_a_fetch_that_arrives_in_part_before_a_drain_is_answered_empty() -> None:
+    handler = ForwardingHandler(lambda exchange, held: (held,))
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={FETCH: handler}, drain_answers={FETCH: empty_fetch}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(OPAQUE, 4, 1))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        sent = frame(request(FETCH, 4, 2))
+        arrive = proxy.metrics.bytes_from_clients + len(sent) - 1
+        await client.send_raw(sent[:-1])
+        while proxy.metrics.bytes_from_clients < arrive:  # noqa: ASYNC110 - a counter has no event
+            await asyncio.sleep(0.001)
+        async with asyncio.TaskGroup() as tasks:
+            drained = tasks.create_task(proxy.server.drain())
+            await upstream.send(response(1))
+            assert await client.receive() == response(1)
+            await client.send_raw(sent[-1:])
+            assert await client.ended() == frame(response(2, b"empty"))
+            assert await drained
 
 
 async def test_every_other_broker_is_served_in_the_first_half_of_a_drain() -> None:
