@@ -97,7 +97,7 @@ class AdminAccess:
     def __init__(
         self,
         token: Callable[[], str] | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         *,
         needs_certificate: bool = False,
         troubles: Mapping[ProcessAlarm, Callable[[], Iterable[str]]] | None = None,
@@ -179,10 +179,10 @@ OPEN_TO_ALL = AdminAccess()
 def admin_access(config: AdminConfig) -> AdminAccess:
     """Returns what the settings say. Raises `AdminTokenError` and `TlsError`."""
     token = None if config.token_file is None else TokenFile(config.token_file)
-    certificates, context = (None, None) if config.tls is None else _server_context(config.tls)
+    certificates = None if config.tls is None else _certificates(config.tls)
     return AdminAccess(
         None if token is None else token.current,
-        context,
+        certificates,
         needs_certificate=config.tls is not None and config.tls.client_ca is not None,
         troubles={
             ProcessAlarm.ADMIN_TOKEN_UNUSABLE: partial(troubles_of, token),
@@ -191,8 +191,8 @@ def admin_access(config: AdminConfig) -> AdminAccess:
     )
 
 
-def _server_context(config: AdminTlsConfig) -> tuple[TlsContext, ssl.SSLContext]:
-    """Returns the current certificates, and a context that hands every connection to them. Raises `TlsError`."""
+def _certificates(config: AdminTlsConfig) -> TlsContext:
+    """Raises `TlsError`."""
 
     def build() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -205,11 +205,4 @@ def _server_context(config: AdminTlsConfig) -> tuple[TlsContext, ssl.SSLContext]
         return context
 
     files = [file for file in (config.certificate, config.key, config.client_ca) if file is not None]
-    current = TlsContext("the admin port", build, files)
-    context = build()
-
-    def hand_over(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
-        connection.context = current.current()
-
-    context.sni_callback = hand_over
-    return current, context
+    return TlsContext("the admin port", build, files)

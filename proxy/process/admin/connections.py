@@ -10,6 +10,7 @@ import contextlib
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import cast
@@ -40,14 +41,17 @@ class AdminConnections:
         self,
         listener: socket.socket,
         server: web.Server,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         *,
         most: int = MOST,
         age_s: float = AGE_S,
         grace_s: float = GRACE_S,
         random: Random | None = None,
     ) -> None:
-        """`server` owns the connections behind their handshakes, and ends them."""
+        """`server` owns the connections behind their handshakes, and ends them.
+
+        `tls` returns the context of the next handshake. A context resumes only its own sessions. So if the files have
+        changed, a client must show its certificate again."""
         self._listener = listener
         self._server = server
         self._tls = tls
@@ -100,7 +104,10 @@ class AdminConnections:
         handshake_s = None if self._tls is None else TLS_HANDSHAKE_S
         with contextlib.suppress(OSError):  # the client left, or speaks no TLS
             await self._loop.connect_accepted_socket(
-                lambda: connection, peer, ssl=self._tls, ssl_handshake_timeout=handshake_s
+                lambda: connection,
+                peer,
+                ssl=None if self._tls is None else self._tls(),
+                ssl_handshake_timeout=handshake_s,
             )
 
 

@@ -155,13 +155,14 @@ async def admin_pages(
     application.add_routes([web.get(path, guarded(page)) for path, page in routes])
     if reload is not None:
         application.add_routes([web.post(RELOAD, reload_settings)])
+    tls = None if access.tls is None else access.tls.current
     runner = web.AppRunner(application, access_log=None, logger=logger)
     await runner.setup()
     assert runner.server is not None
     try:
         with named_in_errors("[admin] port"):
             listener = at if isinstance(at, socket.socket) else bind(*at, reuse_port=False)
-        async with AdminConnections(listener, runner.server, access.tls):
+        async with AdminConnections(listener, runner.server, tls):
             bound: Address = listener.getsockname()[:2]
             yield bound
     finally:

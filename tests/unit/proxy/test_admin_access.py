@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import json
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -225,6 +228,43 @@ async def test_changed_certificates_of_the_admin_port_are_used(tmp_path: Path, m
         authority.identity("proxy", "elsewhere.example.org")
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await statuses(f"https://localhost:{port}", tls=context)
+
+
+def resumable(
+    port: int, tls: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[str, ssl.SSLSession | None]:
+    """Returns the status of a protected page, and the TLS session of the connection."""
+    with (
+        socket.create_connection(("127.0.0.1", port)) as raw,
+        tls.wrap_socket(raw, server_hostname="localhost", session=session) as connection,
+    ):
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = b""
+        while part := connection.recv(65_536):
+            answer += part
+        return answer[9:12].decode(), connection.session
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_session_outlives_no_change_of_the_authorities(
+    version: ssl.TLSVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiers.broker.tls.CHECK_INTERVAL_MS", 0)
+    ours, former, next_one = (Authority(tmp_path / name) for name in ("ours", "former", "next"))
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(former.ca.read_bytes())
+    client = ssl.create_default_context(cafile=ours.ca)
+    client.maximum_version = version
+    client.load_cert_chain(former.identity("prometheus"))
+    async with admin_port(tls={"certificate": ours.identity("proxy"), "client.ca": trusted}) as port:
+        status, session = await asyncio.to_thread(resumable, port, client)
+        assert status == "200"
+        assert session is not None
+        trusted.write_bytes(next_one.ca.read_bytes())
+        with contextlib.suppress(OSError):  # the proxy may end the connection before or after the client's handshake
+            status = ""
+            status, _ = await asyncio.to_thread(resumable, port, client, session)
+        assert status == ""
 
 
 def test_unusable_certificates_end_the_start(tmp_path: Path) -> None:

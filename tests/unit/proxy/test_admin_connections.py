@@ -40,7 +40,9 @@ async def port_of(
     assert runner.server is not None
     try:
         listener = bind("127.0.0.1", 0, reuse_port=False)
-        async with AdminConnections(listener, runner.server, tls, most=most, age_s=age_s, grace_s=0.01):
+        async with AdminConnections(
+            listener, runner.server, None if tls is None else lambda: tls, most=most, age_s=age_s, grace_s=0.01
+        ):
             yield listener.getsockname()[1]
     finally:
         await runner.cleanup()
