@@ -2,8 +2,9 @@
 
 * A child's standard input is a pipe. The supervisor writes the child's task to the pipe and keeps it open, so end of
   file tells the child that the supervisor is dead.
-* The supervisor restarts a child that ends, after a backoff that grows while the child keeps dying early. If the first
-  life of a child ends early with `UNUSABLE`, the supervisor ends all children: an operator must change something.
+* The supervisor restarts a child that ends, after a backoff that grows while the child keeps dying early. A start that
+  the system refuses counts as an early death. If the first life of a child ends early with `UNUSABLE`, the supervisor
+  ends all children: an operator must change something.
 * The supervisor runs on one event loop and starts no threads. Children are new programs, so they inherit no state.
 """
 
@@ -69,7 +70,11 @@ class Child:
             deaths = 0
             while not self._ending.is_set():
                 began_at_ms = self._clock_ms()
-                code = await self._live()
+                trouble: OSError | None = None
+                try:
+                    code = await self._live()
+                except OSError as error:  # the system has no process or no memory to give at the moment
+                    code, trouble = os.EX_OSERR, error
                 if self._ending.is_set():
                     self.ended_badly |= code not in (0, -signal.SIGTERM)
                     return
@@ -80,10 +85,10 @@ class Child:
                     return
                 deaths = 1 if lived_ms >= _STEADY_MS else deaths + 1
                 delay_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(deaths, 10)) * (1 + self._jitter()) / 2
-                logger.error(
-                    "a process died and is restarted",
-                    extra={"child": self.name, "exit_code": code, "delay_ms": round(delay_ms)},
-                )
+                extra = {"child": self.name, "exit_code": code, "delay_ms": round(delay_ms)}
+                if trouble is not None:
+                    extra["error"] = str(trouble)
+                logger.error("a process died and is restarted", extra=extra)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(delay_ms / 1000):
                         await self._ending.wait()

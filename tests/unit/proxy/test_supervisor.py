@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pickle
 import signal
@@ -126,6 +127,29 @@ async def test_the_others_go_on_when_one_is_killed(journal: Journal) -> None:
         first.process.send_signal(signal.SIGKILL)
         await journal.noted("a lives", 2)
         assert (first.restarts, second.restarts) == (1, 0)
+    assert journal.lines().count("b lives") == 1
+
+
+async def test_the_others_go_on_when_the_system_starts_no_process(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running([child(journal, "a", STAYS), child(journal, "b", STAYS)]) as supervisor:
+        await journal.noted("a lives")
+        await journal.noted("b lives")
+        first, second = supervisor.children
+        await until(lambda: first.process is not None)
+        assert first.process is not None
+        start, refusals = asyncio.create_subprocess_exec, [BlockingIOError(errno.EAGAIN, "no process left")]
+
+        async def refused_once(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+            if refusals:
+                raise refusals.pop()
+            return await start(*arguments, **options)
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", refused_once)
+        first.process.send_signal(signal.SIGKILL)
+        await journal.noted("a lives", 2)
+        assert (first.restarts, second.restarts) == (2, 0)
     assert journal.lines().count("b lives") == 1
 
 
