@@ -33,6 +33,7 @@ from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from tiers.errors import RemoteLogError
 
 _TIMEOUT_MS = 5_000
+"""After this time, the proxy relays the broker's answers for the remaining partitions."""
 
 
 class OffsetForLeaderEpochHandler:
@@ -65,6 +66,7 @@ class OffsetForLeaderEpochHandler:
         found = await in_slices(
             response.partitions,
             lambda one: self._answer(asked.get((one.topic, one.partition)), one, deadline_ms, exchange.connection_id),
+            deadline_ms - self._tools.clock_ms(),
         )
         answers = {index: answer for index, answer in enumerate(found) if answer is not None}
         if not answers:

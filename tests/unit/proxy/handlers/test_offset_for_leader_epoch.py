@@ -14,11 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.api_keys import ApiKey
-from protocol.apis.offset_for_leader_epoch import parse_offset_for_leader_epoch_response
+from protocol.apis.offset_for_leader_epoch import (
+    EpochPartition,
+    OffsetForLeaderEpochRequest,
+    parse_offset_for_leader_epoch_response,
+)
 from protocol.header import build_request_header, build_response_header, response_body_position
 from protocol.primitives import INT16, INT32, INT64, write_array_length, write_string
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
+from proxy.handlers import off_loop, offset_for_leader_epoch
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.leader_epochs import contains, end_offset_for
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
@@ -101,6 +106,30 @@ async def test_an_epoch_older_than_the_last_remote_one(
     bench: Bench, version: int, asked: int, expected: tuple[int, int]
 ) -> None:
     assert await bench.ask(version, asked, (asked, 30)) == (0, *expected)
+
+
+async def test_partitions_that_wait_in_vain_do_not_add_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(off_loop, "SLICE_ITEMS", 1)
+    monkeypatch.setattr(offset_for_leader_epoch, "_TIMEOUT_MS", 1)
+    looks = 0
+
+    async def never_fresh(partition: TopicIdPartition, timeout_ms: int) -> bool:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(0.002)
+        return False
+
+    monkeypatch.setattr(bench.handler._tools.tiered, "ensure_fresh", never_fresh)
+    count = 100
+    request = OffsetForLeaderEpochRequest(3, -1, [EpochPartition("orders", each, -1, 0) for each in range(count)])
+    payload = build_response_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, 9) + INT32.pack(0)
+    payload += write_array_length(1, False) + write_string("orders", False) + write_array_length(count, False)
+    for each in range(count):
+        payload += INT16.pack(0) + INT32.pack(each) + INT32.pack(0) + INT64.pack(30)
+    answer = memoryview(payload)
+    exchange = FakeExchange(bench.cluster, build_request_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, 9, "test"))
+    assert await bench.handler.complete(exchange, request, answer) == (answer,)
+    assert looks < count
 
 
 @pytest.mark.parametrize("version", VERSIONS)
