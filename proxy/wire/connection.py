@@ -445,8 +445,10 @@ class ClientConnection(asyncio.BufferedProtocol):
                 slot.abandon()
                 slot.answer = build(slot.api_version, slot.correlation_id)
                 is_any = True
-        if is_any and self._upstream is not None:
-            self._upstream.unblock()
+        if is_any:
+            self.commit_answers(aliases_pool=False)
+            if self._upstream is not None:
+                self._upstream.unblock()
 
     @property
     def _waits_behind_early_answer(self) -> bool:

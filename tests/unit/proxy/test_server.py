@@ -93,6 +93,30 @@ async def test_a_waiting_fetch_is_answered_empty() -> None:
         assert [state.times_abandoned for state in handler.states] == [1, 1]
 
 
+async def test_an_answer_that_has_arrived_behind_a_waiting_fetch_leaves() -> None:
+    started = asyncio.Event()
+
+    async def never(exchange: Exchange, held: memoryview) -> Buffers:
+        started.set()
+        await asyncio.Event().wait()
+        return ()
+
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={FETCH: ForwardingHandler(never)}, drain_answers={FETCH: empty_fetch}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(FETCH, 4, 1), request(OPAQUE, 4, 2))
+        upstream = await broker.accepted()
+        await upstream.send(response(1), response(2, b"answered"))
+        await started.wait()
+        arrive = 2 * len(frame(response(1))) + len(b"answered")
+        while proxy.metrics.bytes_from_brokers < arrive:  # noqa: ASYNC110 - a counter has no event
+            await asyncio.sleep(0.001)
+        assert await proxy.server.drain()
+        assert await client.ended() == frame(response(1, b"empty")) + frame(response(2, b"answered"))
+
+
 async def test_a_request_behind_a_long_poll_does_not_keep_a_drain_waiting() -> None:
     """The broker would begin it after the long poll, which may take longer than the drain."""
     handler = ForwardingHandler(lambda exchange, held: (held,))
