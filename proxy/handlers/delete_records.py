@@ -155,8 +155,9 @@ class DeleteRecordsHandler:
                 else:
                     state.refused[one.topic, one.partition] = code
         topics = _CurrentTopics(self._tools.topology, {one.topic for one in checked}, state.node_id)
-        found = await in_slices(checked, lambda one: self._refusal(state, one, topics, timeout_ms))
-        for one, code in zip(checked, found, strict=True):
+        found = await in_slices(checked, lambda one: self._refusal(state, one, topics, timeout_ms), timeout_ms)
+        unchecked = [ErrorCode.REQUEST_TIMED_OUT] * (len(checked) - len(found))
+        for one, code in zip(checked, [*found, *unchecked], strict=True):
             if code is not None:
                 state.refused[one.topic, one.partition] = code
         if not state.refused:

@@ -459,6 +459,27 @@ async def test_the_timeouts_of_many_partitions_do_not_add_up(bench: Bench, monke
     assert codes == [ErrorCode.NONE] * SLICE_ITEMS + [ErrorCode.REQUEST_TIMED_OUT] * (2 * SLICE_ITEMS)
 
 
+async def test_the_timeouts_of_many_checks_do_not_add_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    real_s, tried, passed_s = loop.time, 0, 0.0
+    monkeypatch.setattr(loop, "time", lambda: real_s() + passed_s)
+
+    async def hang(*arguments: Any) -> None:
+        nonlocal tried, passed_s
+        tried += 1
+        passed_s = 100.0
+
+    async def relay(*arguments: Any) -> None:
+        return
+
+    monkeypatch.setattr(bench.handler, "_refusal", hang)
+    monkeypatch.setattr(bench.handler, "_answer", relay)
+    state, deleted = await large_deletion(bench, 3 * SLICE_ITEMS)
+    assert tried == SLICE_ITEMS
+    codes = await codes_of(state, deleted)
+    assert codes == [ErrorCode.NONE] * SLICE_ITEMS + [ErrorCode.REQUEST_TIMED_OUT] * (2 * SLICE_ITEMS)
+
+
 async def test_many_partitions_are_deleted_in_slices_of_one_task(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """One task, which goes on if the client disconnects."""
     spawned: list[object] = []
