@@ -216,7 +216,7 @@ class LimitsConfig(Section):
         gt=0,
         description=(
             "How long the proxy still answers a client that has stopped sending, and how long a proxy that stops waits "
-            "for requests behind the long poll of a Fetch."
+            "for a long poll of a share group, and for requests behind the long poll of a Fetch."
         ),
     )
     drain_timeout_ms: DurationMs = Field(

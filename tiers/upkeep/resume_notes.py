@@ -14,6 +14,8 @@ from typing import IO
 from tiers.access.open_tier import RemoteTierError
 from tiers.model.ids import RemoteLogSegmentId
 
+_BEGIN = '\n{"partition": '
+
 
 def noted_segments(path: Path | None, depth: int = 0) -> set[str]:
     """Returns the uuids of the segments that were noted at `depth` or more; an empty set without a file.
@@ -22,14 +24,15 @@ def noted_segments(path: Path | None, depth: int = 0) -> set[str]:
     """
     if path is None or not path.exists():
         return set()
-    lines = path.read_text(errors="replace").splitlines()
+    text = path.read_text(errors="replace")
     noted: dict[str, int] = {}
-    for line in lines:
+    for line in text.splitlines():
         with suppress(ValueError, KeyError, TypeError):
             note = json.loads(line)
             name = str(note["segment"])
             noted[name] = max(noted.get(name, 0), int(note.get("depth", 0)))
-    if lines and not noted:
+    is_cut_short = text.startswith(_BEGIN) or _BEGIN.startswith(text)
+    if not noted and not is_cut_short:
         raise RemoteTierError(f"{path} was not written by this command: name another file")
     return {name for name, noted_depth in noted.items() if noted_depth >= depth}
 

@@ -11,7 +11,7 @@ from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
 from tests.support.proxy.proxy_harness import PATIENT, ForwardingHandler, proxy_before
 
-FETCH, OPAQUE = 1, 12
+FETCH, OPAQUE, SHARE_FETCH = 1, 12, 78
 
 
 def empty_fetch(api_version: int, correlation_id: int) -> Buffers:
@@ -132,6 +132,22 @@ async def test_a_request_behind_a_long_poll_does_not_keep_a_drain_waiting() -> N
         await upstream.receive()
         assert await proxy.server.drain()
         assert await client.ended() == frame(response(1, b"empty"))
+        assert proxy.metrics.closed == {"drained": 1}
+
+
+async def test_a_share_fetch_does_not_keep_a_drain_waiting() -> None:
+    """It is not answered early, because it may acknowledge records."""
+    limits = PATIENT.model_copy(update={"half_close_timeout_ms": 1})
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, drain_answers={FETCH: empty_fetch}, limits=limits) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(SHARE_FETCH, 1, 1))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        assert await proxy.server.drain()
+        assert await client.ended() == b""
         assert proxy.metrics.closed == {"drained": 1}
 
 
