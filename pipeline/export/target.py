@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from pipeline.config import PipelineConfig
 from pipeline.spark.job import JobError
 from pipeline.spark.worker import worker
+from tiers.durable_folders import create_folder, sync_folder
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.storage.file_system import PIECE_BYTES, BlockingFileSystem
 from tiers.storage.remote_storage_manager import UnfinishedUpload
@@ -187,9 +188,10 @@ class FolderTarget:
 
     def publish(self, staged: StagedFile) -> bool:
         target = self._root / staged.name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        create_folder(target.parent)
         try:
             target.hardlink_to(self._root / _hidden_name(staged))
+            sync_folder(target.parent)
         except (FileExistsError, FileNotFoundError):
             return False
         finally:

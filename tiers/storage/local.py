@@ -25,6 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from tiers.durable_folders import sync_folder
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.activity import note_progress
@@ -216,7 +217,7 @@ class LocalRemoteStorageManager:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _fsync_directory(path.parent)
+        sync_folder(path.parent)
 
     def _make_directories(self, directory: Path) -> None:
         missing = []
@@ -227,7 +228,7 @@ class LocalRemoteStorageManager:
             directory = directory.parent
         for one in reversed(missing):
             one.mkdir(exist_ok=True)
-            _fsync_directory(one.parent)
+            sync_folder(one.parent)
 
     def _unlink(self, path: Path) -> None:
         if not self._root.is_dir():
@@ -236,7 +237,7 @@ class LocalRemoteStorageManager:
             path.unlink()
         except FileNotFoundError:
             return
-        _fsync_directory(path.parent)
+        sync_folder(path.parent)
 
     def _walk(self, prefix: str) -> Iterator[StoredObject]:
         """Yields the objects depth first, names in order. Does not enter directories that cannot hold the prefix."""
@@ -305,11 +306,3 @@ def _read_range(path: Path, start_position: int, end_position: int | None) -> me
                 raise OSError(errno.EIO, f"the file ends at {start_position + len(data)} instead of {size}", str(path))
             data += more
         return memoryview(data)
-
-
-def _fsync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -47,6 +47,24 @@ def in_hdfs(hdfs: HdfsCluster, topic_name: str) -> TargetSettings:
     )
 
 
+def test_the_name_of_a_published_file_is_durable(
+    in_folder: TargetSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later plan counts on the files of an earlier one, also after a power cut."""
+    synced: list[tuple[str, list[str]]] = []
+
+    def sync(folder: Path) -> None:
+        synced.append((folder.name, sorted(each.name for each in folder.iterdir() if not each.name.startswith("."))))
+
+    monkeypatch.setattr("tiers.durable_folders.sync_folder", sync)
+    monkeypatch.setattr("pipeline.export.target.sync_folder", sync)
+    target, source = open_target(in_folder), tmp_path / "source"
+    source.write_bytes(b"records")
+    synced.clear()
+    assert target.create("orders/0/1-2.parquet", source)
+    assert synced[-3:] == [("lake", ["orders"]), ("orders", ["0"]), ("0", ["1-2.parquet"])]
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_file_appears_whole_and_is_never_replaced(place: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     settings: TargetSettings = request.getfixturevalue(place)

@@ -39,6 +39,7 @@ from protocol.primitives import (
     read_uvarint,
     write_uvarint,
 )
+from tiers.durable_folders import sync_folder
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.records.segment_fields import (
     SEGMENT_METADATA_SNAPSHOT_API_KEY,
@@ -133,11 +134,7 @@ def write_flat_file(path: Path, file: FlatFile) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def _entry(kind: int, version: int, data: bytes) -> bytes:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import IO
@@ -20,6 +19,7 @@ from uuid import uuid4
 
 import lmdb
 
+from tiers.durable_folders import sync_folder
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.records.record_types import encode_record_types
 from tiers.metadata.records.serde import known_record_types
@@ -362,8 +362,4 @@ def _lock(folder: Path) -> IO[bytes]:
 def _remove(path: Path) -> None:
     for name in (path, Path(f"{path}-lock")):
         name.unlink(missing_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)
