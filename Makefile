@@ -36,9 +36,16 @@ test: jars $(TEST_TOOLS) check ## run check and the tests of every change, on a 
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
 	$(PYTEST) -m "not full" $(ARGS)
 
-test-all: jars frameworks .venv/docs $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check and all tests: three brokers, elections, HDFS, Spark, Streams, ...
+test-all: programs jars frameworks .venv/docs $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check and all tests: three brokers, elections, HDFS, Spark, Streams, ...
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
 	$(PYTEST) $(ARGS)
+
+# Programs that no target installs. haproxy is often in a folder that is not in the path of a user.
+.PHONY: programs
+programs:
+	@for name in chromium haproxy; do \
+	  PATH="$$PATH:/usr/sbin" command -v $$name >/dev/null || { echo "$$name is missing: install it (apt-get install $$name)"; exit 1; }; \
+	done
 
 soak: jars $(TEST_TOOLS) $(CACHE)/bin/sarama $(CACHE)/kafkajs/installed drill fuzz ## run the drill, the fuzzers, random examples and workloads, long outages by the clock, and planted bugs
 	TIDEGATE_HYPOTHESIS=random TIDEGATE_EXAMPLES=400 $(BIN)/pytest tests/unit
