@@ -37,8 +37,10 @@ MIB: Final = 1 << 20
 BUCKET: Final = "micro-copying"
 RECORDS_OF_A_BATCH: Final = 15
 VALUE_BYTES: Final = 1024
+BATCH_BYTES: Final = 16 << 10
+"""More than a batch has."""
 READ_BYTES: Final = MIB
-"""The batches of one answer of the broker."""
+"""The batches of one answer of the broker have at most this size."""
 VERIFY_BYTES: Final = 8 * MIB
 STEPS: Final = ("check the batches", "build", "make durable", "upload", "read back and compare")
 
@@ -62,18 +64,16 @@ def _cpu_s() -> float:
 
 
 def answers_of(size_bytes: int) -> list[bytes]:
-    """Returns the batches of a segment, by answer of the broker."""
+    """Returns the batches of a segment of at most `size_bytes`, by answer of the broker."""
     answers: list[bytes] = []
-    batches: list[bytes] = []
-    held_bytes = offset = 0
-    while held_bytes + sum(map(len, answers)) < size_bytes:
-        batches.append(batch_of(offset, RECORDS_OF_A_BATCH, value_bytes=VALUE_BYTES))
-        offset += RECORDS_OF_A_BATCH
-        held_bytes += len(batches[-1])
-        if held_bytes >= READ_BYTES:
-            answers.append(b"".join(batches))
-            batches, held_bytes = [], 0
-    return [*answers, b"".join(batches)]
+    offset = 0
+    while sum(map(len, answers)) + READ_BYTES <= size_bytes:
+        batches: list[bytes] = []
+        while sum(map(len, batches)) < READ_BYTES - BATCH_BYTES:
+            batches.append(batch_of(offset, RECORDS_OF_A_BATCH, value_bytes=VALUE_BYTES))
+            offset += RECORDS_OF_A_BATCH
+        answers.append(b"".join(batches))
+    return answers
 
 
 async def copy(storage: S3RemoteStorageManager, answers: list[bytes], folder: Path, spent: Spent) -> None:
