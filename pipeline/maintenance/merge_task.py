@@ -124,7 +124,7 @@ async def _built(
         for part in group.parts:
             async with aclosing(read_remote_range(storage, part, ring, part.start_offset, part.end_offset)) as runs:
                 async for run in runs:
-                    await asyncio.to_thread(builder.append, bytes(run.data), ())
+                    await asyncio.to_thread(builder.append, bytes(run.data), (), merged.segment_leader_epochs)
         built = with_merged_indexes(await spool.run(builder.finish), parts)
     except BaseException:
         builder.discard()

@@ -38,6 +38,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.copy.append import append_records
 from tiers.tasks.copy.segment_continuation import SegmentContinuation
 from tiers.tasks.copy.segment_copy import write_objects
 from tiers.tasks.copy.spool import Spool
@@ -217,7 +218,15 @@ class TileCopier:
         is_too_large = builder.size_bytes > 0 and size_bytes > self._task.max_segment_bytes
         try:
             if not is_too_large:
-                await self._spool.run(partial(builder.append, records, read.aborted_transactions))
+                await append_records(
+                    builder,
+                    records,
+                    read.aborted_transactions,
+                    self._spool,
+                    self._source,
+                    self._task.partition,
+                    self._timeout_ms,
+                )
         except SegmentOverflowError:
             is_too_large = True
         except CorruptBatchError as error:

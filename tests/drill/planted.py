@@ -14,6 +14,7 @@ from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
 from tiers.metadata.topic.metadata_producer import GroupMember, TransactionalProducer
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import AbortedTransaction
+from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.segment_builder import SegmentBuilder
 
 
@@ -41,13 +42,18 @@ def dropped_chunk() -> None:
     """The first batches of every fifth answer of the broker are missing from the segment."""
     append, count = SegmentBuilder.append, 0
 
-    def append_less(self: SegmentBuilder, records: bytes, aborted_transactions: Sequence[AbortedTransaction]) -> None:
+    def append_less(
+        self: SegmentBuilder,
+        records: bytes,
+        aborted_transactions: Sequence[AbortedTransaction],
+        named: Sequence[LeaderEpochEntry] | None = None,
+    ) -> None:
         nonlocal count
         count += 1
         batches = list(iterate_batches(records))
         if count % 5 == 0 and len(batches) > 1:
             records = records[batches[len(batches) // 2].start :]
-        append(self, records, aborted_transactions)
+        append(self, records, aborted_transactions, named)
 
     SegmentBuilder.append = append_less  # type: ignore[method-assign]  # a bug is planted
 

@@ -16,7 +16,7 @@ from pipeline.maintenance.merge_plan import MergeLimits, merged_segment, plan_me
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.pipeline.job_bench import FINISHED
 from tests.support.pipeline.merge_bench import DATA, LIMITS, bench_of, log_bytes, merged
-from tests.support.tiers.transactional_log import ACTS, copied, log_of
+from tests.support.tiers.transactional_log import ACTS, COMPACTED_EPOCHS, compacted_log, copied, log_of
 from tests.support.tiers.workbench import POLICY
 from tests.support.written_log import WrittenLog
 from tiers.model.segment_metadata import (
@@ -144,6 +144,19 @@ async def test_a_clamp_leaves_what_it_cut_alone(root: Path, log: WrittenLog) -> 
         cut = bench.segments[1].end_offset - 1
         await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(bench.partition, "", 0, 0, cut))
         assert plan_merges(bench.metadata, bench.partition, LIMITS) == []
+
+
+@pytest.mark.parametrize("named", [COMPACTED_EPOCHS, None], ids=["the leader named", "nobody named"])
+async def test_a_merged_segment_has_the_epochs_that_begin_in_holes(
+    root: Path, tmp_path: Path, named: tuple[LeaderEpochEntry, ...] | None
+) -> None:
+    log = compacted_log()
+    async with bench_of(root, log, [1, 3, 5, 6], named=named) as bench:
+        [one] = (await merged(bench)).merged
+        (tmp_path / "copied").mkdir()
+        [whole, _] = copied(tmp_path / "copied", log, [5, 6], named=named)
+        found = decode_indexes_object(await bench.storage.fetch_indexes(one), one)
+        assert one.segment_leader_epochs == found.indexes.leader_epochs == whole.segment_leader_epochs
 
 
 async def test_a_merged_segment_begins_every_epoch_once(root: Path, log: WrittenLog) -> None:

@@ -61,9 +61,9 @@ class LogIndexer:
     def append(self, batches: bytes) -> None:
         """Appends whole batches. Blocks on the disk.
 
-        Raises `CorruptBatchError`, `LogDivergedError`, `SegmentOverflowError`.
+        Raises `CorruptBatchError`, `LogDivergedError`, `SegmentOverflowError`, `UnknownEpochStartError`.
         """
-        self._builder.append(batches, list(self._reported()))
+        self._builder.append(batches, list(self._reported()), self._segment.segment_leader_epochs)
 
     def _reported(self) -> Iterable[AbortedTransaction]:
         """Yields the aborted transactions that the segment after this one knows and that began before its start."""

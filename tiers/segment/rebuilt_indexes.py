@@ -2,8 +2,8 @@
 
 * The stored offset index, time index and remote log index must equal the rebuilt ones byte for byte. The rebuild takes
   the borders of the chunks from the stored index, and makes everything else about the chunks from the log.
-* The leader epochs come from the batches. Before its first batch of magic 2 a log names no epoch; there the rebuild
-  trusts the epoch in the metadata.
+* The leader epochs come from the batches. Before its first batch of magic 2 and in a hole, a log names no epoch; there
+  the rebuild trusts the epochs in the metadata.
 * The log shows where an aborted transaction ends, and where it begins if that is in the segment. Only the neighbouring
   segments know of a transaction that began earlier and wrote nothing here, or that ends later. The comparison therefore
   neither requires nor rejects such a transaction.
@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from protocol.records.record_batch import RecordBatch
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
@@ -21,6 +22,7 @@ from tiers.segment.indexes.kafka_index_builder import KafkaIndexBuilder
 from tiers.segment.indexes.remote_log_index import encode_remote_log_index
 from tiers.segment.indexes.segment_index import Chunk
 from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED
+from tiers.segment.leader_epochs import EpochHole, clipped, epochs_begun
 from tiers.segment.segment_builder import first_offset_of
 
 _TRANSACTIONAL_OR_CONTROL = 0x30
@@ -68,7 +70,7 @@ class RebuiltIndexes:
             if begin > next_offset:
                 self.missing_offsets += begin - next_offset
             if batch.leader_epoch > epoch or not self._epochs:
-                epoch = self._learn_epoch(batch.leader_epoch, begin)
+                epoch = self._learn_epoch(EpochHole(epoch, next_offset, batch.leader_epoch, begin))
             attributes = batch.attributes
             if attributes & _TRANSACTIONAL_OR_CONTROL:
                 self._track(log_bytes, batch)
@@ -112,26 +114,21 @@ class RebuiltIndexes:
             yield "the remote log index does not match the log"
         if self._builder.max_timestamp_ms != self._segment.max_timestamp_ms:
             yield "the segment's latest timestamp does not match the log"
-        epochs = tuple(self._epochs)
-        if epochs != self._segment.segment_leader_epochs or epochs != self._clipped(indexes.leader_epochs):
+        start = self._segment.start_offset
+        epochs = clipped(self._epochs, start)
+        if epochs != self._segment.segment_leader_epochs or epochs != clipped(indexes.leader_epochs, start):
             yield "the leader epochs do not match the log"
         known = {(one.producer_id, one.last_offset) for one in indexes.aborted_transactions}
         known = {one for one in known if one[1] != MARKER_NOT_COPIED}
         if not self._ended <= known <= self._markers:
             yield "the aborted transactions do not match the log"
 
-    def _learn_epoch(self, epoch: int, first_offset: int) -> int:
-        if not self._epochs:
-            if epoch < 0:
-                epoch = self._segment.segment_leader_epochs[0].epoch
-            first_offset = self._segment.start_offset
-        self._epochs.append(LeaderEpochEntry(epoch, first_offset))
-        return epoch
-
-    def _clipped(self, epochs: Sequence[LeaderEpochEntry]) -> tuple[LeaderEpochEntry, ...]:
-        start = self._segment.start_offset
-        before = [LeaderEpochEntry(one.epoch, start) for one in epochs if one.start_offset <= start]
-        return (*before[-1:], *(one for one in epochs if one.start_offset > start))
+    def _learn_epoch(self, hole: EpochHole) -> int:
+        named = self._segment.segment_leader_epochs
+        if hole.leader_epoch < 0:  # the segment begins with a batch of magic 0 or 1
+            hole = replace(hole, leader_epoch=named[0].epoch)
+        self._epochs += epochs_begun(hole, named)
+        return hole.leader_epoch
 
     def _track(self, log_bytes: memoryview, batch: RecordBatch) -> None:
         if not batch.is_control:

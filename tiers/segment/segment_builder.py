@@ -29,6 +29,7 @@ from tiers.segment.indexes.producer_snapshot import ProducerStateEntry, encode_p
 from tiers.segment.indexes.remote_log_index import encode_remote_log_index
 from tiers.segment.indexes.segment_index import Chunk
 from tiers.segment.indexes.transaction_index import encode_transaction_index
+from tiers.segment.leader_epochs import EpochHole, check_named, clipped, epochs_begun
 from tiers.segment.producer_state import ProducerState
 from tiers.segment.transaction_tracker import OpenTransactions, TransactionTracker
 from tiers.storage.remote_storage_manager import LogSegmentData
@@ -98,7 +99,6 @@ class SegmentBuilder:
         self._file = path.open("xb")
         self._clock_ms = clock_ms
         self._leader_epochs = list(leader_epochs)
-        self._segment_epochs: list[LeaderEpochEntry] = []
         self._transactions = TransactionTracker(base_offset, open_transactions)
         self._producers = ProducerState(producers)
         self._indexes = KafkaIndexBuilder(base_offset)
@@ -124,13 +124,22 @@ class SegmentBuilder:
         """The leader epoch of the last batch, also if an earlier segment holds it; None before the first batch ever."""
         return self._leader_epochs[-1].epoch if self._leader_epochs else None
 
-    def append(self, records: bytes, aborted_transactions: Sequence[AbortedTransaction]) -> None:
+    def append(
+        self,
+        records: bytes,
+        aborted_transactions: Sequence[AbortedTransaction],
+        named: Sequence[LeaderEpochEntry] | None = None,
+    ) -> None:
         """Appends the result of one `LogSource.read`: whole, CRC-checked batches and their aborted transactions.
 
+        `named` has the starts of leader epochs that begin in holes, ascending. None: the caller cannot know them, and
+        every epoch begins at its first record.
+
         Raises `CorruptBatchError` for a truncated or overlapping batch, `LogDivergedError` for a leader epoch that
-        decreases, and `SegmentOverflowError` when the segment cannot hold the batches.
+        decreases, `SegmentOverflowError` when the segment cannot hold the batches, and `UnknownEpochStartError` when
+        an epoch may begin in a hole and is not in `named`.
         """
-        batches = self._checked(records)
+        batches = self._checked(records, named)
         if not batches:
             return
         if self.first_append_ms is None:
@@ -141,7 +150,7 @@ class SegmentBuilder:
         for batch, marker in batches:
             first_offset = first_offset_of(batch, self.next_offset)
             self.missing_offsets += max(0, first_offset - self.next_offset)
-            self._learn_epoch(batch, first_offset)
+            self._learn_epoch(batch, first_offset, named or ())
             self._track(batch, marker)
             chunk = self._chunk
             if chunk is not None and chunk.size_bytes + batch.size_bytes > self._chunk_bytes:
@@ -179,7 +188,7 @@ class SegmentBuilder:
             end_offset=self.end_offset,
             size_bytes=self.size_bytes,
             max_timestamp_ms=self.max_timestamp_ms,
-            segment_leader_epochs=tuple(self._segment_epochs),
+            segment_leader_epochs=clipped(leader_epochs, self.base_offset),
             leader_epochs=leader_epochs,
             txn_index_empty=not ranges,
             open_transactions=self._transactions.open_transactions(),
@@ -204,7 +213,9 @@ class SegmentBuilder:
             self._file.close()
         self._path.unlink(missing_ok=True)
 
-    def _checked(self, records: bytes) -> list[tuple[RecordBatch, EndTransactionMarker | None]]:
+    def _checked(
+        self, records: bytes, named: Sequence[LeaderEpochEntry] | None
+    ) -> list[tuple[RecordBatch, EndTransactionMarker | None]]:
         batches = list(iterate_batches(records))
         if (batches[-1].end if batches else 0) != len(records):
             raise CorruptBatchError(f"{len(records)} bytes of records end in a truncated batch")
@@ -212,7 +223,8 @@ class SegmentBuilder:
         leader_epoch = NO_LEADER_EPOCH if self.leader_epoch is None else self.leader_epoch
         at_start = self.size_bytes == 0
         for batch in batches:
-            lowest = batch.last_offset if at_start else first_offset_of(batch, next_offset)
+            first_offset = first_offset_of(batch, next_offset)
+            lowest = batch.last_offset if at_start else first_offset
             if lowest < next_offset:
                 raise CorruptBatchError(
                     f"a batch of offsets {batch.base_offset} to {batch.last_offset} overlaps the log at {next_offset}"
@@ -221,6 +233,8 @@ class SegmentBuilder:
                 raise LogDivergedError(
                     f"leader epoch {batch.leader_epoch} at offset {batch.base_offset} after {leader_epoch}"
                 )
+            if named is not None and first_offset > next_offset and batch.leader_epoch > max(leader_epoch, 0):
+                check_named(EpochHole(leader_epoch, next_offset, batch.leader_epoch, first_offset), named)
             leader_epoch = max(leader_epoch, batch.leader_epoch)
             next_offset = batch.next_offset
             at_start = False
@@ -239,17 +253,12 @@ class SegmentBuilder:
             self._transactions.on_data_batch(batch)
             self._producers.on_data_batch(batch)
 
-    def _learn_epoch(self, batch: RecordBatch, first_offset: int) -> None:
+    def _learn_epoch(self, batch: RecordBatch, first_offset: int, named: Sequence[LeaderEpochEntry]) -> None:
         """Records the batch's leader epoch. Batches of magic 0 and 1 have none: they continue the last epoch, or 0."""
-        known = self._leader_epochs[-1].epoch if self._leader_epochs else NO_LEADER_EPOCH
+        known = NO_LEADER_EPOCH if self.leader_epoch is None else self.leader_epoch
         epoch = max(batch.leader_epoch, known, 0)
         if epoch > known:
-            start_offset = min(first_offset, self.base_offset) if self.size_bytes == 0 else first_offset
-            self._leader_epochs.append(LeaderEpochEntry(epoch, start_offset))
-        if not self._segment_epochs:
-            self._segment_epochs.append(LeaderEpochEntry(epoch, self.base_offset))
-        elif epoch > known:
-            self._segment_epochs.append(LeaderEpochEntry(epoch, first_offset))
+            self._leader_epochs += epochs_begun(EpochHole(known, self.next_offset, epoch, first_offset), named)
 
     def _close_chunk(self, chunk: _OpenChunk) -> None:
         self._chunks.append(chunk.closed())

@@ -8,10 +8,11 @@ import pytest
 
 from pipeline.offload.task import Stop, StopError
 from tests.support.fakes.in_memory_log import Aborted, DamagedLog
-from tests.support.fakes.record_batches import build_batch, control_batch, record
+from tests.support.fakes.record_batches import batch_of, build_batch, control_batch, record
 from tests.support.pipeline.one_offload import Offload
 from tests.support.tiers.workbench import Workbench
 from tiers.model.log_source import AbortedTransaction
+from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.segment_builder import SegmentBuilder
 
@@ -62,3 +63,13 @@ async def test_a_task_hands_on_what_a_copier_would(bench: Workbench, tmp_path: P
     assert split.producer_snapshot == built.indexes.producer_snapshot
     assert split.leader_epochs == built.leader_epochs
     assert [one.txn_index_empty for one in bench.segments] == [True, False, False, True, True]
+
+
+async def test_the_driver_commits_a_segment_with_an_epoch_that_begins_in_a_hole(bench: Workbench) -> None:
+    bench.log.records, bench.log.leader_epoch = b"", 5
+    bench.log.append(batch_of(0, 10, leader_epoch=3), batch_of(200, 10, leader_epoch=5))
+    bench.log.elections = {3: 0, 5: 150}
+    offload = Offload(bench)
+    await offload.commit(await offload.copied(210))
+    assert bench.finished == [(0, 209)]
+    assert bench.segments[0].segment_leader_epochs == (LeaderEpochEntry(3, 0), LeaderEpochEntry(5, 150))

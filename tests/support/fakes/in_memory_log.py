@@ -28,6 +28,8 @@ class InMemoryLog:
     last_stable_offset: int | None = None
     leader_epoch: int = 0
     aborted: list[Aborted] = field(default_factory=list)
+    elections: dict[int, int] = field(default_factory=dict)
+    """Leader epochs with their start offsets. It names those whose first records a compaction has removed."""
     epoch_answer: EpochEndOffset | None = None
     failure: Exception | None = None
     reads: list[int] = field(default_factory=list)
@@ -100,6 +102,8 @@ class InMemoryLog:
         for batch in iterate_batches(self.records):
             if batch.last_offset >= self.log_start_offset:
                 starts.setdefault(batch.leader_epoch, max(batch.base_offset, self.log_start_offset))
+        covering = max((epoch for epoch, start in self.elections.items() if start <= self.log_start_offset), default=-1)
+        starts |= {e: max(start, self.log_start_offset) for e, start in self.elections.items() if e >= covering}
         if self.leader_epoch > max(starts, default=-1):
             starts[self.leader_epoch] = max(self.end_offset, self.log_start_offset)
         return starts

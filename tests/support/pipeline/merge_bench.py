@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from pipeline.source.remote_read import read_remote_range
 from tests.support.pipeline.job_bench import InlineRunner, JobBench
 from tests.support.tiers.transactional_log import copied
 from tests.support.written_log import WrittenLog
+from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.model.segment_state import RemoteLogSegmentState
 
 LIMITS = MergeLimits(below_bytes=10_000, target_bytes=100_000)
@@ -21,14 +22,20 @@ DATA = [(1, "data"), (1, "plain"), (1, "elected"), (2, "data"), (1, "abort"), (1
 
 
 @asynccontextmanager
-async def bench_of(root: Path, log: WrittenLog, ends: list[int], config: str = "") -> AsyncIterator[JobBench]:
+async def bench_of(
+    root: Path,
+    log: WrittenLog,
+    ends: list[int],
+    config: str = "",
+    named: Sequence[LeaderEpochEntry] | None = None,
+) -> AsyncIterator[JobBench]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "copied").mkdir()
         bench = JobBench(root, folder, config)
         await bench.open()
         try:
-            for built in copied(folder / "copied", log, ends):
+            for built in copied(folder / "copied", log, ends, named=named):
                 await bench.store(built)
             await bench.write_manifest()
             yield bench

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.fakes.segments import metadata_of
 from tests.support.written_log import WrittenLog
+from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 
@@ -33,17 +34,41 @@ def log_of(acts: Sequence[tuple[int, str]]) -> WrittenLog:
     return log
 
 
+COMPACTED_ACTS = [
+    *[(1, "plain"), (1, "elected"), (1, "plain"), (1, "elected"), (1, "plain"), (1, "plain"), (1, "plain")],
+    *[(1, "elected"), (1, "plain"), (1, "plain"), (1, "plain"), (1, "plain")],
+]
+"""A log in four epochs that begin at offsets 0, 2, 4 and 10."""
+COMPACTED_EPOCHS = tuple(LeaderEpochEntry(*each) for each in ((0, 0), (1, 2), (2, 4), (3, 10)))
+
+
+def compacted_log() -> WrittenLog:
+    """Returns the log of `COMPACTED_ACTS` after a compaction, with batches at 0, 6, 8, 12, 14 and 16.
+
+    Epoch 1 has no record left, and epochs 2 and 3 begin in holes."""
+    log = log_of(COMPACTED_ACTS)
+    log.batches = [batch for batch in log.batches if batch.base_offset not in (2, 4, 10)]
+    return log
+
+
 def copied(
-    folder: Path, log: WrittenLog, ends: Sequence[int], base: int = 0, chunk_bytes: int = 200
+    folder: Path,
+    log: WrittenLog,
+    ends: Sequence[int],
+    base: int = 0,
+    chunk_bytes: int = 200,
+    named: Sequence[LeaderEpochEntry] | None = None,
 ) -> list[BuiltSegment]:
-    """Segments that end after the batches of these numbers; the first one begins with batch `base`."""
+    """Segments that end after the batches of these numbers; the first one begins with batch `base`.
+
+    Each other one begins after the end of the one before it. `named` has the epochs that begin in holes."""
     segments: list[BuiltSegment] = []
     first = base
     for end in ends:
         batches = log.batches[first:end]
         if not batches:
             continue
-        start = batches[0].base_offset
+        start = segments[-1].end_offset + 1 if segments else batches[0].base_offset
         path = folder / f"segment-{len(list(folder.iterdir()))}"
         if segments:
             before = segments[-1]
@@ -59,7 +84,7 @@ def copied(
         else:
             builder = SegmentBuilder(path, start, lambda: 0, chunk_bytes=chunk_bytes)
         for batch in batches:
-            builder.append(batch.data, log.reports(batch.base_offset, batch.base_offset + 1))
+            builder.append(batch.data, log.reports(batch.base_offset, batch.base_offset + 1), named)
         segments.append(builder.finish())
         first = end
     return segments

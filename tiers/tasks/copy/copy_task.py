@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 from itertools import count
 from uuid import uuid4
 
@@ -34,6 +33,7 @@ from tiers.model.log_source import LocalLogBounds, LogRead
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.quota import Reservation
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
+from tiers.tasks.copy.append import append_records
 from tiers.tasks.copy.copy_attempts import check_last_attempt
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
 from tiers.tasks.copy.segment_copy import copy_segment
@@ -255,11 +255,14 @@ class RLMCopyTask:
 
     async def _append(self, builder: SegmentBuilder, read: LogRead, end: int) -> bool:
         """Appends records. Returns False when the segment is full and must be rolled first."""
-        spool = self._services.spool
+        services, spool = self._services, self._services.spool
         before_bytes = builder.size_bytes
         records = read.records if end == len(read.records) else read.records[:end]
+        timeout_ms = services.settings.request_timeout_ms
         try:
-            await spool.run(partial(builder.append, records, read.aborted_transactions))
+            await append_records(
+                builder, records, read.aborted_transactions, spool, services.source, self._partition, timeout_ms
+            )
         except SegmentOverflowError:
             if builder.size_bytes == 0:
                 raise
@@ -269,7 +272,7 @@ class RLMCopyTask:
             raise
         finally:
             spool.grow(builder.size_bytes - before_bytes)
-        self._services.metrics.spool_bytes.set(spool.used_bytes)
+        services.metrics.spool_bytes.set(spool.used_bytes)
         return True
 
     def _is_old(self, builder: SegmentBuilder, policy: TopicPolicy) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.fakes.segments import metadata_of
-from tests.support.tiers.transactional_log import ACTS, copied, indexes_of, log_of
+from tests.support.tiers.transactional_log import ACTS, COMPACTED_EPOCHS, compacted_log, copied, indexes_of, log_of
 from tests.support.written_log import WrittenLog
 from tiers.errors import CorruptSegmentError
+from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import IndexesObject
 from tiers.segment.indexes_of_log import LogIndexer
+from tiers.segment.leader_epochs import UnknownEpochStartError
 from tiers.segment.segment_builder import BuiltSegment
 
 
@@ -61,6 +65,26 @@ def test_an_aborted_transaction_whose_beginning_was_compacted_is_listed_again(
     before, lost, after = copied(tmp_path / "copied", log, [2, 3, 5])
     assert [one.first_offset for one in lost.indexes.aborted_transactions] == [2]
     assert made_again(tmp_path, lost, before, after).indexes == lost.indexes
+
+
+@pytest.mark.parametrize("ends", [[1, 3, 6], [2, 4, 6], [1, 2, 3, 4, 5, 6], [6]])
+@pytest.mark.parametrize("named", [COMPACTED_EPOCHS, None], ids=["the leader named", "nobody named"])
+def test_epochs_that_begin_in_a_hole_begin_there_again(
+    tmp_path: Path, ends: list[int], named: tuple[LeaderEpochEntry, ...] | None
+) -> None:
+    (tmp_path / "copied").mkdir()
+    segments = copied(tmp_path / "copied", compacted_log(), ends, chunk_bytes=1 << 20, named=named)
+    for before, lost in pairwise([None, *segments]):
+        assert lost is not None
+        assert made_again(tmp_path, lost, before, None).indexes == lost.indexes
+
+
+def test_a_log_in_another_epoch_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "copied").mkdir()
+    before, lost = copied(tmp_path / "copied", compacted_log(), [1, 6], named=COMPACTED_EPOCHS)
+    other = replace(lost, segment_leader_epochs=lost.segment_leader_epochs[:-1])
+    with pytest.raises(UnknownEpochStartError):
+        made_again(tmp_path, other, before, None)
 
 
 OPEN_AT_THE_END = [(1, "data"), (1, "plain"), (1, "plain"), (1, "abort")]

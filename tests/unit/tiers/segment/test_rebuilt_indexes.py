@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.records.record_batch import crc32c, verify_batches
 from tests.support.fakes.record_batches import build_batch, control_batch, legacy_message, legacy_wrapper, record
 from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.tiers.transactional_log import COMPACTED_EPOCHS, compacted_log, copied, indexes_of
 from tiers.model.log_source import AbortedTransaction
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object
 from tiers.segment.rebuilt_indexes import RebuiltIndexes
 
@@ -89,6 +92,27 @@ def test_the_builder_makes_the_indexes_that_the_log_gives(
     assert list(rebuilt.differences(stored)) == []
     assert (rebuilt.batches, rebuilt.records) == (len(appends), records)
     assert rebuilt.missing_offsets == built.missing_offsets
+
+
+@pytest.mark.parametrize("ends", [[1, 3, 6], [2, 4, 6], [6]])
+@pytest.mark.parametrize("named", [COMPACTED_EPOCHS, None], ids=["the leader named", "nobody named"])
+def test_an_epoch_may_begin_in_a_hole(
+    tmp_path: Path, ends: list[int], named: tuple[LeaderEpochEntry, ...] | None
+) -> None:
+    for built in copied(tmp_path, compacted_log(), ends, named=named):
+        segment, stored = metadata_of(built), indexes_of(built)
+        log = built.log_segment.read_bytes()
+        assert list(rebuilt_of(log, segment, stored).differences(stored)) == []
+
+
+@pytest.mark.parametrize("epochs", [[(0, 0), (1, 2), (2, 7), (3, 10)], [(0, 0), (1, 2), (3, 10)]])
+def test_the_metadata_names_no_epoch_outside_of_a_hole(tmp_path: Path, epochs: list[tuple[int, int]]) -> None:
+    [built] = copied(tmp_path, compacted_log(), [6], named=COMPACTED_EPOCHS)
+    wrong = tuple(LeaderEpochEntry(*each) for each in epochs)
+    segment = replace(metadata_of(built), segment_leader_epochs=wrong)
+    stored = decode_indexes_object(encode_indexes_object(segment, replace(built.indexes, leader_epochs=wrong)), segment)
+    log = built.log_segment.read_bytes()
+    assert list(rebuilt_of(log, segment, stored).differences(stored)) == ["the leader epochs do not match the log"]
 
 
 def test_chunks_that_overlap_are_told(tmp_path: Path) -> None:

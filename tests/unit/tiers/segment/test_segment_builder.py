@@ -27,6 +27,7 @@ from tiers.segment.indexes.producer_snapshot import encode_producer_snapshot
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
 from tiers.segment.indexes.time_index import decode_time_index
 from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
+from tiers.segment.leader_epochs import EpochHole, UnknownEpochStartError
 from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
 
 
@@ -200,6 +201,41 @@ def test_holes_of_the_log_are_counted_and_covered(path: Path) -> None:
     built = build_segment(path, [batch_of(5, 5) + batch_of(12, 1), emptied], base_offset=0)
     assert (built.start_offset, built.end_offset, built.missing_offsets) == (0, 24, 5 + 2 + 7)
     assert built.segment_leader_epochs == (LeaderEpochEntry(0, 0),)
+
+
+def test_an_epoch_that_may_begin_in_a_hole_is_asked_for_before_anything_changes(path: Path) -> None:
+    builder = SegmentBuilder(path, 10, no_time, leader_epochs=(LeaderEpochEntry(3, 0),))
+    records = batch_of(10, 5, leader_epoch=4) + batch_of(200, 1, leader_epoch=4) + batch_of(300, 1, leader_epoch=6)
+    for named in ((), (LeaderEpochEntry(4, 10),)):
+        with pytest.raises(UnknownEpochStartError) as raised:
+            builder.append(records, (), named)
+        assert raised.value.hole == EpochHole(4, 201, 6, 300)
+        assert (builder.size_bytes, builder.next_offset, builder.leader_epoch) == (0, 10, 3)
+    builder.append(records, (), (LeaderEpochEntry(5, 220), LeaderEpochEntry(6, 250)))
+    built = builder.finish()
+    begun = tuple(LeaderEpochEntry(*each) for each in ((4, 10), (5, 220), (6, 250)))
+    assert built.segment_leader_epochs == begun
+    assert built.leader_epochs == built.indexes.leader_epochs == (LeaderEpochEntry(3, 0), *begun)
+    assert path.read_bytes() == records
+
+
+def test_a_hole_at_the_start_of_a_segment_may_have_its_own_epochs(path: Path) -> None:
+    builder = SegmentBuilder(path, 10, no_time, leader_epochs=(LeaderEpochEntry(3, 0),))
+    builder.append(batch_of(200, 1, leader_epoch=5), (), (LeaderEpochEntry(4, 120), LeaderEpochEntry(5, 150)))
+    built = builder.finish()
+    assert built.segment_leader_epochs == tuple(LeaderEpochEntry(*each) for each in ((3, 10), (4, 120), (5, 150)))
+
+
+def test_epoch_0_and_message_sets_are_not_asked_for(path: Path) -> None:
+    builder = SegmentBuilder(path, 0, no_time)
+    builder.append(legacy_message(1, 5, 0, None, b"five") + batch_of(20, 1), (), ())
+    assert builder.finish().segment_leader_epochs == (LeaderEpochEntry(0, 0),)
+
+
+def test_a_caller_that_cannot_know_lets_an_epoch_begin_at_its_first_record(path: Path) -> None:
+    builder = SegmentBuilder(path, 10, no_time, leader_epochs=(LeaderEpochEntry(3, 0),))
+    builder.append(batch_of(200, 1, leader_epoch=5), ())
+    assert builder.finish().segment_leader_epochs == (LeaderEpochEntry(3, 10), LeaderEpochEntry(5, 200))
 
 
 def test_message_sets_of_old_brokers(path: Path) -> None:
