@@ -81,6 +81,8 @@ class PartitionOffload:
     local_offsets: int = 0
     """The number of offsets that the broker has."""
     is_poisoned: bool = False
+    long_hole_at: int = -1
+    """Where a hole begins that is too long for a segment, unless the segment begins with it."""
     bytes_per_offset: float | None = None
     failures: int = 0
     is_over: bool = False
@@ -92,14 +94,15 @@ class PartitionOffload:
     cpu_s: float = 0.0
 
     def backlog(self, min_bytes: int | None, *, takes_all: bool = False) -> Backlog:
+        is_cut = self.next_offset < self.long_hole_at < self.end_offset
         return Backlog(
             self.partition,
             max(0, self.next_offset),
-            self.end_offset,
+            self.long_hole_at if is_cut else self.end_offset,
             self.bytes_per_offset or 0.0,
             self.policy.segment_bytes,
             self.policy.segment_bytes if min_bytes is None else min_bytes,
-            takes_all or self.is_poisoned,
+            takes_all or self.is_poisoned or is_cut,
         )
 
 
@@ -257,13 +260,15 @@ class OffloadCommitter:
         match stopped.why:
             case Stop.TOO_LARGE:
                 one.bytes_per_offset = max(2 * (one.bytes_per_offset or 0.0), stopped.bytes_per_offset)
+            case Stop.LONG_HOLE:
+                one.long_hole_at = stopped.offset
             case Stop.POISONED:
                 one.is_poisoned, one.end_offset = True, stopped.offset
                 one.error = f"offset {stopped.offset}: {stopped.message}"
             case Stop.FAILED | Stop.DIVERGED | Stop.LOST:
                 one.error = stopped.message
         one.lost += stopped.why is Stop.LOST
-        one.failures += stopped.why is not Stop.TOO_LARGE
+        one.failures += stopped.why not in (Stop.TOO_LARGE, Stop.LONG_HOLE)
 
     async def _discard(self, one: PartitionOffload, plan: CopyPlan, result: OffloadResult) -> None:
         """Deletes by name everything of `plan` that was started and not committed. A later round deletes what the store

@@ -83,6 +83,7 @@ class Stop(StrEnum):
     LOST = "lost"
     FAILED = "failed"
     TOO_LARGE = "too large"
+    LONG_HOLE = "long hole"
     POISONED = "poisoned"
     DIVERGED = "diverged"
 
@@ -95,7 +96,7 @@ class Stopped:
     why: Stop
     message: str = ""
     offset: int = -1
-    """Where the log is permanently unreadable."""
+    """Where the log is permanently unreadable, or has a hole that is too long for a segment."""
     bytes_per_offset: float = 0.0
     custom_metadata: bytes | None = None
     """What the store returned for objects that do not count."""
@@ -227,8 +228,8 @@ class TileCopier:
                     self._task.partition,
                     self._timeout_ms,
                 )
-        except SegmentOverflowError:
-            is_too_large = True
+        except SegmentOverflowError as overflow:
+            raise StopError(Stopped(0, Stop.LONG_HOLE, str(overflow), offset=overflow.next_offset)) from overflow
         except CorruptBatchError as error:
             raise StopError(Stopped(0, Stop.POISONED, str(error), offset=builder.next_offset)) from error
         except LogDivergedError as error:

@@ -39,6 +39,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.local_index_files import OFFSET_INDEX, SUFFIXES, Append, LocalIndexFiles, append_to
+from tiers.segment.indexes.offset_index import MAX_RELATIVE
 from tiers.segment.indexes.segment_index import SegmentIndex
 from tiers.storage.blocking_calls import BlockingCalls, CallsClosedError
 
@@ -170,6 +171,8 @@ class LocalIndexCache:
 
     def _put(self, indexes: IndexesObject) -> None:
         segment = indexes.metadata
+        if segment.end_offset - segment.start_offset > MAX_RELATIVE:
+            return  # no set can hold such a hole
         folder = self._folder(segment.topic_id_partition)
         stem = self._stem_that_takes(folder, segment) or self._begin(folder, segment.start_offset)
         files = self._sets[stem].files

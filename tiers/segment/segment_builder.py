@@ -38,7 +38,15 @@ CHUNK_BYTES = 1 << 20
 
 
 class SegmentOverflowError(RemoteLogError):
-    """The batches exceed the int32 positions or relative offsets of this segment. Finish it and start another one."""
+    """The batches exceed the int32 positions or relative offsets of this segment.
+
+    The first `fits_bytes` of the records, whole batches below `next_offset`, fit. Then finish the segment, and start
+    another one."""
+
+    def __init__(self, message: str, fits_bytes: int, next_offset: int) -> None:
+        super().__init__(message)
+        self.fits_bytes = fits_bytes
+        self.next_offset = next_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +230,7 @@ class SegmentBuilder:
         next_offset = self.next_offset
         leader_epoch = NO_LEADER_EPOCH if self.leader_epoch is None else self.leader_epoch
         at_start = self.size_bytes == 0
+        first_end_offset = self._indexes.first_end_offset
         for batch in batches:
             first_offset = first_offset_of(batch, next_offset)
             lowest = batch.last_offset if at_start else first_offset
@@ -233,16 +242,20 @@ class SegmentBuilder:
                 raise LogDivergedError(
                     f"leader epoch {batch.leader_epoch} at offset {batch.base_offset} after {leader_epoch}"
                 )
+            if first_end_offset is None:
+                first_end_offset = batch.last_offset
+            end = self.size_bytes + batch.end
+            if end > MAX_RELATIVE or batch.last_offset - first_end_offset > MAX_RELATIVE:
+                raise SegmentOverflowError(
+                    f"the segment cannot hold {end} bytes with offsets {self.base_offset} to {batch.last_offset}",
+                    batch.start,
+                    next_offset,
+                )
             if named is not None and first_offset > next_offset and batch.leader_epoch > max(leader_epoch, 0):
                 check_named(EpochHole(leader_epoch, next_offset, batch.leader_epoch, first_offset), named)
             leader_epoch = max(leader_epoch, batch.leader_epoch)
             next_offset = batch.next_offset
             at_start = False
-        if self.size_bytes + len(records) > MAX_RELATIVE or next_offset - 1 - self.base_offset > MAX_RELATIVE:
-            raise SegmentOverflowError(
-                f"the segment cannot hold {self.size_bytes} + {len(records)} bytes "
-                f"with offsets {self.base_offset} to {next_offset - 1}"
-            )
         return [(batch, end_transaction_marker(records, batch) if batch.is_control else None) for batch in batches]
 
     def _track(self, batch: RecordBatch, marker: EndTransactionMarker | None) -> None:

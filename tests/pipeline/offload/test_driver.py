@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.offload.driver import OffloadDriver, OffloadOptions
+from pipeline.offload.task import CopiedTile, OffloadResult, StopError, TileCopier
+from tests.support.fakes.record_batches import batch_of
 from tests.support.pipeline.one_offload import CONFIG
 from tests.support.tiers.recorded_progress import RecordedProgress
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
@@ -16,9 +18,11 @@ from tiers.broker.client import Leader
 from tiers.errors import BrokerError, OffsetGapError, RemoteLogError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogRead
+from tiers.segment.segment_encryption import KeyRing
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 
 SILENT = replace(PARTITION, partition=1)
+FAR = 2**31 + 1000
 
 
 class Client:
@@ -35,10 +39,12 @@ class Client:
         raise BrokerError("CLUSTER_AUTHORIZATION_FAILED")
 
 
-def driver_of(bench: Workbench, client: Client, options: OffloadOptions) -> OffloadDriver:
+def driver_of(
+    bench: Workbench, client: Client, options: OffloadOptions, segment_bytes: int = POLICY.segment_bytes
+) -> OffloadDriver:
     cluster = SimpleNamespace(cluster_id="cluster")
     tier: Any = SimpleNamespace(client=client, metadata=bench.metadata, cluster=cluster)
-    policies = [replace(POLICY, partition_count=2)]
+    policies = [replace(POLICY, partition_count=2, segment_bytes=segment_bytes)]
     return OffloadDriver(tier, CONFIG, options, policies, 1, bench.services, sleep=no_time)
 
 
@@ -105,3 +111,31 @@ async def test_a_dry_run_says_what_it_cannot_look_at_and_goes_on(
     planned = [await driver.planned(one) for one in driver.partitions]
     assert [one.segments > 0 for one in planned] == [True, False]
     assert told.said == [f"offload: {SILENT}: {trouble}"]
+
+
+@pytest.mark.parametrize("starts", [(0, FAR), (FAR,), (0, FAR, 2 * FAR)])
+async def test_a_hole_of_more_offsets_than_a_segment_can_count_is_copied_over(
+    bench: Workbench, starts: tuple[int, ...]
+) -> None:
+    bench.log.records = b""
+    for start in starts:
+        bench.log.append(*(batch_of(start + 10 * number, 10) for number in range(8)))
+    driver = driver_of(bench, Client(), OffloadOptions(max_age_ms=0), segment_bytes=1 << 28)
+    driver.partitions = [one for one in driver.partitions if one.partition == PARTITION]
+    await driver.survey()
+    while (tasks := await driver.next_wave()) and driver.waves < 40:
+        results = []
+        for task in tasks:
+            copier = TileCopier(task, bench.log, bench.store, bench.services.spool, KeyRing())
+            copied: list[CopiedTile] = []
+            stopped = None
+            try:
+                for number, tile in enumerate(task.tiles(0)):
+                    copied.append(await copier.copy(number, tile))
+            except StopError as stop:
+                stopped = replace(stop.stopped, tile=len(copied))
+            results.append(OffloadResult(tuple(copied), stopped))
+        await driver.commit(results)
+    assert driver.report(1.0).troubles == []
+    assert await bench.remote_bytes() == bench.log.records
+    assert driver.waves < 20

@@ -1,14 +1,17 @@
 """`KafkaIndexBuilder` makes a segment's `.index` and `.timeindex` files from its batches (docs/semantics.md 10).
 
 It follows the rules of Kafka's LogSegment.append. Equal logs always give equal files.
+
+Entries count offsets from the segment's base offset. But a segment may begin with a hole that is longer than an int32.
+Then they count from the last offset of the first batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from protocol.records.record_batch import RecordBatch
-from tiers.segment.indexes.offset_index import OffsetPosition, encode_offset_index
+from tiers.segment.indexes.offset_index import MAX_RELATIVE, OffsetPosition, encode_offset_index
 from tiers.segment.indexes.time_index import TimestampOffset, encode_time_index
 
 INDEX_INTERVAL_BYTES = 4096
@@ -18,9 +21,11 @@ class KafkaIndexBuilder:
     __slots__ = (
         "_base_offset",
         "_bytes_since_last_entry",
+        "_last_offset",
         "_max_timestamp_offset",
         "_offset_index",
         "_time_index",
+        "first_end_offset",
         "max_timestamp_ms",
         "size_bytes",
     )
@@ -31,6 +36,9 @@ class KafkaIndexBuilder:
         self._base_offset = base_offset
         self._max_timestamp_offset = base_offset
         self._bytes_since_last_entry = 0
+        self.first_end_offset: int | None = None
+        """The last offset of the first batch; None before the first batch."""
+        self._last_offset = base_offset - 1
         self._offset_index: list[OffsetPosition] = []
         self._time_index: list[TimestampOffset] = []
 
@@ -38,8 +46,11 @@ class KafkaIndexBuilder:
         """Adds one batch. The caller must add every batch, in the log's order."""
         self.extend((batch,))
 
-    def extend(self, batches: Iterable[RecordBatch]) -> None:
-        """Adds many batches, in the log's order. A scrub uses it, because one call per batch is slow."""
+    def extend(self, batches: Sequence[RecordBatch]) -> None:
+        """Adds one or more batches, in the log's order. A scrub uses it, because one call per batch is slow."""
+        if self.first_end_offset is None:
+            self.first_end_offset = batches[0].last_offset
+        self._last_offset = batches[-1].last_offset
         max_timestamp_ms = self.max_timestamp_ms
         since_last_entry = self._bytes_since_last_entry
         position = self.size_bytes
@@ -60,8 +71,10 @@ class KafkaIndexBuilder:
     def finish(self) -> tuple[bytes, bytes]:
         """Returns the offset index and the time index. The caller must not add batches afterwards."""
         self._offer_time_entry()
-        offset_index = encode_offset_index(self._base_offset, self._offset_index)
-        return offset_index, encode_time_index(self._base_offset, self._time_index)
+        base_offset = self._base_offset
+        if self.first_end_offset is not None and self._last_offset - base_offset > MAX_RELATIVE:
+            base_offset = self.first_end_offset
+        return encode_offset_index(base_offset, self._offset_index), encode_time_index(base_offset, self._time_index)
 
     def _offer_time_entry(self) -> None:
         last = self._time_index[-1].timestamp_ms if self._time_index else -1

@@ -172,8 +172,8 @@ class RLMCopyTask:
                 first = next(iterate_batches(read.records), None)
                 self._head = None if first is None else head_of(first)
             fits = cut_at_batches(read.records, policy.segment_bytes - held_bytes, min_one=held_bytes == 0)
-            if fits and not await self._append(await self._builder_from(start), read, fits):
-                return True
+            if fits:
+                fits = await self._append_fitting(await self._builder_from(start), read, fits)
             builder = self._builder
             if builder is not None and builder.next_offset > next_offset:
                 self._progress(builder.next_offset)
@@ -253,8 +253,19 @@ class RLMCopyTask:
             self.discard()
             raise
 
-    async def _append(self, builder: SegmentBuilder, read: LogRead, end: int) -> bool:
-        """Appends records. Returns False when the segment is full and must be rolled first."""
+    async def _append_fitting(self, builder: SegmentBuilder, read: LogRead, end: int) -> int:
+        """Appends the batches of `read` up to `end` that the segment can hold. Returns where these end."""
+        try:
+            await self._append(builder, read, end)
+        except SegmentOverflowError as overflow:
+            if overflow.fits_bytes:
+                await self._append(builder, read, overflow.fits_bytes)
+            elif builder.size_bytes == 0:
+                raise
+            return overflow.fits_bytes
+        return end
+
+    async def _append(self, builder: SegmentBuilder, read: LogRead, end: int) -> None:
         services, spool = self._services, self._services.spool
         before_bytes = builder.size_bytes
         records = read.records if end == len(read.records) else read.records[:end]
@@ -263,17 +274,12 @@ class RLMCopyTask:
             await append_records(
                 builder, records, read.aborted_transactions, spool, services.source, self._partition, timeout_ms
             )
-        except SegmentOverflowError:
-            if builder.size_bytes == 0:
-                raise
-            return False
         except SpoolError:
             self.discard()
             raise
         finally:
             spool.grow(builder.size_bytes - before_bytes)
         services.metrics.spool_bytes.set(spool.used_bytes)
-        return True
 
     def _is_old(self, builder: SegmentBuilder, policy: TopicPolicy) -> bool:
         first_ms = builder.first_append_ms

@@ -10,12 +10,14 @@ from uuid import UUID
 import pytest
 
 from tests.support.fakes.local_indexes import Segment, contents, encrypted, expected, segment_object
-from tests.support.fakes.segments import PARTITION
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.local_index_cache import LocalIndexCache, SharedIndexFiles
 from tiers.segment.indexes import local_index_files
+from tiers.segment.indexes.indexes_object import encode_indexes_object
 from tiers.segment.indexes.local_index_files import LOG_INDEX, OFFSET_INDEX, SEGMENTS, SUFFIXES, TIME_INDEX, append_to
 from tiers.segment.segment_encryption import KeyRing
 
@@ -75,6 +77,16 @@ def test_indexes_are_there_after_a_restart(bench: Bench) -> None:
         assert all(holds(one, segment) for segment in segments)
         assert one.size_bytes == SET_BYTES
     assert bench.sets() == [0]
+
+
+def test_a_segment_with_a_hole_that_no_set_can_hold_is_a_miss(bench: Bench, tmp_path: Path) -> None:
+    far = build_segment(tmp_path / "log", [batch_of(2**31 + 30, 10)], base_offset=30)
+    metadata = metadata_of(far)
+    segments = segment_object(0), (metadata, encode_indexes_object(metadata, far.indexes)), segment_object(2**31 + 40)
+    cache = bench.cache()
+    put(cache, *segments)
+    for one in (cache, bench.cache()):
+        assert [one.get(segment) is not None for segment, _ in segments] == [True, False, True]
 
 
 def test_a_later_process_begins_a_set_of_its_own(bench: Bench) -> None:

@@ -256,10 +256,35 @@ def test_log_append_time_is_every_records_timestamp(path: Path) -> None:
 def test_a_size_beyond_int32_is_refused_before_it_is_written(path: Path) -> None:
     builder = SegmentBuilder(path, 0, no_time)
     builder.append(batch_of(0, 1), ())
-    with pytest.raises(SegmentOverflowError):
-        builder.append(batch_of(2**31, 1), ())
+    near, far = batch_of(1, 1), batch_of(2**31, 1, leader_epoch=1)
+    with pytest.raises(SegmentOverflowError) as raised:
+        builder.append(near + far, (), ())
+    assert (raised.value.fits_bytes, raised.value.next_offset) == (len(near), 2)
+    assert builder.next_offset == 1
+    builder.append(near, ())
+    with pytest.raises(SegmentOverflowError) as raised:
+        builder.append(far, (), ())
+    assert (raised.value.fits_bytes, raised.value.next_offset) == (0, 2)
     builder.append(batch_of(2**31 - 1, 1), ())
     assert builder.finish().size_bytes == len(path.read_bytes())
+
+
+def test_a_segment_may_begin_with_a_hole_of_any_size(path: Path) -> None:
+    far, big = 2**40, 4096
+    batches = [batch_of(far + 10 * number, 10, value_bytes=big, timestamp=1000 + number) for number in range(5)]
+    built = build_segment(path, batches, base_offset=7)
+    assert (built.start_offset, built.end_offset, built.missing_offsets) == (7, far + 49, far - 7)
+    base, positions = far + 9, [len(batches[0]) * number for number in range(5)]
+    offsets = decode_offset_index(base, built.indexes.offset_index)
+    assert offsets == [(far + 10 * number + 9, positions[number]) for number in range(1, 5)]
+    times = decode_time_index(base, built.indexes.time_index)
+    assert times == [(1009 + number, far + 10 * number + 9) for number in range(1, 5)]
+    builder = SegmentBuilder(path.with_name("second"), 7, no_time)
+    builder.append(batches[0], ())
+    with pytest.raises(SegmentOverflowError):
+        builder.append(batch_of(far + 9 + 2**31, 1), ())
+    builder.append(batch_of(far + 8 + 2**31, 1), ())
+    assert builder.finish().end_offset == far + 8 + 2**31
 
 
 def test_an_empty_segment_and_a_used_spool_file_are_refused(path: Path) -> None:
