@@ -18,7 +18,6 @@ from collections.abc import Callable, Coroutine
 from typing import cast
 
 from protocol.addresses import AddressOf
-from protocol.api_keys import ApiKey
 from protocol.errors import ProtocolError
 from protocol.frame import frame_length
 from protocol.primitives import Buffer
@@ -423,7 +422,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self.close("drained")
             elif self._has_ended and not self._reader.has_stash:
                 self.close("client")
-        elif self._is_draining and self._timer is None and self._waits_for_long_poll:
+        elif self._is_draining and self._timer is None and self.queue.waits_for_long_poll:
             timeout_s = self._context.limits.half_close_timeout_ms / 1000
             self._timer = self._loop.call_later(timeout_s, self._end_drain)
 
@@ -451,22 +450,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             if self._upstream is not None:
                 self._upstream.unblock()
 
-    @property
-    def _waits_for_long_poll(self) -> bool:
-        """Whether the next answer has to wait for a long poll.
-
-        A broker begins the next request of a connection when it has answered the one before, so a long poll that was
-        answered early delays those behind it. A ShareFetch is not answered early, because it may acknowledge records.
-        """
-        slots, awaiting = self.queue.slots, self.queue.awaiting
-        if not slots or not slots[0].awaits_broker:
-            return False
-        is_answered_early = bool(awaiting) and awaiting[0].answer is not None
-        return is_answered_early or slots[0].api_key == ApiKey.SHARE_FETCH
-
     def _end_drain(self) -> None:
         self._timer = None
-        if self._waits_for_long_poll:
+        if self.queue.waits_for_long_poll:
             self.close("drained")
 
     def close(self, cause: str) -> None:

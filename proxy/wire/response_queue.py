@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from protocol.addresses import AddressOf
+from protocol.api_keys import ApiKey
 from protocol.primitives import Buffer
 from proxy.wire.exchange import BrokerGoneError, Buffers, HandlerState, Request, ResponsePatcher
 
@@ -131,6 +132,17 @@ class ResponseQueue:
 
     def push_answered(self, slot: Slot) -> None:
         self.slots.append(slot)
+
+    @property
+    def waits_for_long_poll(self) -> bool:
+        """Whether the next answer has to wait for a long poll of the broker.
+
+        A broker begins the next request of a connection when it has answered the one before, so a long poll that a
+        drain answered early delays those behind it. A ShareFetch is not answered early: it may acknowledge records."""
+        if not self.slots or not self.slots[0].awaits_broker:
+            return False
+        is_answered_early = bool(self.awaiting) and self.awaiting[0].answer is not None
+        return is_answered_early or self.slots[0].api_key == ApiKey.SHARE_FETCH
 
     @property
     def has_answer(self) -> bool:

@@ -155,25 +155,31 @@ class SegmentBuilder:
         self._file.write(records)
         self._transactions.on_report(aborted_transactions)
         run_start = 0
+        position = self.size_bytes
         for batch, marker in batches:
             first_offset = first_offset_of(batch, self.next_offset)
-            self.missing_offsets += max(0, first_offset - self.next_offset)
-            self._learn_epoch(batch, first_offset, named or ())
+            if first_offset > self.next_offset:
+                self.missing_offsets += first_offset - self.next_offset
+            if not self._leader_epochs or batch.leader_epoch > self._leader_epochs[-1].epoch:
+                self._learn_epoch(batch, first_offset, named or ())
             self._track(batch, marker)
+            size_bytes = batch.end - batch.start
             chunk = self._chunk
-            if chunk is not None and chunk.size_bytes + batch.size_bytes > self._chunk_bytes:
+            if chunk is not None and chunk.size_bytes + size_bytes > self._chunk_bytes:
                 chunk.add_crc(records, run_start, batch.start)
                 self._close_chunk(chunk)
                 chunk = None
             if chunk is None:
                 run_start = batch.start
                 first_timestamp_ms = batch.max_timestamp if batch.is_log_append_time else batch.base_timestamp
-                chunk = self._chunk = _OpenChunk(self.size_bytes, first_offset, first_timestamp_ms)
-            chunk.size_bytes += batch.size_bytes
+                chunk = self._chunk = _OpenChunk(position, first_offset, first_timestamp_ms)
+            chunk.size_bytes += size_bytes
             chunk.last_offset = batch.last_offset
-            chunk.max_timestamp_ms = max(chunk.max_timestamp_ms, batch.max_timestamp)
-            self._indexes.add(batch)
-            self.next_offset = batch.next_offset
+            if batch.max_timestamp > chunk.max_timestamp_ms:
+                chunk.max_timestamp_ms = batch.max_timestamp
+            position += size_bytes
+            self.next_offset = batch.last_offset + 1
+        self._indexes.extend([batch for batch, _ in batches])
         if self._chunk is not None:
             self._chunk.add_crc(records, run_start, len(records))
 
@@ -229,7 +235,8 @@ class SegmentBuilder:
             raise CorruptBatchError(f"{len(records)} bytes of records end in a truncated batch")
         next_offset = self.next_offset
         leader_epoch = NO_LEADER_EPOCH if self.leader_epoch is None else self.leader_epoch
-        at_start = self.size_bytes == 0
+        held_bytes = self.size_bytes
+        at_start = held_bytes == 0
         first_end_offset = self._indexes.first_end_offset
         for batch in batches:
             first_offset = first_offset_of(batch, next_offset)
@@ -244,7 +251,7 @@ class SegmentBuilder:
                 )
             if first_end_offset is None:
                 first_end_offset = batch.last_offset
-            end = self.size_bytes + batch.end
+            end = held_bytes + batch.end
             if end > MAX_RELATIVE or batch.last_offset - first_end_offset > MAX_RELATIVE:
                 raise SegmentOverflowError(
                     f"the segment cannot hold {end} bytes with offsets {self.base_offset} to {batch.last_offset}",
@@ -267,11 +274,10 @@ class SegmentBuilder:
             self._producers.on_data_batch(batch)
 
     def _learn_epoch(self, batch: RecordBatch, first_offset: int, named: Sequence[LeaderEpochEntry]) -> None:
-        """Records the batch's leader epoch. Batches of magic 0 and 1 have none: they continue the last epoch, or 0."""
+        """Records an epoch that begins. Batches of magic 0 and 1 have none: they continue the last epoch, or 0."""
         known = NO_LEADER_EPOCH if self.leader_epoch is None else self.leader_epoch
-        epoch = max(batch.leader_epoch, known, 0)
-        if epoch > known:
-            self._leader_epochs += epochs_begun(EpochHole(known, self.next_offset, epoch, first_offset), named)
+        epoch = max(batch.leader_epoch, 0)
+        self._leader_epochs += epochs_begun(EpochHole(known, self.next_offset, epoch, first_offset), named)
 
     def _close_chunk(self, chunk: _OpenChunk) -> None:
         self._chunks.append(chunk.closed())

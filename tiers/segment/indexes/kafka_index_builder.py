@@ -42,12 +42,8 @@ class KafkaIndexBuilder:
         self._offset_index: list[OffsetPosition] = []
         self._time_index: list[TimestampOffset] = []
 
-    def add(self, batch: RecordBatch) -> None:
-        """Adds one batch. The caller must add every batch, in the log's order."""
-        self.extend((batch,))
-
     def extend(self, batches: Sequence[RecordBatch]) -> None:
-        """Adds one or more batches, in the log's order. A scrub uses it, because one call per batch is slow."""
+        """Adds one or more batches. The caller must add every batch, in the log's order."""
         if self.first_end_offset is None:
             self.first_end_offset = batches[0].last_offset
         self._last_offset = batches[-1].last_offset

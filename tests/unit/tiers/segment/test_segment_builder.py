@@ -203,7 +203,7 @@ def test_holes_of_the_log_are_counted_and_covered(path: Path) -> None:
     assert built.segment_leader_epochs == (LeaderEpochEntry(0, 0),)
 
 
-def test_an_epoch_that_may_begin_in_a_hole_is_asked_for_before_anything_changes(path: Path) -> None:
+def test_an_epoch_that_may_begin_in_a_hole_is_asked_for_first(path: Path) -> None:
     builder = SegmentBuilder(path, 10, no_time, leader_epochs=(LeaderEpochEntry(3, 0),))
     records = batch_of(10, 5, leader_epoch=4) + batch_of(200, 1, leader_epoch=4) + batch_of(300, 1, leader_epoch=6)
     for named in ((), (LeaderEpochEntry(4, 10),)):
