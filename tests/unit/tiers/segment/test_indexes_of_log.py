@@ -52,7 +52,7 @@ def test_lost_indexes_are_rebuilt_between_the_neighbouring_segments(
             assert found.indexes == lost.indexes
 
 
-def test_an_aborted_transaction_whose_beginning_was_compacted_is_listed_again(
+def test_an_aborted_transaction_without_its_first_records_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader and the neighbouring segments name it by its first record, which the cleaner has removed."""

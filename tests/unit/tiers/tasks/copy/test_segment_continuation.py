@@ -127,7 +127,7 @@ async def test_kafkas_transaction_index_knows_open_transactions_after_a_restart(
     assert indexes.history_from == 0
 
 
-async def test_an_aborted_transaction_without_its_first_records_stays_listed(bench: Workbench) -> None:
+async def test_an_aborted_transaction_without_its_first_records_stays(bench: Workbench) -> None:
     """The topic was compacted once: the cleaner removed the aborted record 5, and had not reached record 20 yet.
 
     The leader names the transaction by the offset of the record that is gone, as Kafka's transaction index does."""
