@@ -38,6 +38,7 @@ class StateReason(StrEnum):
     STOPPED = "stopped"
     STAGE_FAILS = "stage-fails"
     NO_OWNER = "no-owner"
+    OWNER_UNFIT = "owner-unfit"
     UNCOPIED_BEFORE = "uncopied-before"
     SHARE_GROUP = "share-group"
     OPEN_TRANSACTION = "open-transaction"

@@ -426,6 +426,9 @@ class _Explanation:
         if owner.name == "":
             sentence = f"Nothing but the missing owner holds it: no process {verb} it while the partition has no owner."
             return why(question, StateReason.NO_OWNER, sentence)
+        if owner.unfit:
+            sentence = f"The owner is unfit: {owner.unfit}. It {verb} it when it is fit again, or the next owner does."
+            return why(question, StateReason.OWNER_UNFIT, sentence)
         return why(question, StateReason.DUE, f"Nothing holds it: the owner {verb} it in one of its next rounds.")
 
     @property

@@ -48,6 +48,7 @@ RULES: Final[Mapping[str, str]] = {
     StateReason.STOPPED: _RULE_2,
     StateReason.STAGE_FAILS: _LOG_RANGE,
     StateReason.NO_OWNER: _OWNERSHIP,
+    StateReason.OWNER_UNFIT: _OWNERSHIP,
     StateReason.UNCOPIED_BEFORE: _RULE_4,
     StateReason.SHARE_GROUP: _RULE_4,
     StateReason.OPEN_TRANSACTION: _LOG_RANGE,

@@ -232,6 +232,10 @@ async def test_alarms_that_are_not_known_are_not_taken_for_none() -> None:
     assert "No alarm is raised." not in unknown
     for facts in (known, replace(known, cluster=None, is_tiered=False)):
         assert "No alarm is raised." in texts(RENDERER.overview(facts))
+    assert known.cluster is not None
+    alone = texts(RENDERER.overview(replace(known, cluster=replace(known.cluster, trouble="connection refused"))))
+    assert "No broker answers." in alone
+    assert "No alarm is raised." not in alone
 
 
 async def test_the_last_events_are_listed_with_their_pages() -> None:

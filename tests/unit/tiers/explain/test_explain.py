@@ -217,6 +217,8 @@ async def test_a_stop_and_a_failing_stage_come_before_every_setting(copied: Work
     assert reasons(failing, NOT_EXPIRED)[0] == HoldReason.UNLIMITED_RETENTION
     without = explain(with_owner(facts, name=""))
     assert reasons(without, ON_BROKER)[0] == StateReason.NO_OWNER
+    unfit = explain(with_owner(facts, unfit="its disk is full"))
+    assert reasons(unfit, ON_BROKER)[0] == StateReason.OWNER_UNFIT
 
 
 async def test_where_an_offset_is(copied: Workbench) -> None:
