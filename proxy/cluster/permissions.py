@@ -1,7 +1,8 @@
 """Finds the rights that the proxy needs at the brokers and does not have, before it needs them.
 
-A broker reports the rights of the client that asks (KIP-430). If the proxy may not even describe a topic, the topic
-looks as if it did not exist, so this module cannot report missing rights on it.
+A broker reports the rights of the client that asks (KIP-430). It lists no topic that the proxy may not even describe,
+and refuses such a topic only if the request names it. So this module names each topic that a rule names in full. It
+cannot report missing rights on a topic that only a pattern matches.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _NAMES: Final = {_READ: "READ", _WRITE: "WRITE", _DELETE: "DELETE", _DESCRIBE_CO
 _OF_OWN_TOPICS: Final = (_READ, _WRITE, _DESCRIBE_CONFIGS)
 _OF_TIERED_TOPICS: Final = (_READ, _DELETE, _DESCRIBE_CONFIGS)
 _GROUP, _TRANSACTION = 0, 1
+_WILDCARDS: Final = frozenset("*?[")
+"""No name of a topic has one of these."""
 _HEARD_WITHIN_MS = 5_000
 """How long a broker may not know a topic that was just created."""
 _ASK_AGAIN_MS = 100
@@ -76,6 +79,10 @@ async def missing_permissions(
     others = await _may_keep(client, FAILED_DELETIONS_TOPIC, said, timeout_ms)
     tiered = sorted(said.keys() - own)
     others += [line for topic in tiered for line in _lacking(topic, said[topic].granted, _OF_TIERED_TOPICS)]
+    for topic in dict.fromkeys(
+        rule.pattern for rule in rules if rule.remote_storage_enable and not _WILDCARDS & set(rule.pattern)
+    ):
+        others += [] if topic in said else await _may_describe(client, topic, timeout_ms)
     if not await may_describe_cluster(client, timeout_ms):
         others.append("DESCRIBE on the cluster, without which nothing is trimmed: a share group may be hidden")
     return essential, others
@@ -126,6 +133,12 @@ async def _may_keep_metadata(
 def _lacking(topic: str, granted: int | None, needed: tuple[int, ...]) -> Iterator[str]:
     if granted is not None:
         yield from (f"{_NAMES[each]} on topic {topic}" for each in needed if not granted & 1 << each)
+
+
+async def _may_describe(client: BrokerClient, topic: str, timeout_ms: int) -> list[str]:
+    found = (await _ask(client, topic, timeout_ms)).get(topic)
+    is_refused = found is not None and found.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return [f"{', '.join(_NAMES[each] for each in _OF_TIERED_TOPICS)} on topic {topic}"] if is_refused else []
 
 
 async def _may_keep(client: BrokerClient, topic: str, said: Mapping[str, _Topic], timeout_ms: int) -> list[str]:

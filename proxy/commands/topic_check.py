@@ -19,6 +19,7 @@ from proxy.config import TidegateConfig
 from tiers.access.open_tier import metadata_to_now
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import READ_UNCOMMITTED, FetchPosition, fetch_raw
+from tiers.config.paused_work import resume_command
 from tiers.config.topic_policy import TopicPolicy, exclusion
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
@@ -75,7 +76,8 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicF
                 lines.append(f"{topic} is not tiered: {reason}")
             found.remarks += await _excluded(config, client, metadata)
             found.remarks += [
-                f"{policy.topic}: an operator paused {', '.join(sorted(policy.paused))}: `tidegate tier resume`"
+                f"{policy.topic}: an operator paused {', '.join(sorted(policy.paused))}:"
+                f" `{resume_command(policy.topic, policy.paused)}`"
                 for policy in policies
                 if policy.paused
             ]

@@ -65,6 +65,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._refused: str | None = None
         """The reason why the TLS settings do not match the broker's; None when there is no such reason."""
         self._is_retired = False
+        self._was_answered = False
+        """Whether the broker has answered a request after the negotiation."""
         self._authentication = asyncio.Lock()
         self._authenticate_at_ms: int | None = None
 
@@ -256,6 +258,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if not self._pending or self._pending[0].correlation_id != correlation_id:
             self.abort(f"answered request {correlation_id} out of order")
             return
+        self._was_answered = bool(self.api_versions)
         response = self._pending.popleft().response
         if not response.done():
             response.set_result(payload)
@@ -269,7 +272,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if isinstance(exc, ssl.SSLError):
             # In TLS 1.3 the broker checks the client's certificate after the client has finished the handshake.
             self._refused = f"{explain(exc)}: {setting_to_change(exc)}"
-        self._fail("closed by the broker" if exc is None else str(exc))
+        said = "closed by the broker" if exc is None else str(exc)
+        if self._credentials is None and self.api_versions and not self._was_answered:
+            said += " before it answered a request: if the listener asks for SASL, set [upstream.sasl]"
+        self._fail(said)
         if not self._closed.done():
             self._closed.set_result(None)
 

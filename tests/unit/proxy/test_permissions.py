@@ -61,12 +61,19 @@ class Brokers:
         self.listed = answer(topics)
         self._later = iter(later)
         self.on_cluster = ALL
+        self.hidden: set[str] = set()
+        """The topics that the proxy may not describe."""
 
     async def request_raw(self, node_id: int | None, message: Any, timeout_ms: int, **versions: int) -> Any:
         assert isinstance(message, MetadataRequest)
         assert message.include_topic_authorized_operations
         if message.topics is None:
             return self.listed, VERSION
+        (asked,) = message.topics
+        if asked.name != METADATA_TOPIC:
+            is_hidden = asked.name in self.hidden
+            error = ErrorCode.TOPIC_AUTHORIZATION_FAILED if is_hidden else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return answer([topic(asked.name, None, error)]), VERSION
         code, granted = next(self._later)
         return answer([topic(METADATA_TOPIC, granted, code)]), VERSION
 
@@ -123,6 +130,15 @@ async def test_only_the_rights_on_own_and_on_tiered_topics_count() -> None:
     assert await missing(brokers, "orders-*", "__*") == (
         ["DESCRIBE_CONFIGS on topic metadata"],
         ["DESCRIBE_CONFIGS on topic orders-eu"],
+    )
+
+
+async def test_a_topic_that_a_rule_names_and_the_broker_hides_lacks_all_rights() -> None:
+    brokers = Brokers([topic(METADATA_TOPIC, ALL)])
+    brokers.hidden = {"orders", "payments"}
+    assert await missing(brokers, "orders", "pay*", "not-created-yet") == (
+        [],
+        ["READ, DELETE, DESCRIBE_CONFIGS on topic orders"],
     )
 
 

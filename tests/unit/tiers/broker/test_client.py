@@ -63,6 +63,21 @@ async def test_metadata_is_read_as_the_broker_says() -> None:
     assert metadata.partition(TopicIdPartition(UUID(int=8), 0, "orders")) is None
 
 
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_broker_that_answers_no_request_may_ask_for_sasl(answered: bool) -> None:
+    """A listener with SASL answers ApiVersions to everybody, and ends the connection at the next request."""
+    async with ScriptedBroker() as broker:
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test", request_timeout_ms=1000)
+        if answered:
+            await client.metadata()
+        broker.script(ApiKey.METADATA, deliver=delivery.closed_after(0), times=100)
+        with pytest.raises(BrokerError) as raised:
+            await client.request(None, MetadataRequest(topics=None), 1000)
+        await client.close()
+    assert "closed by the broker" in str(raised.value)
+    assert ("if the listener asks for SASL, set [upstream.sasl]" in str(raised.value)) is not answered
+
+
 async def test_callers_share_the_refresh_that_begins_after_they_asked() -> None:
     async with ScriptedBroker() as broker:
         client = client_of(broker, clock_ms=lambda: 1000)
