@@ -48,7 +48,7 @@ TIDEGATE_TOML = '[upstream]\n"bootstrap.servers" = "k:9092"\n[storage]\nimplemen
         (["--to", "ftp://x"], "ftp://x: expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH"),
         (
             ["--to", "x", "--value-schema", "json:nowhere.json"],
-            "No such file or directory: 'nowhere.json' See: tidegate-pipeline export --help",
+            "No such file or directory: 'nowhere.json'. See: tidegate-pipeline export --help",
         ),
     ],
 )

@@ -154,14 +154,17 @@ def explained(error: Exception, failed: int = FAILED) -> tuple[str, int]:
             return str(error), failed
     # These are Click's errors about the command line, whose base class typer does not export.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return f"{error.format_message()}{_see_help(error)}", MISUSED
+        return _with_help(error.format_message(), getattr(error, "ctx", None)), MISUSED
     logger.debug("the traceback of the internal error", exc_info=error)
     return f"internal error: {type(error).__name__}: {error}", failed
 
 
-def _see_help(error: Any) -> str:
-    context = getattr(error, "ctx", None)
-    return "" if context is None else f" See: {context.command_path} --help"
+def _with_help(message: str, context: Any) -> str:
+    """Returns the message with a reference to the command's help."""
+    if context is None:
+        return message
+    stop = "" if message.endswith((".", "?")) else "."
+    return f"{message}{stop} See: {context.command_path} --help"
 
 
 def show_json(answer: object) -> None:

@@ -29,7 +29,7 @@ def config(tmp_path: Path) -> Path:
     [
         (["serve"], "there is no configuration: name a file with --config or TIDEGATE_CONFIG"),
         (["serve", "--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file or directory"),
-        (["serve", "--confg", "x"], "No such option: --confg"),
+        (["serve", "--confg", "x"], "(Possible options: --config). See: tidegate serve --help"),
         (["tier", "segments"], "Missing argument 'TOPIC[:PARTITION]'. See: tidegate tier segments --help"),
         (["sevre"], "No such command 'sevre'"),
         (["tier", "sevre"], "No such command 'sevre'"),
