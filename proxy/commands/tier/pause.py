@@ -28,6 +28,7 @@ _MEANINGS: Mapping[TierWork, str] = {
     TierWork.EXPIRING: "no remote segment is deleted by retention",
     TierWork.READING: "clients get an error that they retry for remote offsets, and for searches by timestamp",
 }
+_OF_DELETIONS = {TierWork.TRIMMING, TierWork.EXPIRING}
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Copying = Annotated[bool, typer.Option("--copying", help="Copying to the store.")]
 Trimming = Annotated[bool, typer.Option("--trimming", help="Trimming of the brokers' logs.")]
@@ -101,9 +102,16 @@ def _run(config: Path, topic: str, work: Collection[TierWork], *, is_paused: boo
     if not found.changes:
         say("Nothing to change.")
     elif write:
-        say(f"The change of {topic} was recorded. Owners obey it within 10 s, and before each trim and expiry.")
+        say(f"The change of {topic} was recorded. {_obeyed(work)}")
     else:
         say("Nothing was written. Use --yes to write.")
+
+
+def _obeyed(work: Collection[TierWork]) -> str:
+    """Returns who obeys a change of this work, and when."""
+    who = "Every proxy obeys" if TierWork.READING in work else "The owners obey"
+    before = " The owners also obey it before each trim and expiry." if _OF_DELETIONS & {*work} else ""
+    return f"{who} it within 10 s.{before}"
 
 
 def _state(is_paused: bool) -> str:

@@ -89,6 +89,23 @@ def test_a_pause_without_options_stops_the_owner_and_no_reader(operator: Operato
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--reading"], "Every proxy obeys it within 10 s."),
+        (["--copying"], "The owners obey it within 10 s."),
+        (["--trimming"], "The owners obey it within 10 s. The owners also obey it before each trim and expiry."),
+        (
+            ["--reading", "--expiring"],
+            "Every proxy obeys it within 10 s. The owners also obey it before each trim and expiry.",
+        ),
+    ],
+)
+def test_the_answer_says_who_obeys_and_when(options: list[str], said: str, operator: Operator) -> None:
+    code, out = operator.run("pause", "orders", "--yes", *options)
+    assert (code, out.splitlines()[-1]) == (0, f"The change of orders was recorded. {said}")
+
+
 def test_a_partition_cannot_be_paused(operator: Operator) -> None:
     code, out = operator.run("pause", "orders:0")
     assert (code, operator.asked) == (2, [])
