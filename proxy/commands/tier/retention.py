@@ -114,7 +114,11 @@ def retention(
             " line in the files of all proxies."
         )
     if found.changes:
-        say("The total was recorded." if yes else "Nothing was written. Use --yes to write.")
+        say("The total was recorded." if yes else f"Nothing was written. Use --yes to write.{_warning(found)}")
+
+
+def _warning(found: RetentionChange) -> str:
+    return " Expired records cannot be restored." if found.expires else ""
 
 
 async def change_retention(config: TidegateConfig, topic: str, wanted: TotalRetention, write: bool) -> RetentionChange:

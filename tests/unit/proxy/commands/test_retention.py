@@ -45,10 +45,11 @@ class Operator:
     def __init__(self, config: Path) -> None:
         self.config = config
         self.asked: list[tuple[str, TotalRetention, bool]] = []
+        self.answer = CHANGE
 
     async def change(self, settings: object, topic: str, wanted: TotalRetention, write: bool) -> RetentionChange:
         self.asked.append((topic, wanted, write))
-        return CHANGE
+        return self.answer
 
     def run(self, *arguments: str) -> tuple[int, str]:
         done = CliRunner().invoke(cli.app, ["tier", "retention", *arguments, "--config", str(self.config)])
@@ -97,6 +98,13 @@ def test_without_yes_nothing_is_written(operator: Operator) -> None:
         ("orders", TotalRetention(60), False),
         ("orders", TotalRetention(60, -1), True),
     ]
+
+
+def test_the_answer_says_that_expired_records_cannot_be_restored(operator: Operator) -> None:
+    warning = "Use --yes to write. Expired records cannot be restored."
+    assert warning in operator.run("orders", "--minutes", "60")[1]
+    operator.answer = replace(CHANGE, expires=())
+    assert warning not in operator.run("orders", "--minutes", "60")[1]
 
 
 def test_the_answer_is_for_programs_too(operator: Operator) -> None:
