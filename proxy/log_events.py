@@ -143,7 +143,7 @@ OTHER_EVENTS: Final = {
     "replacing the child process of a store, because a call passed its deadline": "store-process-replaced",
     "serving …:…": "serving",
     "some metadata partitions cannot be read yet": "metadata-partitions-unreadable",
-    "starting … workers": "workers-starting",
+    "starting the workers": "workers-starting",
     "stopped": "stopped",
     "stopping": "stopping",
     "the broker's answer for the offsets behind a gap cannot be read": "answer-behind-gap-unreadable",

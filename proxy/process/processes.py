@@ -162,7 +162,7 @@ async def _serve(config: TidegateConfig, file: Path) -> bool:
                 admin_pages(at, pages, facts, access, installed_version(), reload=lambda: reload)
             )
         take_reloads()
-        logger.info("starting %d workers", config.workers)
+        logger.info("starting the workers", extra={"workers": config.workers})
         is_well = await supervisor.run(stop)
     logger.info("all processes ended")
     return is_well

@@ -38,8 +38,9 @@ async def refuse_beside_owners(client: BrokerClient, topics: Iterable[str]) -> N
     for topic in topics:
         owners = len(await group_members(client, topic, TIMEOUT_MS))
         if owners:
+            own = "1 process owns" if owners == 1 else f"{owners} processes own"
             raise RemoteTierError(
-                f"{owners} processes own partitions of {topic}: stop every `tidegate serve` of this cluster, and wait "
+                f"{own} partitions of {topic}: stop every `tidegate serve` of this cluster, and wait "
                 "until their sessions end"
             )
 

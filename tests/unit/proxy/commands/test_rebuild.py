@@ -190,7 +190,7 @@ async def test_a_rebuild_waits_for_the_owners_of_both_topics(monkeypatch: pytest
     monkeypatch.setattr("tiers.upkeep.importing.group_members", group_members)
     client = BrokerClient([("127.0.0.1", 1)], client_id="test")
     await refuse_beside_owners(client, ["__new"])
-    with pytest.raises(RemoteTierError, match="1 processes own partitions of __old"):
+    with pytest.raises(RemoteTierError, match="1 process owns partitions of __old"):
         await refuse_beside_owners(client, ["__new", "__old"])
     assert topics_replaced("__old", RebuildOptions(into="__new")) == ["__old", "__new"]
     assert topics_replaced("__old", RebuildOptions()) == ["__old"]
