@@ -9,7 +9,7 @@ from typing import Final
 
 from aiohttp import web
 
-from proxy.admin.api import number, partition_number, topic_query
+from proxy.admin.api import DOCUMENT, number, partition_number, topic_query
 from proxy.admin.html import Renderer
 from proxy.admin.source import FactSource, FactsUnavailableError
 
@@ -80,8 +80,8 @@ def page_routes(source: FactSource, version: str) -> list[tuple[str, Handler]]:
         return renderer.runbook(request.match_info["alarm"])
 
     async def nothing(request: web.Request) -> web.Response:
-        if request.path.startswith("/api/"):
-            return web.json_response({"error": "there is no such page"}, status=404)
+        if f"{request.path}/".startswith("/api/"):
+            return web.json_response({"error": f"there is no such page: {DOCUMENT} lists all"}, status=404)
         text = renderer.message("Not found", "There is no such page.")
         return web.Response(status=404, text=text, content_type="text/html", headers=HEADERS)
 

@@ -124,6 +124,11 @@ async def test_an_unknown_topic_is_not_found() -> None:
     assert (await asked(facts(), "/api/v1/topics/orders-0000/99"))[0] == 404
 
 
+async def test_an_unknown_path_leads_to_the_document() -> None:
+    for path in ("/api", "/api/v1", "/api/v1/", "/api/v1/nosuch"):
+        assert await asked(facts(), path) == (404, {"error": f"there is no such page: {DOCUMENT} lists all"})
+
+
 async def test_a_query_filters_sorts_and_pages() -> None:
     _, answer = await asked(facts(), "/api/v1/topics?search=ORDERS&sort=size&descending=true")
     sizes = [sum(each["bytes"].values()) for each in answer["topics"]]

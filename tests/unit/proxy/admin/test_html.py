@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import AsyncIterator, Mapping
@@ -99,12 +98,6 @@ async def test_what_the_tier_does_not_know_is_not_found(path: str) -> None:
     assert status == 404
     assert "Not found" in texts(html)
     assert 'aria-label="Pages"' in html
-
-
-async def test_an_api_that_does_not_exist_answers_json() -> None:
-    async with served(ScriptedFacts()) as url:
-        status, text, _ = await get(f"{url}/api/v1/nosuch")
-    assert (status, json.loads(text)) == (404, {"error": "there is no such page"})
 
 
 async def test_paused_topics_are_on_the_overview_and_are_no_alarm() -> None:
