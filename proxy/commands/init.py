@@ -94,12 +94,16 @@ def init(
     answers = Answers(bootstrap_port=bootstrap_port, base_port=base_port, store=chosen)
 
     def asked(key: str, option: str, value: str | None, question: str, default: str | None = None) -> None:
-        """Adds an answer. On a terminal it asks again until Tidegate can read a file with the answer."""
+        """Adds an answer. On a terminal it asks again until Tidegate can read a file with the answer.
+
+        Raises `ConfigError` if it cannot read a file with the value of the option."""
         nonlocal answers
 
         def mistake_in(answer: str) -> str | None:
-            return mistake_of(answers.with_answer(key, answer))
+            return mistake_of(answers.with_answer(key, answer), "the answer")
 
+        if value is not None:
+            refuse(mistake_of(answers.with_answer(key, value), option))
         answers = answers.with_answer(key, ask(option, value, question, default, mistake_in=mistake_in))
 
     asked("bootstrap_servers", "--bootstrap-servers", bootstrap_servers, "Brokers (host:port, ...)")
@@ -112,6 +116,7 @@ def init(
             asked("bucket", "--bucket", bucket, "Bucket, which must exist")
             asked("region", "--region", region, "Region", "us-east-1")
             answers = replace(answers, endpoint_url=endpoint_url or "")
+            refuse(mistake_of(answers, "--endpoint-url"))
         case Store.HDFS:
             asked("url", "--url", url, "Address of the NameNode (hdfs://host:port)")
             asked("path", "--path", path, "Folder of the remote tier")
@@ -158,25 +163,27 @@ class _Questions:
                 return answer
 
 
-def mistake_of(answers: Answers) -> str | None:
-    """Returns why Tidegate could not read a file with the answers. None: it can."""
+def mistake_of(answers: Answers, source: str) -> str | None:
+    """Returns why Tidegate could not read a file with the answers. None: it can. The message begins with `source`."""
     try:
         text = text_of(answers)
         text.encode()
-        parse_config_text(text, TidegateConfig, "the answer")
+        parse_config_text(text, TidegateConfig, source)
     except UnicodeEncodeError:
-        return "the answer has bytes that are no text"
+        return f"{source}: it has bytes that are no text"
     except ConfigError as error:
         return str(error)
     return None
 
 
+def refuse(mistake: str | None) -> None:
+    if mistake is not None:
+        raise ConfigError(mistake)
+
+
 def write(file: Path, answers: Answers) -> None:
     """Writes the file, and removes it again if Tidegate could not read it. Raises `ConfigError`, `OSError`."""
-    try:
-        content = text_of(answers).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError("an answer has bytes that are no text") from error
+    content = text_of(answers).encode()
     with file.open("xb") as opened:
         opened.write(content)
     try:
@@ -195,7 +202,7 @@ def text_of(answers: Answers) -> str:
 
 [upstream]
 bootstrap.servers = {_array(servers)}    # some brokers are enough: Tidegate finds the others
-# The proxy needs the rights of an administrator. `tidegate check` lists the missing ones.
+# docs/operations.md, "Rights", lists the rights that the proxy needs. `tidegate check` names the missing ones.
 # [upstream.sasl]
 # mechanism = "SCRAM-SHA-512"
 # username = "tidegate"
@@ -207,7 +214,7 @@ advertised.host = {_string(answers.advertised_host)}
 bootstrap.port = {answers.bootstrap_port}
 base.port = {answers.base_port}
 
-[admin]                           # the page, /metrics, /livez, /readyz
+[admin]                           # the page, /metrics, /livez, /servez, /readyz
 host = "127.0.0.1"                # another address needs token.file
 port = 9190
 
