@@ -42,10 +42,10 @@ _FIRST_PAUSE_MS = 20
 _LONGEST_PAUSE_MS = 400
 _BOUNDS_TIMEOUT_MS = 5_000
 _TIERED_STORAGE_OF_KAFKA = "remote.log.storage.system.enable"
+_STEPS = "see 'The metadata topic is lost' in docs/operations.md"
 REBUILD_AFTER_GROWTH = (
     "the number of partitions must not change after the first record, since later records of a user partition would be"
-    " in another metadata partition than the earlier ones. Rebuild the metadata into a new topic: see 'The metadata"
-    " topic is lost' in docs/operations.md"
+    f" in another metadata partition than the earlier ones. Rebuild the metadata into a new topic: {_STEPS}"
 )
 
 RefusalToCreate = Callable[[], Awaitable[str | None]]
@@ -59,7 +59,7 @@ class MetadataTopicLostError(RemoteLogMetadataError):
     """The topic that a saved state was read from is gone. No other topic may replace it, old or new."""
 
     def __init__(self, loss: str) -> None:
-        super().__init__(f"{loss}: see 'The metadata topic is lost' in docs/operations.md")
+        super().__init__(f"{loss}: {_STEPS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,9 @@ async def check_metadata_topic(client: BrokerClient, settings: MetadataTopicSett
         raise MetadataTopicUnfitError(
             f"topic {settings.name} has {len(topic.partitions)} partitions and {settings.partition_count} are"
             " configured (remote.log.metadata.topic.num.partitions): the records of most user partitions would be"
-            " looked for in the wrong place"
+            " looked for in the wrong place. Set the number that the topic was created with. If the topic was grown"
+            f" later, rebuild the metadata into a new topic: {_STEPS}. If no tier has used the topic yet, delete it and"
+            " the folder state.path: the proxy creates both again"
         )
     configs = await _describe(client, None, _TOPIC_RESOURCE, settings.name, [*_REQUIRED, _DELETE_RETENTION], timeout_ms)
     for key, required in _REQUIRED.items():

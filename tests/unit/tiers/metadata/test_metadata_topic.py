@@ -132,15 +132,20 @@ async def test_the_topic_of_kafkas_own_tier_is_not_to_be_altered(name: str, is_w
     assert ("If the topic is Kafka's, do not alter it: set remote.log.metadata.topic.name" in said) is is_warned
 
 
-async def test_another_number_of_partitions_names_the_setting() -> None:
+async def test_another_number_of_partitions_names_the_setting_and_what_to_do() -> None:
     async with ScriptedBroker() as broker:
         broker.topics = [TOPIC]
         client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
-        with pytest.raises(
-            MetadataTopicUnfitError, match=r"50 are configured \(remote\.log\.metadata\.topic\.num\.part"
-        ):
+        with pytest.raises(MetadataTopicUnfitError) as raised:
             await open_metadata_topic(client, MetadataTopicSettings(TOPIC.name, 50), 30_000)
         await client.close()
+    for said in (
+        "50 are configured (remote.log.metadata.topic.num.partitions)",
+        "Set the number that the topic was created with",
+        "rebuild the metadata into a new topic: see 'The metadata topic is lost' in docs/operations.md",
+        "delete it and the folder state.path",
+    ):
+        assert said in str(raised.value)
 
 
 @pytest.mark.parametrize(
