@@ -257,7 +257,12 @@ _PROBES: Final = {
         "remote tier has a problem. With workers, one that serves is enough.",
         _REASONS,
     ),
-    "/readyz": _probe("readyz", "Whether the proxy serves, and no process of it found a problem.", _REASONS),
+    "/readyz": _probe(
+        "readyz",
+        "Whether the proxy serves, every broker has a listener, the brokers accept the proxy, and the metadata topic "
+        "can be used. Other problems are alarms alone. With workers, each process must be ready.",
+        _REASONS,
+    ),
 }
 
 

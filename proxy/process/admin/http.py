@@ -1,9 +1,10 @@
 """The admin port: the page, its API, `/metrics` for Prometheus, and the probes of process managers and load balancers.
 
 A process is live while its event loop runs (`/livez`). It serves while it can relay requests to the brokers
-(`/servez`). It is ready while it also found no problem (`/readyz`). Proxies share problems, such as lost metadata. Then
-a load balancer that asks `/readyz` takes all proxies from the clients, also from those that need local records alone.
-So a load balancer asks `/servez`. `/servez` and `/readyz` answer 503 with one line per reason.
+(`/servez`). It is ready while, besides, every broker has a listener, the brokers accept the proxy, and the metadata
+topic can be used (`/readyz`). Other problems are alarms alone. Proxies share problems, such as lost metadata. Then a
+load balancer that asks `/readyz` takes all proxies from the clients, also from those that need local records alone. So
+a load balancer asks `/servez`. `/servez` and `/readyz` answer 503 with one line per reason.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ Reasons = Callable[[], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`not_serving` returns why the process can serve no client at all. `not_ready` returns these reasons too, and the
-    problems of a process that serves."""
+    """`not_serving` returns why the process can serve no client at all. `not_ready` returns these reasons too, and
+    those of a process that serves: brokers without a listener, a rejected login, unusable metadata."""
 
     not_serving: Reasons
     not_ready: Reasons
