@@ -29,7 +29,7 @@ from proxy.admin.facts import ProcessState
 from proxy.process.admin.process_alarms import ProcessAlarm
 from tiers.config.paused_work import TierWork
 from tiers.metric_spec import FROM_THE_START, MetricSpec
-from tiers.reader.read_accounts import MAX_CLIENTS, OTHERS
+from tiers.reader.read_accounts import MAX_CLIENTS, MAX_TOPICS, OTHERS
 from tiers.tasks.alarms import STATES, AlarmReason
 from tiers.tasks.bounds import BOUNDS
 from tiers.tasks.metrics import STAGES
@@ -118,6 +118,10 @@ def series_per_partition() -> int:
     return sum("partition" in spec.labels for spec in all_metrics())
 
 
+def _series_per_client() -> int:
+    return sum("client_id" in spec.labels for spec in all_metrics())
+
+
 INTRODUCTION = """\
 # Metrics
 
@@ -170,7 +174,10 @@ def _labels() -> Iterator[str]:
 def _cardinality() -> Iterator[str]:
     yield "## How many series there are"
     yield ""
-    yield "No client and no record can add a series. The settings and the tiered topics alone decide their number."
+    yield "No record can add a series. The settings, the tiered topics and the client ids decide how many there are."
+    yield f"A client id adds {_series_per_client()} series for each topic that it reads from the remote tier."
+    yield f"A process has at most {MAX_CLIENTS} client ids, and at most {MAX_TOPICS} topics of each. The rest counts as"
+    yield f"`{OTHERS}`."
     yield f"A topic adds {series_per_topic()} series to each process that copies a partition of it. A partition adds"
     yield f"{series_per_partition()} series to the process that copies it."
 
