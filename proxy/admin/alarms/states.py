@@ -245,7 +245,10 @@ STATES: Final[tuple[Alarm, ...]] = (
         "proxy-rejected",
         Kind.PROCESS,
         ("the brokers reject the proxy",),
-        "The proxy's own credentials in `[upstream.sasl]` are wrong.",
+        (
+            "The proxy's own credentials in `[upstream.sasl]` are wrong. Only a proxy that already ran has the alarm. "
+            "If the brokers reject a proxy at its start, `tidegate serve` ends with exit code 1."
+        ),
         "Copying, and answers from the remote tier. The proxy is not ready.",
         "Correct `[upstream.sasl]`, and restart.",
     ),
