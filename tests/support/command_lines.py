@@ -287,5 +287,5 @@ PROGRAMS: Final[dict[str, Callable[[Words], None]]] = {
     "helm": helm,
     "curl": curl,
     **dict.fromkeys(TOOLS, kafka_tool),
-    **dict.fromkeys(("git", "cd", "install", "mkdir", "systemctl", "systemd-run", "useradd", "venv-pack"), other),
+    **dict.fromkeys(("git", "cd", "install", "mkdir", "rm", "systemctl", "systemd-run", "useradd", "venv-pack"), other),
 }

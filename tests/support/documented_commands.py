@@ -58,6 +58,8 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
         "kafka-producer-perf-test.sh": TRANSCRIPT,
         "kafka-get-offsets.sh": TRANSCRIPT,
         "kafka-console-consumer.sh": TRANSCRIPT,
+        "kafka-consumer-groups.sh": TRANSCRIPT,
+        "rm -r try-tier": TRANSCRIPT,
     },
     "docs/operations.md": {
         "curl -X POST": "tests/unit/proxy/test_admin_access.py",

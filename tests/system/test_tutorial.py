@@ -113,6 +113,7 @@ def test_a_reader_of_the_tutorial_sees_both_tiers(kafka: KafkaCluster, tools: Ka
         "= 19092": f"= {bootstrap}",
         "= 19093": f"= {bootstrap + 1}",
         # The cluster of this run has a metadata topic of other tests, and the machine may have another proxy.
+        "__remote_log_metadata": "__try_metadata",
         "[upstream]": f'remote.log.metadata.topic.name = "__try_metadata"\n[admin]\nport = {admin}\n[upstream]',
     }
     reader = Reader("docs/start.md", tmp_path, here, tools)
@@ -130,6 +131,11 @@ def test_a_reader_of_the_tutorial_sees_both_tiers(kafka: KafkaCluster, tools: Ka
         records = reader.run(reader.next_is("kafka-console-consumer.sh")).splitlines()
         assert len(records) == 20_000
         assert {len(record) for record in records} == {1_000}
+    reader.run(reader.next_is("--delete --topic try-tidegate"))
+    reader.run(reader.next_is("--delete --topic __remote_log_metadata"))
+    assert "was successful" in reader.run(reader.next_is("kafka-consumer-groups.sh"))
+    reader.run(reader.next_is("rm -r"))
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
     assert reader.is_done()
 
 
