@@ -323,7 +323,7 @@ async def test_copying_that_falls_behind_the_retention_is_an_alarm(running: Runn
     policy = replace(POLICY, partition_count=1, retention_ms=40, segment_bytes=1 << 20)
     running.topics.policies = {policy.topic_id: policy}
     async with running.run():
-        await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") == 1)
+        await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") >= 1)
 
 
 async def test_copying_that_falls_behind_alarms_while_nothing_expires(running: Running) -> None:
@@ -331,7 +331,7 @@ async def test_copying_that_falls_behind_alarms_while_nothing_expires(running: R
     policy = replace(POLICY, partition_count=1, broker_retention=Retention(40, -1), segment_bytes=1 << 20)
     running.topics.policies = {policy.topic_id: policy}
     async with running.run():
-        await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") == 1)
+        await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") >= 1)
 
 
 async def test_a_partition_that_comes_back_waits_for_its_cancelled_step(
