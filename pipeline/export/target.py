@@ -168,7 +168,10 @@ class FolderTarget:
         return (self._root / name).read_bytes()
 
     def create(self, name: str, source: Path) -> bool:
-        return not (self._root / name).exists() and self.publish(self.stage(name, source))
+        if (self._root / name).exists():
+            sync_folder((self._root / name).parent)
+            return False
+        return self.publish(self.stage(name, source))
 
     def stage(self, name: str, source: Path) -> StagedFile:
         staged = StagedFile(name, str(uuid.uuid4()))
@@ -191,12 +194,14 @@ class FolderTarget:
         create_folder(target.parent)
         try:
             target.hardlink_to(self._root / _hidden_name(staged))
-            sync_folder(target.parent)
+            is_new = True
         except (FileExistsError, FileNotFoundError):
-            return False
+            is_new = False
         finally:
             self.discard(staged)
-        return True
+        # The process that published a name may have died before this line, so this syncs also for a name that exists.
+        sync_folder(target.parent)
+        return is_new
 
     def discard(self, staged: StagedFile) -> None:
         (self._root / _hidden_name(staged)).unlink(missing_ok=True)

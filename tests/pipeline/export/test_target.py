@@ -63,6 +63,11 @@ def test_the_name_of_a_published_file_is_durable(
     synced.clear()
     assert target.create("orders/0/1-2.parquet", source)
     assert synced[-3:] == [("lake", ["orders"]), ("orders", ["0"]), ("0", ["1-2.parquet"])]
+    synced.clear()
+    staged = target.stage("orders/0/1-2.parquet", source)
+    assert not target.publish(staged)
+    assert not target.create("orders/0/1-2.parquet", source)
+    assert synced == [("0", ["1-2.parquet"])] * 2
 
 
 @pytest.mark.parametrize("place", PLACES)
