@@ -79,10 +79,12 @@ async def missing_permissions(
     others = await _may_keep(client, FAILED_DELETIONS_TOPIC, said, timeout_ms)
     tiered = sorted(said.keys() - own)
     others += [line for topic in tiered for line in _lacking(topic, said[topic].granted, _OF_TIERED_TOPICS)]
-    for topic in dict.fromkeys(
+    named = dict.fromkeys(
         rule.pattern for rule in rules if rule.remote_storage_enable and not _WILDCARDS & set(rule.pattern)
-    ):
-        others += [] if topic in said else await _may_describe(client, topic, timeout_ms)
+    )
+    for topic in named:
+        if topic not in said and not is_internal(topic):
+            others += await _may_describe(client, topic, timeout_ms)
     if not await may_describe_cluster(client, timeout_ms):
         others.append("DESCRIBE on the cluster, without which nothing is trimmed: a share group may be hidden")
     return essential, others

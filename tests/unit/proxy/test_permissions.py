@@ -135,8 +135,8 @@ async def test_only_the_rights_on_own_and_on_tiered_topics_count() -> None:
 
 async def test_a_topic_that_a_rule_names_and_the_broker_hides_lacks_all_rights() -> None:
     brokers = Brokers([topic(METADATA_TOPIC, ALL)])
-    brokers.hidden = {"orders", "payments"}
-    assert await missing(brokers, "orders", "pay*", "not-created-yet") == (
+    brokers.hidden = {"orders", "payments", "__hidden"}
+    assert await missing(brokers, "orders", "pay*", "not-created-yet", "__hidden") == (
         [],
         ["READ, DELETE, DESCRIBE_CONFIGS on topic orders"],
     )
