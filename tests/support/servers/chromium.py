@@ -108,6 +108,7 @@ async def browser_page(program: str = "chromium") -> AsyncIterator[BrowserPage]:
         "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
         f"--user-data-dir={folder}", "about:blank",
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(folder)},
     )  # fmt: skip
     try:
         async with aiohttp.ClientSession() as session:
