@@ -146,7 +146,7 @@ async def test_a_clamp_leaves_what_it_cut_alone(root: Path, log: WrittenLog) -> 
         assert plan_merges(bench.metadata, bench.partition, LIMITS) == []
 
 
-@pytest.mark.parametrize("named", [COMPACTED_EPOCHS, None], ids=["the leader named", "nobody named"])
+@pytest.mark.parametrize("named", [COMPACTED_EPOCHS, None], ids=["the leader named", "no leader named"])
 async def test_a_merged_segment_has_the_epochs_that_begin_in_holes(
     root: Path, tmp_path: Path, named: tuple[LeaderEpochEntry, ...] | None
 ) -> None:

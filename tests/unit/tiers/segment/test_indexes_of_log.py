@@ -68,7 +68,7 @@ def test_an_aborted_transaction_without_its_first_records_is_listed(
 
 
 @pytest.mark.parametrize("ends", [[1, 3, 6], [2, 4, 6], [1, 2, 3, 4, 5, 6], [6]])
-@pytest.mark.parametrize("named", [COMPACTED_EPOCHS, None], ids=["the leader named", "nobody named"])
+@pytest.mark.parametrize("named", [COMPACTED_EPOCHS, None], ids=["the leader named", "no leader named"])
 def test_epochs_that_begin_in_a_hole_begin_there_again(
     tmp_path: Path, ends: list[int], named: tuple[LeaderEpochEntry, ...] | None
 ) -> None:

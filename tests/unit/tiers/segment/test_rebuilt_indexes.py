@@ -95,7 +95,7 @@ def test_the_builder_makes_the_indexes_that_the_log_gives(
 
 
 @pytest.mark.parametrize("ends", [[1, 3, 6], [2, 4, 6], [6]])
-@pytest.mark.parametrize("named", [COMPACTED_EPOCHS, None], ids=["the leader named", "nobody named"])
+@pytest.mark.parametrize("named", [COMPACTED_EPOCHS, None], ids=["the leader named", "no leader named"])
 def test_an_epoch_may_begin_in_a_hole(
     tmp_path: Path, ends: list[int], named: tuple[LeaderEpochEntry, ...] | None
 ) -> None:
