@@ -134,9 +134,9 @@ async def open_state(folder: Path) -> OpenTier:
         client,
         cast("ClusterMetadata", None),
         cast("TopicBasedRemoteLogMetadataManager", reader),
-        cast("LocatedRemoteStorageManager", NoUploads()),
-        "bench",
-        KeyRing(),
+        storage=cast("LocatedRemoteStorageManager", NoUploads()),
+        cluster_id="bench",
+        key_ring=KeyRing(),
     )
 
 

@@ -13,7 +13,7 @@ from pipeline.config import load_pipeline_config
 from pipeline.maintenance.usage import Prices, UsageReport, check_tiered, day_text, written_objects
 from pipeline.maintenance.usage import usage as usage_job
 from pipeline.maintenance.usage_line import DAY_MS, UsageBy, UsageLine
-from tiers.commands.console import TERMINAL, say, show_json, show_table
+from tiers.commands.console import TERMINAL, say, show_json, show_table, size_cell
 
 
 def usage(
@@ -77,13 +77,14 @@ def _json(line: UsageLine, prices: Prices) -> dict[str, object]:
 
 def _print(report: UsageReport, prices: Prices, ages: dict[str, int]) -> None:
     headings = (
-        *("topic", "partition", "day", "segments", "log bytes", "of it encryption", "index bytes", "manifest bytes"),
-        *("unfinished bytes", "orphan bytes", "total bytes", "per month", "to write"),
+        *("topic", "partition", "day", "segments", "log", "of it encryption", "indexes", "manifest"),
+        *("unfinished", "orphans", "total", "per month", "to write"),
     )
     rows = [
         (
-            *(each.topic, each.partition, day_text(each.day), each.segments, each.log_bytes, each.overhead_bytes),
-            *(each.index_bytes, each.manifest_bytes, each.unfinished_bytes, each.orphan_bytes, each.total_bytes),
+            *(each.topic, each.partition, day_text(each.day), each.segments),
+            *map(size_cell, (each.log_bytes, each.overhead_bytes, each.index_bytes, each.manifest_bytes)),
+            *map(size_cell, (each.unfinished_bytes, each.orphan_bytes, each.total_bytes)),
             *(_money(prices.of_month(each.total_bytes)), _money(prices.of_requests(written_objects(each)))),
         )
         for each in report.lines
@@ -91,12 +92,12 @@ def _print(report: UsageReport, prices: Prices, ages: dict[str, int]) -> None:
     shown = [
         number
         for number, heading in enumerate(headings)
-        if heading in ("topic", "total bytes") or any(row[number] is not None for row in rows)
+        if heading in ("topic", "total") or any(row[number] is not None for row in rows)
     ]
     show_table(
         [headings[number] for number in shown], ([row[number] for number in shown] for row in rows), headings[3:]
     )
-    show_table(("latest record", "bytes"), ages.items(), ("bytes",))
+    show_table(("latest record", "size"), ((age, size_cell(size)) for age, size in ages.items()), ("size",))
     typer.echo(f"counted by {_source(report)}")
 
 

@@ -149,7 +149,14 @@ async def _tier_as_it_is(config: PipelineConfig, progress: Progress) -> AsyncIte
                 try:
                     await metadata.open()
                     yield OpenTier(
-                        config, client, cluster, metadata, storage, cluster_id, open_key_ring(config), progress
+                        config,
+                        client,
+                        cluster,
+                        metadata,
+                        progress,
+                        storage=storage,
+                        cluster_id=cluster_id,
+                        key_ring=open_key_ring(config),
                     )
                 finally:
                     await metadata.close()

@@ -8,20 +8,15 @@ from typing import Final
 from proxy.admin.facts import TopicSetting
 from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_MS
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
+from tiers.texts import size_text, three_digits
 
 NOTHING: Final = "\N{EN DASH}"
-_SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _UNITS_MS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
 _NARROW_SPACE: Final = "\N{NARROW NO-BREAK SPACE}"
 
 
 def size(value: float | None) -> str:
-    if value is None:
-        return NOTHING
-    number, unit = float(value), 0
-    while abs(number) >= 1024 and unit < len(_SIZES) - 1:
-        number, unit = number / 1024, unit + 1
-    return f"{_short(number) if unit else int(number)} {_SIZES[unit]}"
+    return NOTHING if value is None else size_text(value)
 
 
 def rate(value: float | None) -> str:
@@ -41,7 +36,7 @@ def count(value: int, noun: str) -> str:
 def milliseconds(value: float | None) -> str:
     if value is None:
         return NOTHING
-    return f"{_short(value)} ms" if value < 1000 else f"{_short(value / 1000)} s"
+    return f"{three_digits(value)} ms" if value < 1000 else f"{three_digits(value / 1000)} s"
 
 
 def duration(ms: float | None) -> str:
@@ -95,7 +90,3 @@ def value_of(setting: TopicSetting) -> str:
     if setting.key in (LOCAL_RETENTION_MS, "retention.ms"):
         return duration(value)
     return size(value) if setting.key in (LOCAL_RETENTION_BYTES, RETENTION_BYTES, "retention.bytes") else setting.value
-
-
-def _short(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -42,7 +42,6 @@ from tiers.explain.explain import explain as explain_partition
 from tiers.explain.explain import explain_offset, segment_at_time
 from tiers.explain.facts import PartitionFacts
 from tiers.explain.gathering import StoredManifest, Surroundings, gather, local_offset_at_time, policy_from
-from tiers.explain.words import moment_text
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.topic.group_members import group_members
 from tiers.model.ids import TopicIdPartition
@@ -50,6 +49,7 @@ from tiers.reader.remote_log_reader import RemoteLogReader, decode_index
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.history.stored_manifest import read_manifest
+from tiers.texts import moment_text, size_text
 
 _READ_TIMEOUT_MS = 10_000
 _PARTITIONS_AT_ONCE = 16
@@ -299,7 +299,7 @@ def _segment_lines(group: Sequence[SegmentAnswer]) -> Iterator[str]:
     count = f"{len(group)} segments" if len(group) > 1 else f"segment {first.id}"
     place = _PLACES[first.place] if first.state == "COPY_SEGMENT_FINISHED" else first.state
     size_bytes = sum(each.size_bytes for each in group)
-    yield f"  Offsets {first.start_offset} to {last.end_offset}: {count}, {size_bytes} bytes, {place}."
+    yield f"  Offsets {first.start_offset} to {last.end_offset}: {count}, {size_text(size_bytes)}, {place}."
     for why in first.whys:
         yield f"    {_why_text(why)}" + (" (the first of them)" if len(group) > 1 and why.at_ms is not None else "")
 
@@ -313,7 +313,7 @@ def _offset_lines(answer: OffsetAnswer) -> Iterator[str]:
     if answer.segment is not None:
         segment = answer.segment
         yield (
-            f"  Segment: offsets {segment.start_offset} to {segment.end_offset}, {segment.size_bytes} bytes,"
+            f"  Segment: offsets {segment.start_offset} to {segment.end_offset}, {size_text(segment.size_bytes)},"
             f" leader epochs {', '.join(map(str, segment.leader_epochs))}, newest record"
             f" {moment_text(segment.max_timestamp_ms)}."
         )

@@ -19,10 +19,10 @@ from proxy.commands.tier.tools import run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.commands.console import ConfigFile
 from tiers.commands.live import LiveTable, show_live
+from tiers.texts import size_text
 
 _LATENCY: Final = "tidegate_request_latency_seconds"
 _TOPICS: Final = 10
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 def top(
@@ -86,7 +86,7 @@ def _flows(before: Scrape, now: Scrape) -> Iterator[tuple[str, str]]:
         ("copied to the store", "tidegate_remote_copy_bytes_total"),
     ):
         if name in now.samples:
-            yield what, bytes_text(_rate(before, now, name))
+            yield what, size_text(_rate(before, now, name))
 
 
 def _fetches(before: Scrape, now: Scrape) -> Iterator[tuple[str, str, str | None, str | None]]:
@@ -98,13 +98,14 @@ def _fetches(before: Scrape, now: Scrape) -> Iterator[tuple[str, str, str | None
             for bound, count in now.by("le", f"{_LATENCY}_bucket", **labels).items()
         }
         rate = _rate(before, now, f"{_LATENCY}_count", **labels)
-        yield tier, f"{rate:.1f}", quantile_text(buckets, 0.5), quantile_text(buckets, 0.99)
+        name = "local, with long polls" if tier == "local" else tier
+        yield name, f"{rate:.1f}", quantile_text(buckets, 0.5), quantile_text(buckets, 0.99)
 
 
 def _present(now: Scrape) -> Iterator[tuple[str, str]]:
     yield "connections of clients", f"{now.total('tidegate_open_connections'):.0f}"
     yield "partitions owned", f"{now.total('tidegate_owned_partitions'):.0f}"
-    yield "not copied", bytes_text(now.total("tidegate_remote_copy_lag_bytes"))
+    yield "not copied", size_text(now.total("tidegate_remote_copy_lag_bytes"))
     yield "longest behind", f"{_most(now, 'tidegate_remote_copy_lag_seconds'):.0f} s"
     yield "Fetches that wait for the store", f"{now.total('tidegate_remote_fetch_pending'):.0f}"
     for name, what in (
@@ -126,10 +127,10 @@ def _topics(before: Scrape, now: Scrape) -> Iterator[tuple[str, str, str, str, s
     for name in names[:_TOPICS]:
         yield (
             name,
-            bytes_text(backlog.get(name, 0)),
+            size_text(backlog.get(name, 0)),
             f"{behind.get(name, 0):.0f} s",
-            bytes_text(_rate(before, now, "tidegate_remote_copy_bytes_total", topic=name)),
-            bytes_text(sizes.get(name, 0)),
+            size_text(_rate(before, now, "tidegate_remote_copy_bytes_total", topic=name)),
+            size_text(sizes.get(name, 0)),
         )
 
 
@@ -166,11 +167,3 @@ def quantile_text(buckets: dict[float, float], share: float) -> str | None:
     bound = next(bound for bound in sorted(buckets) if buckets[bound] >= share * total)
     finite = [each for each in buckets if each != float("inf")]
     return f"> {max(finite) * 1000:g} ms" if bound == float("inf") else f"<= {bound * 1000:g} ms"
-
-
-def bytes_text(count: float) -> str:
-    for unit in _UNITS[:-1]:
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} {_UNITS[-1]}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.rigs.strict_consumer import until_trimmed
-from tests.support.rigs.tier_command import Answer, tidegate_here
+from tests.support.rigs.tier_command import Answer, run, tidegate_here
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
@@ -105,6 +105,10 @@ async def test_an_operator_asks_where_and_why(kafka: KafkaCluster, topic_name: s
     answer = (await operator.json(topic_name))["partition"]
     assert "The store cannot be used" in " ".join(answer["notes"])
     assert len(answer["segments"]) > 1
+    for command in ("topics", f"segments {topic_name}"):
+        code, out, err = await run(config, *command.split())
+        assert (code, err) == (0, ""), "the command reads the metadata alone"
+        assert topic_name in out
     for arguments, said in (
         (["no-such-topic"], "the cluster has no topic no-such-topic"),
         ([f"{topic_name}:7"], f"{topic_name} has no partition 7: it has 1, from 0 on"),

@@ -56,7 +56,7 @@ async def test_the_bounds_of_both_tiers(
     operator = Operator(kafka, tmp_path, metadata_topic)
     code, out, err = await tier_command.as_process(operator.config, "bounds")
     assert (code, out) == (3, "")
-    assert err.startswith(f"tidegate: the cluster has no topic {metadata_topic}: nothing was tiered yet; if something")
+    assert err.startswith(f"tidegate: the cluster has no topic {metadata_topic}: either nothing was tiered yet, or")
     assert err.count("\n") == 1
 
     await asyncio.to_thread(topic_with, 100)

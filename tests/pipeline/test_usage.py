@@ -146,7 +146,7 @@ async def test_a_cluster_without_tiers_is_reported_before_spark_starts(
         config.write_text(f'[upstream]\nbootstrap.servers = "127.0.0.1:{broker.port}"\n')
         assert await asyncio.to_thread(cli.run, ["usage", "--config", str(config)]) == 3
     (said,) = capsys.readouterr().err.splitlines()
-    assert "the cluster has no topic __remote_log_metadata: nothing was tiered yet; if something was, see" in said
+    assert "the cluster has no topic __remote_log_metadata: either nothing was tiered yet, or" in said
 
 
 def test_costs_are_of_bytes_and_of_requests() -> None:

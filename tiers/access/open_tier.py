@@ -1,6 +1,6 @@
 """Opens the remote tier for programs that are no proxy: the cluster, the current metadata and the store.
 
-`open_tier` only reads: it creates nothing and takes no ownership.
+`open_metadata` and `open_tier` only read: they create nothing and take no ownership.
 """
 
 from __future__ import annotations
@@ -37,22 +37,28 @@ class RemoteTierError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTier:
-    """The opened tier. `metadata` was current when the tier was opened; `storage` is open."""
+class OpenMetadata:
+    """The opened metadata of the tier, without its store. `metadata` was current when it was opened."""
 
     config: TierConfig
     client: BrokerClient
     cluster: ClusterMetadata
     metadata: TopicBasedRemoteLogMetadataManager
-    storage: LocatedRemoteStorageManager
-    cluster_id: str
-    """The cluster id in object keys."""
-    key_ring: KeyRing
     progress: Progress = SILENCE
 
     async def refresh(self) -> None:
         """Reads the metadata topic up to its current end."""
         await read_all(self.metadata.follower, self.metadata.topic, 0, TIMEOUT_MS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTier(OpenMetadata):
+    """The opened tier. `storage` is open."""
+
+    storage: LocatedRemoteStorageManager
+    cluster_id: str
+    """The cluster id in object keys."""
+    key_ring: KeyRing
 
 
 @asynccontextmanager
@@ -80,8 +86,8 @@ async def tiered_cluster(
         if is_topic_based and metadata_topic not in cluster.topics and not is_new:
             # Opening the metadata manager would create the topic, but a command must only read.
             raise RemoteTierError(
-                f"the cluster has no topic {metadata_topic}: nothing was tiered yet; if something was, see 'The "
-                "metadata topic is lost' in docs/operations.md"
+                f"the cluster has no topic {metadata_topic}: either nothing was tiered yet, or the topic was lost (see"
+                " 'The metadata topic is lost' in docs/operations.md)"
             )
         yield client, cluster
     except RemoteLogError as error:
@@ -147,6 +153,18 @@ async def _cluster(config: TierConfig, client: BrokerClient) -> ClusterMetadata:
 
 
 @asynccontextmanager
+async def open_metadata(config: TierConfig, progress: Progress = SILENCE) -> AsyncIterator[OpenMetadata]:
+    """Yields the opened metadata. The store need not answer.
+
+    Raises `RemoteTierError`, with a message of one line, also for a `RemoteLogError` of the code in the context.
+    """
+    async with tiered_cluster(config) as (client, cluster):
+        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
+            async with metadata_to_now(config, client, Path(folder), progress=progress) as metadata:
+                yield OpenMetadata(config, client, cluster, metadata, progress)
+
+
+@asynccontextmanager
 async def open_tier(config: TierConfig, progress: Progress = SILENCE) -> AsyncIterator[OpenTier]:
     """Yields the opened tier, without any ownership.
 
@@ -158,8 +176,16 @@ async def open_tier(config: TierConfig, progress: Progress = SILENCE) -> AsyncIt
                 open_storage(config, cluster.cluster_id) as storage,
                 metadata_to_now(config, client, Path(folder), progress=progress) as metadata,
             ):
-                cluster_id = storage_cluster_id(config, cluster.cluster_id)
-                yield OpenTier(config, client, cluster, metadata, storage, cluster_id, open_key_ring(config), progress)
+                yield OpenTier(
+                    config,
+                    client,
+                    cluster,
+                    metadata,
+                    progress,
+                    storage=storage,
+                    cluster_id=storage_cluster_id(config, cluster.cluster_id),
+                    key_ring=open_key_ring(config),
+                )
 
 
 @asynccontextmanager

@@ -58,7 +58,16 @@ async def owned_tier(
             async with open_storage(config, cluster.cluster_id) as storage:
                 refusal = partial(segments_without_metadata, config, cluster_id, storage)
                 async with metadata_to_now(config, client, folder, None, refusal, progress) as metadata:
-                    tier = OpenTier(config, client, cluster, metadata, storage, cluster_id, key_ring, progress)
+                    tier = OpenTier(
+                        config,
+                        client,
+                        cluster,
+                        metadata,
+                        progress,
+                        storage=storage,
+                        cluster_id=cluster_id,
+                        key_ring=key_ring,
+                    )
                     chosen = list(await choose(tier))
                     count = metadata.topic.partition_count
                 claims = frozenset(by_topic_id(partition, count) for partition in chosen)

@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -159,6 +161,11 @@ def explain(error: Exception) -> str:
             return "it does not speak TLS"
         case ssl.SSLError(reason=str(reason)):
             return f"the TLS handshake failed: {reason.replace('_', ' ').lower()}"
+        case socket.gaierror(strerror=str(reason)):
+            return reason
+        case OSError(errno=int(number)) if number > 0:
+            # The text of asyncio repeats the address, as in "[Errno 111] Connect call failed ('127.0.0.1', 9092)".
+            return os.strerror(number)
     return str(error) or "timed out"
 
 

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, is_dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -24,6 +23,7 @@ from tiers.broker.tls import TlsError
 from tiers.config.environment import PREFIX
 from tiers.config.tier_config import ConfigError
 from tiers.errors import TRY_AGAIN, RemoteLogError, RetriableRemoteStorageError
+from tiers.texts import moment_text, size_text
 
 logger = logging.getLogger(__name__)
 
@@ -203,9 +203,10 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], number
 
 
 def time_text(timestamp_ms: int | None) -> str | None:
-    if timestamp_ms is None or timestamp_ms < 0:
-        return None
-    try:
-        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return str(timestamp_ms)
+    """Returns None without a time, which a table shows as a dash."""
+    return None if timestamp_ms is None or timestamp_ms < 0 else moment_text(timestamp_ms)
+
+
+def size_cell(size_bytes: int | None) -> str | None:
+    """Returns None without a size, which a table shows as a dash."""
+    return None if size_bytes is None else size_text(size_bytes)

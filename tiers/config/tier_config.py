@@ -186,6 +186,8 @@ def _explain(error: ValidationError, model: type[TierConfig]) -> Iterator[tuple[
                 yield place, f"unknown key {_quoted(section, key)}{_hint(section, key, model)}"
             case "missing":
                 yield place, f"missing key {_quoted(section, key)}" if key else f"missing section [{section}]"
+            case "tuple_type" if section and not key:
+                yield place, f"[{section}] is a list: write [[{section}]] for each of its entries"
             case _:
                 message = detail["msg"].removeprefix("Value error, ")
                 yield place, f"{_quoted(section, key)}: {message}" if where else message

@@ -30,7 +30,7 @@ from tiers.explain.answers import (
     Why,
 )
 from tiers.explain.facts import PartitionFacts
-from tiers.explain.words import duration_text, why, why_held
+from tiers.explain.words import why, why_held
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -39,6 +39,7 @@ from tiers.tasks.copy.copy_task import copy_hold, open_segment_hold
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.expiration_task import expiry_hold, expiry_holds
 from tiers.tasks.retention.trim_task import TrimView, trim_hold, trim_holds
+from tiers.texts import duration_text
 
 _LEFT_AFTER_MS: Final = 60_000
 """The age at which an attempt at a copy counts as left, as in `copy_failing_since_ms`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Final
 
 from tiers.config.paused_work import TierWork, resume_command
@@ -12,6 +11,7 @@ from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_M
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.explain.answers import Question, StateReason, Why
 from tiers.tasks.hold import Hold, HoldReason
+from tiers.texts import duration_text, size_text
 
 _RULE_1: Final = "docs/design.md, safety rule 1 (Visible before trimmed)"
 _RULE_2: Final = "docs/design.md, safety rule 2 (Divergence deletes nothing)"
@@ -176,30 +176,8 @@ def _goes_by_age(age_ms: int, keep_ms: int, setting: str) -> str:
 
 
 def _goes_by_size(more_bytes: int, setting: str) -> str:
-    return f"when {more_bytes} more bytes follow it in its partition ({setting}, per partition)"
+    return f"when another {size_text(more_bytes)} follow it in its partition ({setting}, per partition)"
 
 
 def _goes(what: str, *ways: str) -> str:
     return f"{what} {', or '.join(filter(None, ways))}."
-
-
-def duration_text(ms: int) -> str:
-    """Returns a duration with its largest two units, such as `2 d 3 h`."""
-    if ms < 0:
-        return f"-{duration_text(-ms)}"
-    if ms < 1000:
-        return f"{ms} ms"
-    parts, rest_s = [], ms // 1000
-    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
-        count, rest_s = divmod(rest_s, length_s)
-        if count:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2])
-
-
-def moment_text(time_ms: int) -> str:
-    """Returns a time in UTC, with seconds."""
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return f"{time_ms} ms"

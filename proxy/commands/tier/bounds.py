@@ -58,10 +58,10 @@ class PartitionBounds:
 
 _COLUMNS = (
     ("log start", "log_start_offset"),
-    ("Rx remote start", "remote_start"),
-    ("Ry remote end", "remote_end"),
+    ("Rx first remote", "remote_start"),
+    ("Ry last remote", "remote_end"),
     ("next local", "next_local_offset"),
-    ("Lx local start", "local_log_start"),
+    ("Lx first local", "local_log_start"),
     ("Ly LSO", "last_stable_offset"),
     ("Lz HW", "high_watermark"),
 )

@@ -9,7 +9,7 @@ import typer
 
 from proxy.commands.tier.tools import Concurrency, Target, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.access.open_tier import OpenTier, location_of, open_tier
+from tiers.access.open_tier import OpenMetadata, OpenTier, location_of, open_metadata, open_tier
 from tiers.bounded_gather import bounded_gather
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, progress_bar, show_json, show_table, time_text
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
@@ -17,6 +17,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import Section, decode_sections
 from tiers.segment.segment_encryption import wrapping_key_id
 from tiers.storage.retries import with_retries
+from tiers.texts import size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,17 @@ def segments(
     parse_target(target)
 
     async def work() -> list[Segment]:
-        async with open_tier(settings, TERMINAL) as tier:
-            return await listed_segments(tier, target, keys, concurrency)
+        if keys:
+            async with open_tier(settings, TERMINAL) as tier:
+                return await segments_with_keys(tier, target, concurrency)
+        async with open_metadata(settings, TERMINAL) as metadata:
+            return [_line(each) for each in _segments_of(metadata, target)]
 
     found = run_command(work)
     if as_json:
         show_json(found)
         return
-    headings = ["partition", "segment", "state", "from", "to", "leader epochs", "bytes", "newest record", "location"]
+    headings = ["partition", "segment", "state", "from", "to", "leader epochs", "size", "newest record", "location"]
     rows = [
         (
             f"{each.topic}-{each.partition}",
@@ -71,14 +75,14 @@ def segments(
             each.start_offset,
             _end(each),
             " ".join(f"{epoch}@{start}" for epoch, start in each.leader_epochs),
-            each.size_bytes,
+            size_text(each.size_bytes),
             time_text(each.max_timestamp_ms),
             each.location,
             *([each.key] if keys else []),
         )
         for each in found
     ]
-    show_table([*headings, *(["key"] if keys else [])], rows, ("from", "to", "bytes"))
+    show_table([*headings, *(["key"] if keys else [])], rows, ("from", "to", "size"))
 
 
 def _end(segment: Segment) -> str:
@@ -86,16 +90,18 @@ def _end(segment: Segment) -> str:
     return f"{segment.end_offset} (cut at {segment.valid_end_offset})" if cut else str(segment.end_offset)
 
 
-async def listed_segments(tier: OpenTier, target: str, keys: bool, at_once: int) -> list[Segment]:
-    found = [
+def _segments_of(tier: OpenMetadata, target: str) -> list[RemoteLogSegmentMetadata]:
+    return [
         each for partition in partitions_of(tier, target) for each in tier.metadata.list_remote_log_segments(partition)
     ]
-    lines = [_line(each) for each in found]
-    if not keys:
-        return lines
+
+
+async def segments_with_keys(tier: OpenTier, target: str, at_once: int) -> list[Segment]:
+    """Returns the lines of the segments with their wrapping keys. Reads one object of each segment."""
+    found = _segments_of(tier, target)
     with progress_bar("segments", len(found)) as advance:
         names = await bounded_gather(found, lambda each: _key_of(tier, each), at_once, lambda: advance(1))
-    return [replace(line, key=name) for line, name in zip(lines, names, strict=True)]
+    return [replace(_line(each), key=name) for each, name in zip(found, names, strict=True)]
 
 
 def _line(segment: RemoteLogSegmentMetadata) -> Segment:

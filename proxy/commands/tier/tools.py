@@ -10,7 +10,7 @@ import typer
 import uvloop
 
 from proxy.logging_setup import set_up_logging
-from tiers.access.open_tier import OpenTier, RemoteTierError
+from tiers.access.open_tier import OpenMetadata, RemoteTierError
 from tiers.model.ids import TopicIdPartition
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def check_topic(topic: str | None) -> None:
         raise typer.BadParameter(f"expected TOPIC without a partition, not {topic!r}")
 
 
-def partitions_of(tier: OpenTier, target: str | None) -> list[TopicIdPartition]:
+def partitions_of(tier: OpenMetadata, target: str | None) -> list[TopicIdPartition]:
     """Returns the partitions of `target` that have metadata, sorted by name. None: all that have metadata.
 
     Raises `RemoteTierError` if the metadata has nothing of `target`."""

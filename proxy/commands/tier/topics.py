@@ -12,7 +12,7 @@ import typer
 from proxy.cluster.broker_configs import BrokerConfigs, BrokerValue
 from proxy.commands.tier.tools import run_command
 from proxy.config import load_config
-from tiers.access.open_tier import TIMEOUT_MS, OpenTier, open_tier
+from tiers.access.open_tier import TIMEOUT_MS, OpenMetadata, open_metadata
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, show_json, show_table, time_text
 from tiers.config.paused_work import paused_work
 from tiers.config.topic_policy import Refusal, TopicConfig, exclusion, managed_rule
@@ -22,6 +22,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import copy_failing_since_ms
+from tiers.texts import size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +71,27 @@ def topics(
     settings = load_config(config)
 
     async def work() -> list[TieredTopic]:
-        async with open_tier(settings, TERMINAL) as tier:
+        async with open_metadata(settings, TERMINAL) as tier:
             return await tiered_topics(tier)
 
     found = run_command(work)
     if as_json:
         show_json(found)
         return
-    headings = ("topic", "partitions", "segments", "bytes", "first ends", "last ends", "state")
+    headings = ("topic", "partitions", "segments", "size", "first ends", "last ends", "state")
     rows = [
         (
             _name(each),
             each.partitions,
             each.segments,
-            each.size_bytes,
+            size_text(each.size_bytes),
             time_text(each.oldest_ms),
             time_text(each.newest_ms),
             state_text(each),
         )
         for each in found
     ]
-    show_table(headings, rows, ("partitions", "segments", "bytes"))
+    show_table(headings, rows, ("partitions", "segments", "size"))
     if with_settings:
         lines = [
             (_name(topic), key, each.value, each.source)
@@ -114,7 +115,7 @@ def state_text(topic: TieredTopic) -> str:
     return "; ".join(states) or "ok"
 
 
-async def tiered_topics(tier: OpenTier) -> list[TieredTopic]:
+async def tiered_topics(tier: OpenMetadata) -> list[TieredTopic]:
     rules = tier.config.topics
     by_topic: dict[TopicIdPartition, list[TopicIdPartition]] = {}
     for partition in tier.metadata.partitions():
@@ -131,7 +132,7 @@ async def tiered_topics(tier: OpenTier) -> list[TieredTopic]:
 
 
 def _line(
-    tier: OpenTier,
+    tier: OpenMetadata,
     topic: TopicIdPartition,
     partitions: list[TopicIdPartition],
     rules: Sequence[TopicConfig],

@@ -14,7 +14,7 @@ import typer
 from proxy.commands.tier.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
 from tiers.access.open_tier import open_tier
-from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table
+from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table, size_cell
 from tiers.upkeep.usage import PartitionUsage, known_usage, listed_usage, topic_usage
 
 
@@ -54,15 +54,7 @@ def usage(
 def _print(found: Sequence[PartitionUsage], topics: Sequence[PartitionUsage]) -> None:
     rows = [_row(f"{each.topic}-{each.partition}", each) for each in found]
     rows += [_row(f"{each.topic} (all)", each) for each in topics]
-    headings = (
-        "partition",
-        "segments",
-        "log bytes",
-        "of it encryption",
-        "index bytes",
-        "manifest bytes",
-        "total bytes",
-    )
+    headings = ("partition", "segments", "log", "of it encryption", "indexes", "manifest", "total")
     show_table(headings, rows, headings[1:])
     unreadable = [(f"{each.topic}-{each.partition}", said) for each in found for said in each.unreadable]
     if unreadable:
@@ -73,9 +65,9 @@ def _row(name: str, each: PartitionUsage) -> tuple[object, ...]:
     return (
         name,
         each.segments,
-        each.log_bytes,
-        each.overhead_bytes,
-        each.index_bytes,
-        each.manifest_bytes,
-        each.total_bytes,
+        size_cell(each.log_bytes),
+        size_cell(each.overhead_bytes),
+        size_cell(each.index_bytes),
+        size_cell(each.manifest_bytes),
+        size_cell(each.total_bytes),
     )

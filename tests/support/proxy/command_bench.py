@@ -51,7 +51,7 @@ class CommandBench:
         metadata = cast(Any, self.rlmm)
         topics = {each: TopicMetadata(str(each), each, {}) for each in self.topics}
         cluster = ClusterMetadata(CLUSTER_ID, 1, {}, {}, 0, topics)
-        return Tier(config, none, cluster, metadata, self.storage, CLUSTER_ID, self.ring)
+        return Tier(config, none, cluster, metadata, storage=self.storage, cluster_id=CLUSTER_ID, key_ring=self.ring)
 
     async def stored(self, start: int) -> RemoteLogSegmentMetadata:
         """Objects without a record."""

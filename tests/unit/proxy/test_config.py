@@ -64,6 +64,7 @@ def test_founding_names_are_accepted() -> None:
     ("text", "said"),
     [
         ("", "missing section [upstream]"),
+        (UPSTREAM + "[topics]\nname = 'x'", "[topics] is a list: write [[topics]] for each of its entries"),
         ("remote.log.reader.thread = 3\n" + UPSTREAM, "did you mean remote.log.reader.threads?"),
         ("remote.log.metadata.foo = 1\n" + UPSTREAM, "did you mean remote.log.metadata.topic.name?"),
         ("remote.log.reader.threads = true\n" + UPSTREAM, "expected a number, not a boolean"),

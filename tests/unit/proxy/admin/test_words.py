@@ -8,18 +8,8 @@ from proxy.admin import words
 from proxy.admin.facts import TopicSetting
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (None, "\N{EN DASH}"),
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1536, "1.50 KiB"),
-        (52 << 20, "52.0 MiB"),
-        (1 << 50, "1.00 PiB"),
-    ],
-)
-def test_a_size_has_three_digits(value: int | None, said: str) -> None:
+@pytest.mark.parametrize(("value", "said"), [(None, "\N{EN DASH}"), (0, "0 B"), (1536, "1.50 KiB")])
+def test_an_unknown_size_is_a_dash(value: int | None, said: str) -> None:
     assert words.size(value) == said
 
 

@@ -41,7 +41,7 @@ def test_a_table_of_both_tiers(monkeypatch: pytest.MonkeyPatch, config: Path) ->
     code, out = run(monkeypatch, config, [HOLDS])
     assert code == 0
     assert out.strip().splitlines()[-1].split() == ["orders-0", "5", "0", "59", "60", "40", "100", "100", "hold"]
-    for heading in ("log start", "Rx remote start", "Ry remote end", "next local", "Lx local start", "Ly LSO"):
+    for heading in ("log start", "Rx first remote", "Ry last remote", "next local", "Lx first local", "Ly LSO"):
         assert heading in out
 
 

@@ -59,9 +59,9 @@ def test_segments_of_one_kind_are_one_paragraph() -> None:
         "orders:0",
         "  The log starts at offset 0. The remote tier has the offsets 0 to 29. The broker has the offsets 20 to 29.",
         "  The owner is 10.0.0.7 (tidegate-1).",
-        "  Offsets 0 to 19: 2 segments, 200 bytes, in the remote tier.",
+        "  Offsets 0 to 19: 2 segments, 200 B, in the remote tier.",
         f"{kept} (the first of them)",
-        "  Offsets 20 to 29: segment id-20, 100 bytes, in both tiers.",
+        "  Offsets 20 to 29: segment id-20, 100 B, in both tiers.",
         "    Why still on the broker: The newest copied segment always stays on the broker."
         " [docs/design.md, safety rule 4 (Trim what you own, where you think it is)]",
         kept,
@@ -80,7 +80,7 @@ def test_one_offset_tells_the_object_and_who_serves_it() -> None:
         "  The first record of then has offset 3.",
         "  The remote tier has offset 3.",
         "  A Fetch of it is answered by the proxy.",
-        "  Segment: offsets 0 to 9, 100 bytes, leader epochs 3, newest record 2023-11-14T22:13:20+00:00.",
+        "  Segment: offsets 0 to 9, 100 B, leader epochs 3, newest record 2023-11-14T22:13:20+00:00.",
         "  Object: key-0",
     ]
 

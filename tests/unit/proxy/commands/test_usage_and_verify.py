@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from proxy.commands.tier.rewrap import rewrap_all
-from proxy.commands.tier.segments import listed_segments
+from proxy.commands.tier.segments import segments_with_keys
 from proxy.commands.tier.tools import parse_target
 from proxy.commands.tier.verify import verify_tier
 from tests.support.fakes.log_starts import user_log_start
@@ -99,7 +99,7 @@ async def test_a_key_is_wrapped_again_and_the_old_one_not_needed(bench: CommandB
     assert await rewrap_all(bench.tier(), None, True, 2) == []
     bench.ring = KeyRing({"k2": KEYS["k2"]}, "k2")
     assert (await verify_tier(bench.tier(), None, 2, None)).findings == []
-    keys = {each.segment: each.key for each in await listed_segments(bench.tier(), "orders", True, 2)}
+    keys = {each.segment: each.key for each in await segments_with_keys(bench.tier(), "orders", 2)}
     assert keys == {str(plain.segment_id.id): "none", str(sealed.segment_id.id): "k2"}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tests.support.proxy.tls_sides import HangingTlsBroker, client_side
 from tests.support.servers.certificates import Authority
 from tiers.broker.connection import BrokerConnection
+from tiers.broker.tls import explain
 from tiers.errors import BrokerError, BrokerRefusedError
 
 AT_ONCE_S = 20
@@ -53,6 +56,19 @@ async def test_an_invalid_host_name_is_an_error_of_the_broker(tmp_path: Path, ho
             timeout_ms=60_000,
             ssl_context=client_side(Authority(tmp_path)) if has_tls else None,
         )
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 9092)"), "Connection refused"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
+        (OSError("Multiple exceptions: one, two"), "Multiple exceptions: one, two"),
+        (TimeoutError(), "timed out"),
+    ],
+)
+def test_the_reason_of_a_failed_connection_is_said_without_the_address(error: OSError, said: str) -> None:
+    assert explain(error) == said
 
 
 async def test_a_broker_of_another_authority_is_refused(tmp_path: Path) -> None:

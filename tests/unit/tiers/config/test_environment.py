@@ -123,6 +123,11 @@ def test_a_job_leaves_the_settings_of_proxies_alone() -> None:
     assert parse_config_text(FILE, PipelineConfig, "f.toml", environ).remote_log.reader_threads == 7
 
 
+def test_a_variable_that_is_like_no_other_has_no_hint() -> None:
+    with pytest.raises(ConfigError, match=r"TIDEGATE__UPSTREAM__X: there is no such setting$"):
+        parse_config_text(FILE, TidegateConfig, "f.toml", {"TIDEGATE__UPSTREAM__X": "1"})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

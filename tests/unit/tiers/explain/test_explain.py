@@ -14,7 +14,7 @@ from tiers.config.topic_policy import Refusal, TopicPolicy
 from tiers.config.total_retention import TotalRetention
 from tiers.explain.answers import Place, Question, StateReason
 from tiers.explain.explain import explain, explain_offset, segment_at_time
-from tiers.explain.words import RULES, duration_text
+from tiers.explain.words import RULES
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogClampUpdate
 from tiers.tasks.hold import HoldReason
@@ -102,11 +102,11 @@ async def test_the_bytes_that_let_a_segment_go_are_told(copied: Workbench) -> No
     )
     answer = explain(await facts_for(copied, policy))
     assert whys(answer, ON_BROKER)[0].sentence == (
-        "The local retention covers the segment. The owner may trim it when 500 more bytes follow it in its partition"
+        "The local retention covers the segment. The owner may trim it when another 500 B follow it in its partition"
         f" (local.retention.bytes = {later_bytes + 500}, from the topic, per partition)."
     )
     assert whys(answer, NOT_EXPIRED)[0].sentence == (
-        "The total retention covers the segment. It expires when 700 more bytes follow it in its partition"
+        "The total retention covers the segment. It expires when another 700 B follow it in its partition"
         f" (retention.bytes = {later_bytes + 700}, per partition)."
     )
     recorded = replace(policy, recorded_total=TotalRetention(None, later_bytes + 700))
@@ -273,11 +273,3 @@ async def test_a_time_leads_to_the_first_segment_that_may_have_it(copied: Workbe
 
 def test_every_reason_cites_a_rule() -> None:
     assert set(RULES) == {*HoldReason, *StateReason}
-
-
-@pytest.mark.parametrize(
-    ("ms", "text"),
-    [(0, "0 ms"), (999, "999 ms"), (61_000, "1 min 1 s"), (90_061_000, "1 d 1 h"), (-5, "-5 ms"), (7_200_000, "2 h")],
-)
-def test_durations_have_two_units(ms: int, text: str) -> None:
-    assert duration_text(ms) == text
