@@ -15,7 +15,7 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.metadata.remote_log_metadata_manager import MetadataStatus
-from tiers.metadata.topic.group_members import group_members
+from tiers.metadata.topic.group.group_members import group_members
 
 _TIMEOUT_MS: Final = 2_000
 _BROKERS_MAX_AGE_MS: Final = 5_000

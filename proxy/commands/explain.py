@@ -43,7 +43,7 @@ from tiers.explain.explain import explain_offset, segment_at_time
 from tiers.explain.facts import PartitionFacts
 from tiers.explain.gathering import StoredManifest, Surroundings, gather, local_offset_at_time, policy_from
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.topic.group_members import group_members
+from tiers.metadata.topic.group.group_members import group_members
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, decode_index
 from tiers.segment.segment_encryption import KeyRing

@@ -13,8 +13,8 @@ import pytest
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
-from tiers.metadata.topic import membership
-from tiers.metadata.topic.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.group import membership
+from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 
 pytestmark = pytest.mark.integration

@@ -21,7 +21,7 @@ from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataError
 from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import decode_partition_manifest
-from tiers.metadata.topic.group_members import OwnerMember
+from tiers.metadata.topic.group.group_members import OwnerMember
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource

@@ -17,7 +17,7 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.tier_config import TierConfig
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import unfinished_rebuild_key
-from tiers.metadata.topic.group_members import group_members
+from tiers.metadata.topic.group.group_members import group_members
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.settings import metadata_group_id

@@ -14,8 +14,9 @@ import pytest
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import TRANSACTION_TIMEOUT_MS
 from tiers.broker.client import BrokerClient
-from tiers.metadata.topic import metadata_producer, ownership, topic_based
-from tiers.metadata.topic.membership import MembershipSettings
+from tiers.metadata.topic import metadata_producer, topic_based
+from tiers.metadata.topic.group import ownership
+from tiers.metadata.topic.group.membership import MembershipSettings
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition

@@ -21,11 +21,11 @@ from tiers.metadata.partition_manifest import encode_partition_manifest
 from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
 from tiers.metadata.topic import follower
 from tiers.metadata.topic.follower import MetadataFollower
+from tiers.metadata.topic.group.membership import GroupMembership
+from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
+from tiers.metadata.topic.group.tenures import Tenures
 from tiers.metadata.topic.lost_records import LostRecords
-from tiers.metadata.topic.membership import GroupMembership
 from tiers.metadata.topic.metadata_producer import TransactionalProducer
-from tiers.metadata.topic.ownership import MetadataPartitionOwnership
-from tiers.metadata.topic.tenures import Tenures
 from tiers.metadata.topic.tombstone_age import TombstoneAge
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_state import RemoteLogSegmentState

@@ -15,7 +15,8 @@ from tiers.metadata.records import serde
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import RecordKey, RecordType, encode_key
 from tiers.metadata.state import writer
-from tiers.metadata.topic import committed_records, membership
+from tiers.metadata.topic import committed_records
+from tiers.metadata.topic.group import membership
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 

@@ -13,11 +13,11 @@ import pytest
 from tests.support.tiers.waiting import until
 from tiers.errors import OwnershipLostError
 from tiers.metadata.records.record_types import KeyAndValue
-from tiers.metadata.topic import ownership as ownership_module
-from tiers.metadata.topic.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.group import ownership as ownership_module
+from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.metadata_producer import GroupMember
 from tiers.metadata.topic.metadata_topic import MetadataTopic
-from tiers.metadata.topic.ownership import MetadataPartitionOwnership
 
 TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 4, 86_400_000)
 

@@ -32,7 +32,8 @@ from tiers.metadata.state.state_backed_reader import in_turn
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, saved_identity
 from tiers.metadata.tenure import Tenure
 from tiers.metadata.topic.follower import MetadataFollower
-from tiers.metadata.topic.membership import MembershipSettings
+from tiers.metadata.topic.group.membership import MembershipSettings
+from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.metadata_producer import ClockSkew, MetadataProducer
 from tiers.metadata.topic.metadata_topic import (
     MetadataTopic,
@@ -41,7 +42,6 @@ from tiers.metadata.topic.metadata_topic import (
     check_metadata_topic,
     open_metadata_topic,
 )
-from tiers.metadata.topic.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.metadata.topic.tier_config_writer import TierConfigWriter
 from tiers.metadata.written_records import tombstone

@@ -15,7 +15,7 @@ from tiers.commands.rebuild_report import show_rebuild
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
-from tiers.metadata.topic.group_members import OwnerMember
+from tiers.metadata.topic.group.group_members import OwnerMember
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState

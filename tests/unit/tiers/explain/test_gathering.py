@@ -17,7 +17,7 @@ from tiers.errors import BrokerError
 from tiers.explain.answers import PartitionAnswer, Question, StateReason
 from tiers.explain.explain import explain
 from tiers.explain.gathering import StoredManifest, Surroundings, gather, policy_from
-from tiers.metadata.topic.group_members import OwnerMember
+from tiers.metadata.topic.group.group_members import OwnerMember
 from tiers.storage.object_key import partition_manifest_key
 from tiers.tasks.hold import HoldReason
 

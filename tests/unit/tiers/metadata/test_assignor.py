@@ -10,7 +10,7 @@ from protocol.primitives import INT16, INT32, write_string
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
 from tiers.metadata.records.serde import RecordType, known_record_types
-from tiers.metadata.topic.assignor import (
+from tiers.metadata.topic.group.assignor import (
     Assigned,
     Subscription,
     assign,

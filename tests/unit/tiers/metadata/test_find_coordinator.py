@@ -11,8 +11,8 @@ from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError
 from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
-from tiers.metadata.topic.assignor import Assigned, Subscription, encode_assignment, encode_subscription
-from tiers.metadata.topic.group_members import group_members
+from tiers.metadata.topic.group.assignor import Assigned, Subscription, encode_assignment, encode_subscription
+from tiers.metadata.topic.group.group_members import group_members
 from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, find_coordinator
 
 FOUND = SimpleNamespace(error_code=ErrorCode.NONE, node_id=7)

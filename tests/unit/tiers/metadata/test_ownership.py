@@ -12,11 +12,11 @@ from tests.support.tiers.metadata_state import gap, segment
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
 from tiers.metadata.records.serde import RecordType, known_record_types
-from tiers.metadata.topic import ownership as ownership_module
-from tiers.metadata.topic.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.group import ownership as ownership_module
+from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.group.ownership import MetadataPartitionOwnership
 from tiers.metadata.topic.metadata_producer import GroupMember
 from tiers.metadata.topic.metadata_topic import MetadataTopic
-from tiers.metadata.topic.ownership import MetadataPartitionOwnership
 from tiers.metadata.written_records import key_and_value
 
 TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 20, 86_400_000)

@@ -13,7 +13,7 @@ from tests.support.tiers.owning import Group, group_of_one
 from tiers.errors import OwnershipLostError
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.tenure import Tenure, begin_in
-from tiers.metadata.topic.tenures import AWAIT_MS
+from tiers.metadata.topic.group.tenures import AWAIT_MS
 from tiers.metadata.written_records import key_and_value
 
 RECORD = key_and_value(segment(1, 0, 9))

@@ -24,10 +24,10 @@ from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMe
 from tiers.metadata.records.record_types import KeyAndValue, check_writable
 from tiers.metadata.tenure import Tenure, begun_in
 from tiers.metadata.topic.follower import MetadataFollower
-from tiers.metadata.topic.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.group.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.group.tenures import AWAIT_MS, Tenures
 from tiers.metadata.topic.metadata_producer import ClockSkew, TransactionalProducer
 from tiers.metadata.topic.metadata_topic import MetadataTopic
-from tiers.metadata.topic.tenures import AWAIT_MS, Tenures
 from tiers.metadata.topic.tier_config_writer import tier_config_transactional_id
 
 logger = logging.getLogger(__name__)

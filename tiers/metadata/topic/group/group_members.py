@@ -12,7 +12,7 @@ from kafka.protocol.admin import DescribeGroupsRequest
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError, RemoteLogMetadataError
-from tiers.metadata.topic.assignor import decode_assignment, decode_subscription
+from tiers.metadata.topic.group.assignor import decode_assignment, decode_subscription
 from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, find_coordinator
 from tiers.metadata.topic.settings import metadata_group_id
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from tiers.metadata.tenure import Tenure
-from tiers.metadata.topic.membership import Assignment
+from tiers.metadata.topic.group.membership import Assignment
 from tiers.metadata.topic.metadata_producer import GroupMember
 
 AWAIT_MS = 30_000

@@ -26,7 +26,7 @@ from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
 from tiers.metadata.records.serde import RecordType, known_record_types
-from tiers.metadata.topic.assignor import (
+from tiers.metadata.topic.group.assignor import (
     PROTOCOL_NAME,
     PROTOCOL_TYPE,
     Subscription,
