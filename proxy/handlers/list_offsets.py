@@ -131,8 +131,11 @@ class ListOffsetsHandler:
                 deadline_ms,
                 exchange.connection_id,
             ),
+            deadline_ms - self._tools.clock_ms(),
         )
         answers = {index: answer for index, answer in enumerate(found) if answer is not None}
+        late = range(len(found), len(response.partitions))
+        answers |= dict.fromkeys(late, ListOffsetsAnswer(UNAVAILABLE))
         if not answers:
             return (payload,)
         return (await off_loop(len(payload), lambda: patch_list_offsets_response(response, answers)),)

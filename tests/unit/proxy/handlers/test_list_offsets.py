@@ -15,6 +15,8 @@ import pytest
 from protocol.api_keys import ApiKey
 from protocol.apis.list_offsets import (
     ListOffsetsAnswer,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
     ListOffsetsResponse,
     parse_list_offsets_response,
     patch_list_offsets_response,
@@ -22,7 +24,7 @@ from protocol.apis.list_offsets import (
 from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.header import build_request_header, build_response_header, response_body_position
 from protocol.primitives import INT32, write_string
-from proxy.handlers import list_offsets
+from proxy.handlers import list_offsets, off_loop
 from proxy.handlers.base import FetchSettings
 from proxy.handlers.off_loop import LOOP_BYTES
 from proxy.wire.exchange import Forward, Prepare
@@ -459,3 +461,29 @@ async def test_many_answers_are_patched_beside_the_loop(bench: Bench, monkeypatc
     found = parse_list_offsets_response(body, response_body_position(ApiKey.LIST_OFFSETS, 1, body), 1).partitions
     assert [(one.error_code, one.offset) for one in found] == [(0, 0)] + [(code, -1)] * (count - 1)
     assert patched_in == [False]
+
+
+async def test_partitions_whose_turn_comes_too_late_are_unavailable(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(off_loop, "SLICE_ITEMS", 1)
+    looks = 0
+
+    async def never_fresh(partition: TopicIdPartition, timeout_ms: int) -> bool:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(0.002)
+        return False
+
+    monkeypatch.setattr(bench.handler._tools.tiered, "ensure_fresh", never_fresh)
+    count = 100
+    asked = [ListOffsetsPartition("orders", each, -1, EARLIEST, 0) for each in range(count)]
+    request = ListOffsetsRequest(1, -1, 0, asked, timeout_ms=1)
+    payload = build_response_header(ApiKey.LIST_OFFSETS, 1, 9) + INT32.pack(1)
+    payload += write_string("orders", compact=False) + INT32.pack(count)
+    payload += b"".join(Struct(">ihqq").pack(each, 0, -1, 4) for each in range(count))
+    exchange = FakeExchange(bench.cluster, request_frame(1, EARLIEST))
+    body = b"".join(await bench.handler.complete(exchange, request, memoryview(payload)))
+    answers = parse_list_offsets_response(body, response_body_position(ApiKey.LIST_OFFSETS, 1, body), 1).partitions
+    assert [(one.error_code, one.offset) for one in answers] == [(UNAVAILABLE, -1)] * count
+    assert looks < count
