@@ -1,4 +1,4 @@
-"""Reads the metrics of a running proxy from its admin port, for `tidegate top`."""
+"""Reads the metrics of a running proxy, and whether it is ready, from its admin port, for `tidegate top`."""
 
 from __future__ import annotations
 
@@ -67,20 +67,29 @@ class AdminClient:
 
     async def scrape(self) -> Scrape:
         """Raises `RemoteTierError` with a message of one line."""
+        _, text = await self._get("/metrics", 200)
+        return parse_scrape(text, time.monotonic())
+
+    async def not_ready(self) -> list[str]:
+        """Returns why the proxy is not ready, one line each. Raises `RemoteTierError`."""
+        status, text = await self._get("/readyz", 200, 503)
+        return text.splitlines() if status == 503 else []
+
+    async def _get(self, path: str, *expected: int) -> tuple[int, str]:
         try:
-            async with self._session.get(f"{self.url}/metrics") as response:
+            async with self._session.get(f"{self.url}{path}") as response:
                 text = await response.text()
                 if response.status == 401:
                     raise RemoteTierError(
                         f"the admin port at {self.url} asks for a token or a client certificate: use the file of the"
                         " proxy, which names `token.file`"
                     )
-                if response.status != 200:
+                if response.status not in expected:
                     raise RemoteTierError(f"the admin port at {self.url} answers {response.status}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = str(error) or repr(error)
             raise RemoteTierError(f"no process answers at {self.url}: is `tidegate serve` running? {reason}") from error
-        return parse_scrape(text, time.monotonic())
+        return response.status, text
 
 
 @asynccontextmanager

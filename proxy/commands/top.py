@@ -1,7 +1,7 @@
 """`tidegate top`: a live view of one proxy: throughput by tier, latency, the backlog of copies, topics, alarms.
 
-It reads `/metrics` of the admin port again and again. A rate is the difference of two scrapes, so the first screen
-comes after the first interval.
+It reads `/metrics` and `/readyz` of the admin port again and again. A rate is the difference of two scrapes, so the
+first screen comes after the first interval.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ async def screens(admin: AdminClient, interval_s: float) -> AsyncIterator[Sequen
     while True:
         await asyncio.sleep(interval_s)
         now = await admin.scrape()
-        yield tables(before, now, admin.url)
+        yield tables(before, now, admin.url, await admin.not_ready())
         before = now
 
 
-def tables(before: Scrape, now: Scrape, url: str = "") -> list[LiveTable]:
+def tables(before: Scrape, now: Scrape, url: str = "", not_ready: Sequence[str] = ()) -> list[LiveTable]:
     """Returns the screen for the time between two scrapes of one proxy."""
+    trouble = [LiveTable("Not ready", ("reason",), [(reason,) for reason in not_ready])] if not_ready else []
     return [
+        *trouble,
         LiveTable(f"tidegate at {url}", ("flow", "per second"), list(_flows(before, now)), ("per second",)),
         LiveTable(
             "Fetch by tier",

@@ -139,7 +139,9 @@ async def test_the_screens_come_from_the_admin_port_until_it_is_gone(tmp_path: P
     token = tmp_path / "token"
     token.write_text("secret\n")
     guarded = AdminConfig.model_validate({"token.file": token, "port": 1})
-    async with admin_http(("127.0.0.1", 0), registry, Health(list, list), access=admin_access(guarded)) as (_, port):
+    reasons: list[str] = []
+    health = Health(list, lambda: reasons)
+    async with admin_http(("127.0.0.1", 0), registry, health, access=admin_access(guarded)) as (_, port):
         config = AdminConfig.model_validate({"token.file": token, "port": port})
         async with admin_client(config) as admin:
             shown = screens(admin, 0.01)
@@ -148,6 +150,8 @@ async def test_the_screens_come_from_the_admin_port_until_it_is_gone(tmp_path: P
             assert first["Now"][0] == ("connections of clients", "3")
             copied.labels("orders").inc(10**9)
             assert ("copied to the store", "0 B") not in next(iter(by_title(list(await anext(shown))).values()))
+            reasons.append("no broker answers")
+            assert by_title(list(await anext(shown)))["Not ready"] == [("no broker answers",)]
         async with admin_client(AdminConfig.model_validate({"port": port})) as stranger:
             with pytest.raises(RemoteTierError, match="asks for a token"):
                 await stranger.scrape()
