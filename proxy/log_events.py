@@ -53,6 +53,7 @@ ALARMS: Final = {
     "the offset lies above the log start, but neither tier has it": "in-neither-tier",
     "this process cannot work as an owner, and asks for no partitions": "unfit",
     "a topic cannot be tiered": "refused-topic",
+    "no broker has answered for a minute": "no-broker-answers",
     "the brokers reject the proxy": "proxy-rejected",
     "… lacks …": "missing-right",
     "the listener for broker … cannot be opened": "listener-not-open",

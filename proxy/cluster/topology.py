@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 _LEAST_PAUSE_S = 0.05
 _BROKERS_AT_ONCE = 16
 _ONE_BROKER_MS = 2_000
+_SILENT_AFTER_MS = 60_000
 
 
 class Topology:
@@ -62,6 +63,8 @@ class Topology:
             "the cluster's metadata can be read again",
             clock_ms=clock_ms,
         )
+        self._silent_since_ms: int | None = None
+        self._is_silent = False
         self.refusal: BrokerRefusedError | None = None
         """Set while the brokers reject the proxy's own connections."""
 
@@ -83,6 +86,11 @@ class Topology:
     def trouble(self) -> str | None:
         """Why the last attempt to read the cluster failed. None if it succeeded."""
         return self._trouble
+
+    @property
+    def silence(self) -> list[str]:
+        """Why no broker has answered for `_SILENT_AFTER_MS`; empty if one has."""
+        return [self._trouble] if self._is_silent and self._trouble is not None else []
 
     @property
     def serves_a_broker(self) -> bool:
@@ -146,18 +154,30 @@ class Topology:
             metadata = await self._client.named(names, (), self._timeout_ms)
         except BrokerError as error:
             refusal = error if isinstance(error, BrokerRefusedError) else None
+            if refusal is not None:
+                self._silent_since_ms, self._is_silent = None, False  # a broker has answered
             if refusal is not None and self.refusal is None:
                 logger.error("the brokers reject the proxy: %s", error)
             elif refusal is None:
                 self._failing.found(error=str(error))
+                self._note_silence(str(error))
             self._trouble, self.refusal = str(error), refusal
             return None
         if self.refusal is not None:
             logger.info("the brokers accept the proxy again")
         self._failing.ended()
+        self._silent_since_ms, self._is_silent = None, False
         self._topics.note(metadata, names, asked_at_ms)
         self._trouble = self.refusal = None
         return metadata
+
+    def _note_silence(self, error: str) -> None:
+        """Alarms when no broker has answered for a while. A restart of the only broker is no alarm."""
+        now_ms = self._clock_ms()
+        self._silent_since_ms = now_ms if self._silent_since_ms is None else self._silent_since_ms
+        if not self._is_silent and now_ms - self._silent_since_ms >= _SILENT_AFTER_MS:
+            self._is_silent = True
+            logger.error("no broker has answered for a minute", extra={"error": error})
 
     def _follow(self, metadata: ClusterMetadata) -> None:
         before = {} if self._metadata is None or not self.is_ready else self._metadata.brokers

@@ -104,11 +104,13 @@ def _fetches(before: Scrape, now: Scrape) -> Iterator[tuple[str, str, str | None
         yield name, f"{rate:.1f}", quantile_text(buckets, 0.5), quantile_text(buckets, 0.99)
 
 
-def _present(now: Scrape) -> Iterator[tuple[str, str]]:
+def _present(now: Scrape) -> Iterator[tuple[str, str | None]]:
     yield "connections of clients", f"{now.total('tidegate_open_connections'):.0f}"
     yield "partitions owned", f"{now.total('tidegate_owned_partitions'):.0f}"
-    yield "not copied", size_text(now.total("tidegate_remote_copy_lag_bytes"))
-    yield "longest behind", f"{_most(now, 'tidegate_remote_copy_lag_seconds'):.0f} s"
+    # Only owners know the backlog. While no broker answers, no process is an owner.
+    backlog, behind = "tidegate_remote_copy_lag_bytes", "tidegate_remote_copy_lag_seconds"
+    yield "not copied", size_text(now.total(backlog)) if backlog in now.samples else None
+    yield "longest behind", f"{_most(now, behind):.0f} s" if behind in now.samples else None
     yield "Fetches that wait for the store", f"{now.total('tidegate_remote_fetch_pending'):.0f}"
     for name, what in (
         ("tidegate_unfit", "unfit processes"),

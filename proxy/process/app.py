@@ -178,6 +178,7 @@ class Proxy:
         certificates = (self.client.tls, *(each.tls for each in entrances))
         self.view.alarms.watch(ProcessAlarm.CERTIFICATES_UNUSABLE, partial(troubles_of, *certificates))
         self.view.alarms.watch(ProcessAlarm.LISTENER_NOT_OPEN, lambda: self.topology.unserved)
+        self.view.alarms.watch(ProcessAlarm.NO_BROKER_ANSWERS, lambda: self.topology.silence)
         self.view.alarms.watch(ProcessAlarm.PROXY_REJECTED, lambda: _said(self.topology.refusal))
         self._live = LiveSettings(config)
         self._registry = registry

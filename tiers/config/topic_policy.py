@@ -161,6 +161,8 @@ class TopicPolicy:
     """The reason why the total of the file must not be recorded. While there is one, nothing expires."""
     paused: frozenset[TierWork] = NOTHING_PAUSED
     """The work on the topic that an operator paused."""
+    is_doubtful: bool = False
+    """Whether the present retention may be another one, because the brokers did not tell it. Then nothing expires."""
 
     def partitions(self) -> list[TopicIdPartition]:
         return [TopicIdPartition(self.topic_id, index, self.topic) for index in range(self.partition_count)]

@@ -44,6 +44,7 @@ from tiers.texts import duration_text
 _LEFT_AFTER_MS: Final = 60_000
 """The age at which an attempt at a copy counts as left, as in `copy_failing_since_ms`."""
 _ANY_PROXY: Final = "the proxy that the client is connected to, from the store"
+_WITHOUT_STORE: Final = "the proxy that the client is connected to. It answers when the store does, or from its cache"
 _STAGES: Final[Mapping[Question, tuple[str, ...]]] = {
     Question.ON_BROKER: ("survey", "manifest", "trim"),
     Question.NOT_REMOTE: ("survey", "gap", "copy"),
@@ -179,7 +180,7 @@ class _Explanation:
             sentence = f"The remote tier has offset {offset}, in the segment {found.id}."
             if bounds is None:
                 sentence += " Whether the broker has it, too, is not known: the leader does not answer."
-            return OffsetAnswer(offset, Place.REMOTE, sentence, _ANY_PROXY, found, whys=found.whys)
+            return OffsetAnswer(offset, Place.REMOTE, sentence, self._any_proxy, found, whys=found.whys)
         if is_local:
             whys = self.uncopied().whys
             return OffsetAnswer(offset, Place.LOCAL, f"The broker alone has offset {offset}.", self._leader, whys=whys)
@@ -207,6 +208,10 @@ class _Explanation:
             )
         found = None if quarantined is None else self.segment(quarantined)
         return OffsetAnswer(offset, Place.UNKNOWN, sentence, "no process", found)
+
+    @property
+    def _any_proxy(self) -> str:
+        return _ANY_PROXY if self._facts.has_store else _WITHOUT_STORE
 
     @property
     def _leader(self) -> str:
@@ -264,7 +269,7 @@ class _Explanation:
         else:
             if place is Place.BOTH:
                 yield self._on_broker[segment.segment_id]
-            elif facts.local is None:
+            elif facts.local is None and segment.valid_end_offset >= (facts.trimmed_to or 0):
                 sentence = f"The leader does not answer, so the owner trims nothing: {facts.local_trouble}"
                 yield why(Question.ON_BROKER, StateReason.LEADER_UNKNOWN, sentence)
             yield self._not_expired[segment.segment_id]
@@ -388,6 +393,8 @@ class _Explanation:
         if uncopied_bytes >= facts.policy.segment_bytes:
             return self._due(question, "copies")
         since_ms = facts.owner.open_since_ms
+        if since_ms is None and (absent := self._without_owner(question, "copies")) is not None:
+            return absent
         if since_ms is None:
             values = {"size_bytes": uncopied_bytes, "segment.bytes": facts.policy.segment_bytes}
             values |= {"segment.ms": facts.policy.segment_ms}
@@ -423,14 +430,19 @@ class _Explanation:
         return why(question, StateReason.NOT_TIERED, f"No owner manages the topic: {reason}.")
 
     def _due(self, question: Question, verb: str) -> Why:
+        sentence = f"Nothing holds it: the owner {verb} it in one of its next rounds."
+        return self._without_owner(question, verb) or why(question, StateReason.DUE, sentence)
+
+    def _without_owner(self, question: Question, verb: str) -> Why | None:
+        """Returns why no owner can do the work; None: an owner can."""
         owner = self._facts.owner
         if owner.name == "":
-            sentence = f"Nothing but the missing owner holds it: no process {verb} it while the partition has no owner."
+            sentence = f"The partition has no owner, and no other process {verb} it."
             return why(question, StateReason.NO_OWNER, sentence)
         if owner.unfit:
             sentence = f"The owner is unfit: {owner.unfit}. It {verb} it when it is fit again, or the next owner does."
             return why(question, StateReason.OWNER_UNFIT, sentence)
-        return why(question, StateReason.DUE, f"Nothing holds it: the owner {verb} it in one of its next rounds.")
+        return None
 
     @property
     def _stop_sentence(self) -> str:

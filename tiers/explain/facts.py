@@ -74,6 +74,10 @@ class PartitionFacts:
     """The cluster id in object keys; empty: the keys are not known."""
     remarks: tuple[str, ...] = ()
     """Sentences of the caller about the partition, for example about a store that does not answer."""
+    has_store: bool = True
+    """Whether the store answered, as far as the caller asked it."""
+    trimmed_to: int | None = None
+    """The offset to which the last recorded trim moved the local log start."""
 
     @property
     def log_start(self) -> int:
@@ -104,11 +108,13 @@ def facts_of(
     visible_after_ms: int = DEFAULT_VISIBLE_AFTER_MS,
     cluster_id: str = "",
     remarks: tuple[str, ...] = (),
+    has_store: bool = True,
 ) -> PartitionFacts:
     """Adds what the metadata of this process knows. The caller has made it fresh. Reads no broker and no store."""
     log_starts = tuple(metadata.log_starts(partition))
     confirmed = None if local is None else local.confirmed_log_start
     recorded = log_starts[0].offset if log_starts and local is None else 0
+    trim = metadata.local_log_start(partition)
     return PartitionFacts(
         partition=partition,
         now_ms=now_ms,
@@ -124,4 +130,6 @@ def facts_of(
         visible_after_ms=visible_after_ms,
         cluster_id=cluster_id,
         remarks=remarks,
+        has_store=has_store,
+        trimmed_to=None if trim is None else trim.offset,
     )

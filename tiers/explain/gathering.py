@@ -127,6 +127,7 @@ async def gather(
         visible_after_ms=around.visible_after_ms,
         cluster_id=around.cluster_id,
         remarks=tuple(remarks),
+        has_store=not manifest.trouble,
     )
 
 

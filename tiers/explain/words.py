@@ -39,6 +39,7 @@ RULES: Final[Mapping[str, str]] = {
     HoldReason.NEWEST_SEGMENT: _RULE_4,
     HoldReason.EXPIRING_PAUSED: _LOG_RANGE,
     HoldReason.RETENTION_UNKNOWN: _LOG_RANGE,
+    HoldReason.RETENTION_IN_DOUBT: _LOG_RANGE,
     HoldReason.UNLIMITED_RETENTION: _LOG_RANGE,
     HoldReason.TOTAL_RETENTION: _LOG_RANGE,
     HoldReason.EXPIRY_BUDGET: _RULE_6,
@@ -124,6 +125,11 @@ def sentence_of(hold: Hold, policy: TopicPolicy) -> str:
             return (
                 "The total retention is not agreed on, so nothing of the topic expires: "
                 f"`tidegate tier retention {policy.topic}` shows both values."
+            )
+        case HoldReason.RETENTION_IN_DOUBT:
+            return (
+                "The owner could not read the topic's present retention: the brokers do not answer, or they disagree."
+                " Until it can, nothing of the topic expires."
             )
         case HoldReason.UNLIMITED_RETENTION:
             return "The total retention is unlimited in time and in bytes."

@@ -37,7 +37,9 @@ class HoldReason(StrEnum):
 
     EXPIRING_PAUSED = "expiring-paused"
     RETENTION_UNKNOWN = "retention-unknown"
-    """The owner does not know the total retention: the file and the recorded total differ, or two brokers disagree."""
+    """The owner does not know the total retention: the file and the recorded total differ."""
+    RETENTION_IN_DOUBT = "retention-in-doubt"
+    """The present retention could not be read from the brokers, or they disagree."""
     UNLIMITED_RETENTION = "unlimited-retention"
     TOTAL_RETENTION = "total-retention"
     EXPIRY_BUDGET = "expiry-budget"

@@ -137,9 +137,9 @@ class RemoteLogManager:
         return None if tasks is None else report_of(tasks)
 
     @property
-    def backlog_bytes(self) -> int:
-        """An estimate of the bytes below the LSOs that are not remote, of all partitions."""
-        return sum(tasks.copy.lag_bytes for tasks in self._managed.values())
+    def backlog_bytes(self) -> int | None:
+        """An estimate of the bytes below the LSOs that are not remote, of all partitions. None: it manages none."""
+        return sum(tasks.copy.lag_bytes for tasks in self._managed.values()) if self._managed else None
 
     def alarms(self) -> list[ActiveAlarm]:
         """Returns the alarms of this process about partitions and topics that are raised now."""

@@ -306,4 +306,4 @@ def _not_expiring(known: TopicPolicy) -> TopicPolicy:
     """Returns the policy without retention. The present retention is unknown and may be higher, so nothing expires.
 
     For the same reason, no total retention is recorded."""
-    return replace(known, retention_ms=UNLIMITED, retention_bytes=UNLIMITED, total_to_record=None)
+    return replace(known, retention_ms=UNLIMITED, retention_bytes=UNLIMITED, total_to_record=None, is_doubtful=True)

@@ -242,6 +242,20 @@ STATES: Final[tuple[Alarm, ...]] = (
         metric="tidegate_refused_topics",
     ),
     Alarm(
+        "no-broker-answers",
+        Kind.PROCESS,
+        ("no broker has answered for a minute",),
+        "The proxy asks all brokers for the cluster's metadata, and none of them answers. It asks again.",
+        (
+            "Everything: clients reach no broker, and nothing is copied, trimmed or expired. The sizes of the backlog "
+            "are not known."
+        ),
+        (
+            "Check the brokers, their advertised listeners, the network, and the certificate authority in "
+            "`[upstream.tls]`."
+        ),
+    ),
+    Alarm(
         "proxy-rejected",
         Kind.PROCESS,
         ("the brokers reject the proxy",),

@@ -25,6 +25,7 @@ class ProcessAlarm(StrEnum):
     CERTIFICATES_UNUSABLE = "certificates-unusable"
     LISTENER_NOT_OPEN = "listener-not-open"
     MISSING_RIGHT = "missing-right"
+    NO_BROKER_ANSWERS = "no-broker-answers"
     PROXY_REJECTED = "proxy-rejected"
     SETTINGS_NOT_RELOADED = "settings-not-reloaded"
 

@@ -31,7 +31,7 @@ class CountedParts:
 
     proxy: ProxyMetrics | None = None
     reader: RemoteLogReader | None = None
-    backlog_bytes: Callable[[], int] | None = None
+    backlog_bytes: Callable[[], int | None] | None = None
     storage: InstrumentedRemoteStorageManager | None = None
 
     @property

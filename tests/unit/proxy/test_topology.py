@@ -322,6 +322,25 @@ async def test_every_broker_that_answers_is_asked_for_former_topics() -> None:
         await rig.topology.all_topic_ids(["t"], 1_000)
 
 
+async def test_brokers_that_are_silent_for_a_minute_are_an_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.client.trouble = "down"
+    for now_ms, alarms in ((0, []), (59_999, []), (60_000, ["down"]), (60_001, ["down"])):
+        rig.client.now_ms = now_ms
+        assert not await rig.topology.refresh()
+        assert rig.topology.silence == alarms
+    errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == ["no broker has answered for a minute"]
+    rig.client.refuses = True
+    assert not await rig.topology.refresh()
+    assert rig.topology.silence == [], "a broker that refuses the proxy answers"
+    rig.client.refuses, rig.client.trouble = False, None
+    assert await rig.topology.refresh()
+    rig.client.trouble = "down again"
+    assert not await rig.topology.refresh()
+    assert rig.topology.silence == []
+
+
 async def test_a_refusal_is_final_only_before_the_first_success(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.client.trouble = "down"

@@ -82,7 +82,7 @@ def expiry_hold(policy: TopicPolicy) -> Hold | None:
         return Hold(HoldReason.EXPIRING_PAUSED)
     if policy.total_conflict or policy.total_to_record is not None:
         return Hold(HoldReason.RETENTION_UNKNOWN)
-    return None
+    return Hold(HoldReason.RETENTION_IN_DOUBT) if policy.is_doubtful else None
 
 
 def expiry_holds(

@@ -164,6 +164,9 @@ async def test_why_records_are_not_yet_remote(copied: Workbench) -> None:
     assert explain(facts).uncopied.whys[0].at_ms == copied.wall_ms + 40_000
     facts = with_owner(facts, open_since_ms=copied.wall_ms - POLICY.segment_ms)
     assert explain(facts).uncopied.whys[0].reason == StateReason.DUE
+    for owner, absent in (({"name": ""}, StateReason.NO_OWNER), ({"unfit": "no disk"}, StateReason.OWNER_UNFIT)):
+        facts = with_owner(await facts_for(copied, POLICY), **owner)
+        assert explain(facts).uncopied.whys[0].reason == absent, "the age of the open segment is not known"
     copied.log.last_stable_offset = 95
     answer = explain(await facts_for(copied, POLICY)).uncopied
     assert [each.reason for each in answer.whys] == [HoldReason.SEGMENT_OPEN, StateReason.OPEN_TRANSACTION]
@@ -198,6 +201,7 @@ async def test_why_a_segment_has_not_expired(copied: Workbench) -> None:
         (POLICY, HoldReason.UNLIMITED_RETENTION),
         (replace(minute, paused=frozenset({TierWork.EXPIRING})), HoldReason.EXPIRING_PAUSED),
         (replace(minute, total_to_record=TotalRetention(1)), HoldReason.RETENTION_UNKNOWN),
+        (replace(POLICY, is_doubtful=True), HoldReason.RETENTION_IN_DOUBT),
     ):
         assert reasons(explain(await facts_for(copied, policy)), NOT_EXPIRED)[0] == expected
     copied.wall_ms = newest_ms + 60_001
@@ -261,6 +265,8 @@ async def test_without_the_leader_the_remote_tier_is_still_explained(copied: Wor
     assert any("no broker answers" in note for note in answer.notes)
     assert explain_offset(facts, 10).place is Place.REMOTE
     assert explain_offset(facts, 95).place is Place.UNKNOWN
+    assert explain_offset(replace(facts, has_store=False), 10).server.endswith("when the store does, or from its cache")
+    assert set(reasons(explain(replace(facts, trimmed_to=60)), ON_BROKER)) == {60}
 
 
 async def test_a_time_leads_to_the_first_segment_that_may_have_it(copied: Workbench) -> None:

@@ -204,7 +204,9 @@ async def test_an_unreadable_configuration_changes_and_expires_nothing(cluster: 
     before = (await topics.refresh(TIMEOUT_MS))[topic_id]
     cluster.unreadable.add("orders")
     for _ in range(2):
-        assert (await topics.refresh(TIMEOUT_MS))[topic_id] == replace(before, retention_ms=-1, retention_bytes=-1)
+        assert (await topics.refresh(TIMEOUT_MS))[topic_id] == replace(
+            before, retention_ms=-1, retention_bytes=-1, is_doubtful=True
+        )
     cluster.unreadable.clear()
     assert (await topics.refresh(TIMEOUT_MS))[topic_id] == before
 
@@ -248,7 +250,9 @@ async def test_nothing_expires_while_one_of_two_brokers_does_not_answer(
             return await request(node_id, *arguments, **options)
 
         monkeypatch.setattr(cluster.client, "request", silent)
-        assert (await topics.refresh(TIMEOUT_MS))[topic_id] == replace(before, retention_ms=-1, retention_bytes=-1)
+        assert (await topics.refresh(TIMEOUT_MS))[topic_id] == replace(
+            before, retention_ms=-1, retention_bytes=-1, is_doubtful=True
+        )
 
 
 async def test_nothing_expires_while_the_cluster_does_not_answer(
@@ -265,7 +269,7 @@ async def test_nothing_expires_while_the_cluster_does_not_answer(
         patch.setattr(cluster.client, "request", silence)
         with pytest.raises(BrokerError):
             await topics.refresh(TIMEOUT_MS)
-    assert topics.policies == {topic_id: replace(before, retention_ms=-1, retention_bytes=-1)}
+    assert topics.policies == {topic_id: replace(before, retention_ms=-1, retention_bytes=-1, is_doubtful=True)}
     assert (await topics.refresh(TIMEOUT_MS))[topic_id] == before
 
 
@@ -277,7 +281,9 @@ async def test_a_topic_that_one_answer_lacks_is_tiered_as_before(cluster: Cluste
         second.topics = list(cluster.broker.topics)
         second.brokers = cluster.broker.brokers = [cluster.broker, second]
         cluster.broker.topics.clear()
-        assert await topics.refresh(TIMEOUT_MS) == {topic_id: replace(before, retention_ms=-1, retention_bytes=-1)}
+        assert await topics.refresh(TIMEOUT_MS) == {
+            topic_id: replace(before, retention_ms=-1, retention_bytes=-1, is_doubtful=True)
+        }
         second.topics.clear()
         assert await topics.refresh(TIMEOUT_MS) == {}
 
@@ -298,7 +304,8 @@ async def test_tier_settings_that_are_not_read_change_and_expire_nothing(cluster
     assert before.keys() == {own, by_rule}
     metadata.fresh, metadata.tier_configs = False, {}
     assert await topics.refresh(TIMEOUT_MS) == {
-        topic_id: replace(known, retention_ms=-1, retention_bytes=-1) for topic_id, known in before.items()
+        topic_id: replace(known, retention_ms=-1, retention_bytes=-1, is_doubtful=True)
+        for topic_id, known in before.items()
     }
 
 
@@ -372,7 +379,9 @@ async def test_other_rules_make_no_doubtful_retention_count(cluster: Cluster, mo
     cluster.unreadable.add("orders")
     await topics.refresh(TIMEOUT_MS)
     topics.change_rules([TopicConfig(pattern="orders", segment_bytes=5)])
-    assert topics.policies == {topic_id: replace(before, retention_ms=-1, retention_bytes=-1, segment_bytes=5)}
+    assert topics.policies == {
+        topic_id: replace(before, retention_ms=-1, retention_bytes=-1, is_doubtful=True, segment_bytes=5)
+    }
 
 
 async def test_other_rules_change_the_refused_topics_at_once(cluster: Cluster) -> None:
