@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise, takewhile
@@ -97,23 +97,43 @@ def expiry_holds(
     The arguments are those of `expired_to`. A hold of a segment holds the later ones too. Their own holds are those
     that they have when all segments before them have expired."""
     alive = list(alive)
-    excess_bytes = local_only_bytes + sum(segment.retained_bytes for segment in alive) - retention.size_bytes
-    for number, segment in enumerate(alive):
-        size_bytes = segment.retained_bytes
+    for number, (segment, behind_bytes) in enumerate(zip(alive, _bytes_behind(alive), strict=True)):
+        size_bytes, later_bytes = segment.retained_bytes, local_only_bytes + behind_bytes
         too_old = 0 <= retention.ms < now_ms - segment_timestamp_ms(segment)
-        too_much = retention.size_bytes >= 0 and excess_bytes >= size_bytes
+        too_much = 0 <= retention.size_bytes <= later_bytes
         hold = None
         if not (too_old or too_much):
-            hold = _retention_hold(segment, retention, now_ms, excess_bytes)
+            hold = _retention_hold(segment, retention, now_ms, later_bytes)
         elif budget_bytes is not None:
             if size_bytes > budget_bytes and number > 0:
                 hold = Hold(HoldReason.EXPIRY_BUDGET)
             budget_bytes -= size_bytes
-        excess_bytes -= size_bytes
         yield segment, hold
 
 
-def _retention_hold(segment: Segment, retention: Retention, now_ms: int, excess_bytes: int) -> Hold:
+def _bytes_behind(alive: Sequence[Segment]) -> Iterator[int]:
+    """Yields for each segment how many bytes the log has behind it at least.
+
+    Segments may overlap, and no record counts twice. So of segments that overlap, those count that have the most bytes
+    together without an overlap."""
+    if all(later.start_offset > earlier.valid_end_offset for earlier, later in pairwise(alive)):
+        behind_bytes = sum(segment.retained_bytes for segment in alive)
+        for segment in alive:
+            behind_bytes -= segment.retained_bytes
+            yield behind_bytes
+        return
+    by_start = sorted(alive, key=lambda segment: segment.start_offset)
+    starts = [segment.start_offset for segment in by_start]
+    from_bytes = [0] * (len(by_start) + 1)
+    for number in reversed(range(len(by_start))):
+        following = bisect_right(starts, by_start[number].valid_end_offset)
+        size_bytes = by_start[number].retained_bytes + from_bytes[following]
+        from_bytes[number] = max(from_bytes[number + 1], size_bytes)
+    for segment in alive:
+        yield from_bytes[bisect_right(starts, segment.valid_end_offset)]
+
+
+def _retention_hold(segment: Segment, retention: Retention, now_ms: int, later_bytes: int) -> Hold:
     if retention == NOTHING_EXPIRES:
         return Hold(HoldReason.UNLIMITED_RETENTION)
     values: dict[str, int] = {}
@@ -122,7 +142,6 @@ def _retention_hold(segment: Segment, retention: Retention, now_ms: int, excess_
         values |= {"age_ms": now_ms - timestamp_ms, "retention_ms": retention.ms}
         at_ms = timestamp_ms + retention.ms + 1
     if retention.size_bytes >= 0:
-        later_bytes = excess_bytes + retention.size_bytes - segment.retained_bytes
         values |= {"later_bytes": later_bytes, "retention_bytes": retention.size_bytes}
     return Hold(HoldReason.TOTAL_RETENTION, at_ms, values)
 
