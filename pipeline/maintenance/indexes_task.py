@@ -2,6 +2,7 @@
 that is missing or damaged, rebuilds it from the `.log` object, writes it and reads it back.
 
 An encrypted segment cannot be read without its `.indexes` object, which held the wrapped key. The result then says so.
+An object of a later format is not damaged: a later release wrote it, and reads more from it than this one could write.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pipeline.spark.scratch import scratch_folder
 from pipeline.spark.worker import worker
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import verify_batches
-from tiers.errors import CorruptSegmentError, RemoteLogError, RemoteResourceNotFoundError
+from tiers.errors import CorruptSegmentError, LaterFormatError, RemoteLogError, RemoteResourceNotFoundError
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object
@@ -120,7 +121,7 @@ async def make_one(
 
 async def _stored(storage: LocatedRemoteStorageManager, segment: RemoteLogSegmentMetadata) -> IndexesObject | str:
     """Returns the decoded `.indexes` object, or a sentence that says what is wrong with it. It does not wait for a
-    missing object to appear: the rebuilt object would have the same bytes."""
+    missing object to appear: the rebuilt object would have the same bytes. Raises `LaterFormatError`."""
 
     async def fetch() -> bytes | None:
         try:
@@ -133,6 +134,8 @@ async def _stored(storage: LocatedRemoteStorageManager, segment: RemoteLogSegmen
         return "the .indexes object is missing"
     try:
         return decode_indexes_object(data, segment)
+    except LaterFormatError:
+        raise
     except CorruptSegmentError as error:
         return f"the .indexes object: {error}"
 
@@ -140,7 +143,10 @@ async def _stored(storage: LocatedRemoteStorageManager, segment: RemoteLogSegmen
 async def _neighbour(
     storage: LocatedRemoteStorageManager, segment: RemoteLogSegmentMetadata | None
 ) -> IndexesObject | None:
-    stored = None if segment is None else await _stored(storage, segment)
+    try:
+        stored = None if segment is None else await _stored(storage, segment)
+    except LaterFormatError:
+        return None
     return stored if isinstance(stored, IndexesObject) else None
 
 

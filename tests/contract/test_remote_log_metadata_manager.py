@@ -24,7 +24,7 @@ from tests.support.tiers.segment_metadata import copied, segment, to
 from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.metadata_registry import create_metadata_manager
-from tiers.errors import InvalidTransitionError
+from tiers.errors import InvalidTransitionError, RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
@@ -208,6 +208,19 @@ async def test_a_log_start_that_the_leader_denies_stays_beside_the_new_one(
     assert manager.log_starts(partition) == [old]
     await manager.put_log_start(partition, new, denied=[old])
     assert (manager.log_starts(partition), manager.log_start_offset(partition)) == ([old, new], 500)
+
+
+async def test_a_log_start_that_is_refused_right_before_it_is_sent_is_not_recorded(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    def refuse() -> None:
+        raise RemoteLogMetadataNotReadyError("changed")
+
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="changed"):
+        await manager.put_log_start(partition, LogStart(50, 0, LogStartReason.RETENTION), check=refuse)
+    assert manager.log_starts(partition) == []
+    await manager.put_log_start(partition, LogStart(40, 0, LogStartReason.RETENTION), check=lambda: None)
+    assert [start.offset for start in manager.log_starts(partition)] == [40]
 
 
 async def test_a_users_highest_log_start_of_each_leader_epoch_stays(

@@ -7,6 +7,7 @@ import errno
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from struct import pack
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.support.fakes.segments import PARTITION
 from tests.support.pipeline.job_bench import InlineRunner
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench, command_bench
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.segment.indexes.indexes_object import MAGIC, VERSION, encode_sections
 from tiers.segment.segment_encryption import KeyRing
 from tiers.upkeep.rebuild import plan_rebuild
 
@@ -87,6 +89,17 @@ async def test_an_encrypted_segment_is_lost_with_its_key(bench: CommandBench) ->
     [(verdict, what)] = await asyncio.to_thread(made, bench, [segment])
     assert verdict is Verdict.REFUSED
     assert "it is encrypted" in what
+
+
+async def test_indexes_of_a_later_format_are_left_alone(bench: CommandBench) -> None:
+    later, lost = await bench.tiered(0), await bench.tiered(10)
+    paths = [lose(bench, each) for each in (later, lost)]
+    written_later = encode_sections({}).replace(MAGIC + pack(">h", VERSION), MAGIC + pack(">h", VERSION + 1))
+    paths[0].write_bytes(written_later)
+    (refused, what), (written, _) = await asyncio.to_thread(made, bench, [later, lost])
+    assert (refused, written) == (Verdict.REFUSED, Verdict.WRITTEN)
+    assert f"version {VERSION + 1}" in what
+    assert paths[0].read_bytes() == written_later
 
 
 async def test_a_segment_without_a_log_or_with_a_torn_one_is_refused(bench: CommandBench) -> None:

@@ -177,8 +177,10 @@ class RecordBackedMetadataManager(StateBackedReader, ABC):
         start: LogStart,
         timeout_ms: int | None = None,
         denied: Collection[LogStart] = (),
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         def records() -> Sequence[KeyAndValue]:
+            check()
             if is_log_start_known(self._state, partition, start, denied):
                 return []
             update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), start)

@@ -278,8 +278,12 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
         start: LogStart,
         timeout_ms: int | None = None,
         denied: Collection[LogStart] = (),
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Records where the log starts, unless a higher log start is recorded already. Needs no ownership.
+
+        The record may have to wait for others. So `check` is called right before it is sent. If it raises an error,
+        nothing is recorded, and the caller gets the error.
 
         `denied` has the recorded log starts that the leader of `start` does not confirm; they do not count. An open
         transaction of a killed process delays the record until the coordinator ends that transaction, after about 20 s.

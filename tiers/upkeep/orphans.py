@@ -6,7 +6,8 @@ automatically. The objects of a deleted segment that the metadata keeps are not 
 more. An object is deletable if it is older than a grace period and no partition manifest names it. If a
 manifest names an object that the metadata lacks, metadata was lost, and `rebuild` restores it. A manifest is written
 before the first copy. So if the cluster has the topic and the store has no manifest of the partition, the manifest was
-lost, and no object of the partition is deletable (docs/design.md, safety rule 5).
+lost, and no object of the partition is deletable (docs/design.md, safety rule 5). Neither is any if the metadata topic
+does not reach the position that the manifest names: it lost records, and one of them may have named the object.
 
 Probes of the store are in progress all the time, so their objects are reported only when they are old.
 
@@ -168,7 +169,8 @@ def _leaves_uploads(tier: OpenTier, key: SegmentObjectKey) -> bool:
 async def _without_the_accepted(tier: OpenTier, orphans: list[Orphan]) -> list[Orphan]:
     """Marks the objects that a partition manifest names. They are not deletable.
 
-    If a manifest is malformed, or missing although the topic exists, no object of its partition is deletable.
+    If a manifest is malformed, or missing although the topic exists, no object of its partition is deletable. The same
+    holds if it shows that the metadata lost records. Raises `BrokerError`, and the errors of the store.
     """
     accepted: dict[TopicIdPartition, frozenset[str] | None] = {}
     judged = []
@@ -213,6 +215,8 @@ async def _accepted(tier: OpenTier, partition: TopicIdPartition) -> frozenset[st
         return None if partition.topic_id in tier.cluster.topics_by_id else frozenset()
     except RemoteLogMetadataError:
         return None
+    if not await tier.metadata.confirms(partition, manifest.position, TIMEOUT_MS):
+        return None  # the metadata lost records, perhaps of a segment that is newer than the manifest
     return frozenset(str(each.id) for each in manifest.segments)
 
 

@@ -371,7 +371,9 @@ class InMemoryRemoteLogMetadataManager:
         start: LogStart,
         timeout_ms: int | None = None,
         denied: Collection[LogStart] = (),
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        check()
         self._write_anybodys()
         known = self.recorded_log_starts.setdefault(partition, [])
         if start.deletes:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from itertools import count
 from uuid import uuid4
 
+from protocol.errors import ErrorCode
 from protocol.records.record_batch import cut_at_batches, iterate_batches
 from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
@@ -150,13 +151,13 @@ class RLMCopyTask:
                 return self._builder is not None and self._is_old(self._builder, policy)
             try:
                 with portion:
-                    read = await services.source.read(
-                        self._partition,
-                        next_offset,
-                        services.settings.fetch_bytes,
-                        services.settings.request_timeout_ms,
-                    )
+                    read = await self._read(next_offset)
                     portion.used_bytes = len(read.records)
+            except BrokerError as error:
+                # The damaged batch stays until someone removes it, and what was read before it must not wait for that.
+                if error.code == ErrorCode.CORRUPT_MESSAGE and self._is_due(policy):
+                    return True
+                raise
             except OffsetGapError:
                 # The broker removed the next records. The records that this task has read may be the last copy.
                 if self._continues_the_remote_log:
@@ -184,10 +185,23 @@ class RLMCopyTask:
             self._observe_lag(start, read.last_stable_offset, policy)
             if fits < len(read.records):
                 return True
-            if builder is not None and (services.spool.is_full or self._is_old(builder, policy)):
+            if self._is_due(policy):
                 return True
             if not read.records or (builder is not None and builder.next_offset >= read.last_stable_offset):
                 return False
+
+    async def _read(self, offset: int) -> LogRead:
+        """Reads the next batches. If one of them is damaged, reads fewer: whoever removes it removes all before it."""
+        services, max_bytes = self._services, self._services.settings.fetch_bytes
+        while True:
+            try:
+                return await services.source.read(
+                    self._partition, offset, max_bytes, services.settings.request_timeout_ms
+                )
+            except BrokerError as error:
+                if error.code != ErrorCode.CORRUPT_MESSAGE or max_bytes == 1:
+                    raise
+            max_bytes = max(1, max_bytes // 8)
 
     def _portion(self) -> Reservation | None:
         """Reserves a part of the quota before a read. Every byte that is read will be copied."""
@@ -280,6 +294,13 @@ class RLMCopyTask:
         finally:
             spool.grow(builder.size_bytes - before_bytes)
         services.metrics.spool_bytes.set(spool.used_bytes)
+
+    def _is_due(self, policy: TopicPolicy) -> bool:
+        """Whether the open segment has records, and must be rolled though it is not full."""
+        builder = self._builder
+        if builder is None or builder.size_bytes == 0:
+            return False
+        return self._services.spool.is_full or self._is_old(builder, policy)
 
     def _is_old(self, builder: SegmentBuilder, policy: TopicPolicy) -> bool:
         first_ms = builder.first_append_ms

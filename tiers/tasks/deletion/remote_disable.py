@@ -70,18 +70,19 @@ class RemoteDisableTask:
         await services.present_tier_settings(partition)
         # If the metadata lost records, the request to delete may be an old one that the user has taken back since.
         await check_stored_manifest(services, partition)
-        self._check(partition)
+        check = partial(self._check, partition)
+        check()
         # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
         last_epoch = remote_epoch_before(services.metadata, partition, bounds.log_start_offset)
         start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
-        await services.metadata.put_log_start(partition, start, denied=confirmed.denied)
+        await services.metadata.put_log_start(partition, start, denied=confirmed.denied, check=check)
         await services.metadata.put_local_log_start(partition, start.position)
         services.checkpoint("log-start-raised")
         await bury_manifest(services, partition)
         services.checkpoint("manifest-buried")
         # If the user takes the request back now, the segments that stay must leave no hole before them: the owner
         # continues to copy at the remote end.
-        deleted = await delete_all(services, reversed(segments), partial(self._check, partition))
+        deleted = await delete_all(services, reversed(segments), check)
         if deleted == len(segments):
             logger.info(
                 "the remote log of a topic that is not tiered any more was deleted", extra={"partition": str(partition)}

@@ -6,7 +6,8 @@
   (docs/design.md, safety rule 6).
 * Before anything expires, the task reads the topic's recorded total retention to its end. If it is not the one that the
   policy was made of, nothing expires: the next policy has the present one. The same holds for a pause, and for a policy
-  that was replaced meanwhile, for example because the settings file was read again.
+  that was replaced meanwhile, for example because the settings file was read again. The write of the log start may
+  have to wait, so both are compared once more right before it.
 * If two copies of a range exist, the copy that answers for no offset is deleted too, without moving the log start
   (KAFKA-16511). Right before that, the owner looks whether the store still has the copies that answer.
 * If a broker's log start went back (unclean stop), the task tells the broker again to delete the records
@@ -18,9 +19,10 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice, pairwise, takewhile
 from typing import TypeVar
 
@@ -97,23 +99,43 @@ def expiry_holds(
     The arguments are those of `expired_to`. A hold of a segment holds the later ones too. Their own holds are those
     that they have when all segments before them have expired."""
     alive = list(alive)
-    excess_bytes = local_only_bytes + sum(segment.retained_bytes for segment in alive) - retention.size_bytes
-    for number, segment in enumerate(alive):
-        size_bytes = segment.retained_bytes
+    for number, (segment, behind_bytes) in enumerate(zip(alive, _bytes_behind(alive), strict=True)):
+        size_bytes, later_bytes = segment.retained_bytes, local_only_bytes + behind_bytes
         too_old = 0 <= retention.ms < now_ms - segment_timestamp_ms(segment)
-        too_much = retention.size_bytes >= 0 and excess_bytes >= size_bytes
+        too_much = 0 <= retention.size_bytes <= later_bytes
         hold = None
         if not (too_old or too_much):
-            hold = _retention_hold(segment, retention, now_ms, excess_bytes)
+            hold = _retention_hold(segment, retention, now_ms, later_bytes)
         elif budget_bytes is not None:
             if size_bytes > budget_bytes and number > 0:
                 hold = Hold(HoldReason.EXPIRY_BUDGET)
             budget_bytes -= size_bytes
-        excess_bytes -= size_bytes
         yield segment, hold
 
 
-def _retention_hold(segment: Segment, retention: Retention, now_ms: int, excess_bytes: int) -> Hold:
+def _bytes_behind(alive: Sequence[Segment]) -> Iterator[int]:
+    """Yields for each segment how many bytes the log has behind it at least.
+
+    Segments may overlap, and no record counts twice. So of segments that overlap, those count that have the most bytes
+    together without an overlap."""
+    if all(later.start_offset > earlier.valid_end_offset for earlier, later in pairwise(alive)):
+        behind_bytes = sum(segment.retained_bytes for segment in alive)
+        for segment in alive:
+            behind_bytes -= segment.retained_bytes
+            yield behind_bytes
+        return
+    by_start = sorted(alive, key=lambda segment: segment.start_offset)
+    starts = [segment.start_offset for segment in by_start]
+    from_bytes = [0] * (len(by_start) + 1)
+    for number in reversed(range(len(by_start))):
+        following = bisect_right(starts, by_start[number].valid_end_offset)
+        size_bytes = by_start[number].retained_bytes + from_bytes[following]
+        from_bytes[number] = max(from_bytes[number + 1], size_bytes)
+    for segment in alive:
+        yield from_bytes[bisect_right(starts, segment.valid_end_offset)]
+
+
+def _retention_hold(segment: Segment, retention: Retention, now_ms: int, later_bytes: int) -> Hold:
     if retention == NOTHING_EXPIRES:
         return Hold(HoldReason.UNLIMITED_RETENTION)
     values: dict[str, int] = {}
@@ -122,7 +144,6 @@ def _retention_hold(segment: Segment, retention: Retention, now_ms: int, excess_
         values |= {"age_ms": now_ms - timestamp_ms, "retention_ms": retention.ms}
         at_ms = timestamp_ms + retention.ms + 1
     if retention.size_bytes >= 0:
-        later_bytes = excess_bytes + retention.size_bytes - segment.retained_bytes
         values |= {"later_bytes": later_bytes, "retention_bytes": retention.size_bytes}
     return Hold(HoldReason.TOTAL_RETENTION, at_ms, values)
 
@@ -235,7 +256,9 @@ class RLMExpirationTask:
             self._check_ownership()
             last_epoch = remote_epoch_before(services.metadata, partition, expired_to)
             expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION, last_epoch)
-            await services.metadata.put_log_start(partition, expired, denied=log_start.denied)
+            await services.metadata.put_log_start(
+                partition, expired, denied=log_start.denied, check=partial(self._check_settings, policy)
+            )
             logger.info(
                 "records expired by the total retention",
                 extra={"partition": str(partition), "log_start_offset": expired_to, "before": start},
@@ -283,19 +306,32 @@ class RLMExpirationTask:
         """Returns whether the topic still has this policy and the total retention that it was made of, unpaused.
 
         Raises `RemoteLogMetadataNotReadyError` when the topic's tier settings cannot be read to their end now."""
+        if self._still_expires(policy, await self._services.present_tier_settings(self._partition)):
+            return True
+        fields = {"partition": str(self._partition)}
+        logger.info("the retention settings were changed: nothing expires now", extra=fields)
+        return False
+
+    def _check_settings(self, policy: TopicPolicy) -> None:
+        """Checks the settings again, as far as they are read, while the write of the log start has waited.
+
+        Raises `RemoteLogMetadataNotReadyError` if they were changed: the next round has the present policy."""
         partition = self._partition
-        tier_settings = await self._services.present_tier_settings(partition)
+        if not self._still_expires(policy, self._services.metadata.topic_tier_config(partition.topic_id)):
+            raise RemoteLogMetadataNotReadyError(
+                f"the retention settings of {partition.topic} were changed meanwhile: nothing expires now"
+            )
+
+    def _still_expires(self, policy: TopicPolicy, tier_settings: Mapping[str, str]) -> bool:
+        """Raises `RemoteLogMetadataNotReadyError`."""
         try:
             recorded = recorded_total(tier_settings)
         except ValueError as error:
             raise RemoteLogMetadataNotReadyError(
-                f"the tier settings of {partition.topic} cannot be read: {error}"
+                f"the tier settings of {self._partition.topic} cannot be read: {error}"
             ) from error
         is_same = recorded == policy.recorded_total and self._is_in_effect(policy)
-        if is_same and TierWork.EXPIRING not in paused_work(tier_settings):
-            return True
-        logger.info("the retention settings were changed: nothing expires now", extra={"partition": str(partition)})
-        return False
+        return is_same and TierWork.EXPIRING not in paused_work(tier_settings)
 
     def _expired_to(self, policy: TopicPolicy, log_start: int, local_only_bytes: int) -> int:
         """Returns the log start that retention asks for, limited by the bytes that one run may expire."""

@@ -33,6 +33,7 @@ from tiers.upkeep.orphans import (
     delete_orphans,
     find_orphans,
 )
+from tiers.upkeep.rebuild import plan_rebuild
 
 DAY_MS = 86_400_000
 FUTURE_MS = 1 << 50
@@ -116,6 +117,21 @@ async def test_segments_that_a_manifest_accepts_are_never_deleted(bench: Command
     await bench.put_manifest()
     await forget(bench, lost)
     assert what(await found(bench, grace_ms=0)) == [(NAMED, False)] * 2
+
+
+async def test_metadata_that_lost_its_end_protects_the_segments_that_are_newer_than_the_manifest(
+    bench: CommandBench,
+) -> None:
+    """`rebuild` restores such a segment, though no manifest names it yet."""
+    await bench.tiered(0)
+    await bench.put_manifest()
+    await forget(bench, await bench.tiered(10))
+    bench.rlmm.unconfirmed = {PARTITION}
+    [plan] = (await plan_rebuild(bench.storage, CLUSTER_ID, bench.ring, 1)).plans
+    assert [each.start_offset for each in plan.segments] == [0, 10]
+    assert what(await found(bench, grace_ms=0)) == [(ORPHAN, False)] * 2
+    bench.rlmm.unconfirmed = set()
+    assert what(await found(bench, grace_ms=0)) == [(ORPHAN, True)] * 2
 
 
 async def test_a_manifest_that_cannot_be_read_protects_its_partition(bench: CommandBench) -> None:

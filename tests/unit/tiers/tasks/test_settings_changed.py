@@ -13,6 +13,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.config.paused_work import TierWork
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.tasks.remote_log_manager import RemoteLogManager
 
@@ -76,6 +77,28 @@ async def test_an_expiry_in_progress_ends_when_its_retention_is_replaced(
             assert metadata.log_starts(PARTITION) == metadata.log_starts(OTHER) == []
         else:
             await until(lambda: bool(metadata.log_starts(PARTITION)))
+
+
+@pytest.mark.parametrize("by", ["policy", "recorded total", "pause"])
+async def test_a_log_start_that_waits_to_be_written_ends_when_its_settings_are_replaced(
+    running: Running, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    metadata, log = running.bench.metadata, running.logs.of[PARTITION]
+    changes = {"recorded total": {"remote.log.retention.bytes": "10000"}, "pause": {TierWork.EXPIRING.key: "true"}}
+    async with running.run():
+        await copied(running)
+        writing = Pause(metadata.put_log_start)
+        monkeypatch.setattr(metadata, "put_log_start", writing)
+        change(running, retention_bytes=0)
+        await writing.reached.wait()
+        if by == "policy":
+            change(running, retention_bytes=-1)
+        else:
+            await metadata.change_topic_tier_config(PARTITION.topic_id, PARTITION.topic, changes[by])
+        looks = len(log.reads)
+        writing.go_on.set()
+        await until(lambda: len(log.reads) > looks + 4)
+        assert metadata.log_starts(PARTITION) == metadata.log_starts(OTHER) == []
 
 
 async def test_a_trim_in_progress_ends_when_its_local_retention_is_replaced(

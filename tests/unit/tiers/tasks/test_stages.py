@@ -18,7 +18,7 @@ from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError, Retri
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
-from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.log_start import LogGap, LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.remote_storage_manager import LogSegmentData
@@ -61,6 +61,33 @@ def remote_start(running: Running) -> int | None:
 def is_copied_and_trimmed(running: Running, to: int) -> bool:
     copied = [running.remote_end(each) or 0 for each in (PARTITION, OTHER)]
     return min(*copied, *(log.log_start_offset for log in running.logs.of.values())) >= to
+
+
+async def test_a_damaged_batch_costs_no_readable_record_before_it(bench: Workbench) -> None:
+    """One Fetch returns several batches, and the removal of the damaged one removes all of them from the broker."""
+    bench.services = replace(bench.services, settings=replace(bench.services.settings, gap_alarm_ms=1))
+    running, log = Running(bench, POLICY), DamagedLog()
+    running.logs.of[PARTITION] = log
+    batches = [batch_of(10 * n, 10, value_bytes=1) for n in range(20)]
+    log.append(*batches)
+    log.damaged_offset = 120
+    assert 3 * len(batches[0]) < bench.services.settings.fetch_bytes < 4 * len(batches[0])
+    async with running.run():
+        await until(lambda: failures(running, "copy") > 1)
+        log.log_start_offset = 130
+        await until(lambda: (running.remote_end(PARTITION) or 0) > 130)
+    assert bench.metadata.gaps(PARTITION) == [LogGap(120, 130)]
+    assert bench.finished[:2] == [(0, 59), (60, 119)]
+
+
+async def test_an_old_segment_is_copied_though_the_batch_behind_it_is_damaged(bench: Workbench) -> None:
+    running, log = Running(bench, replace(POLICY, segment_ms=1)), DamagedLog()
+    running.logs.of[PARTITION] = log
+    log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    log.damaged_offset = 20
+    async with running.run():
+        await until(lambda: running.remote_end(PARTITION) == 19)
+        await until(lambda: failures(running, "copy") > 1)
 
 
 class Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -102,6 +103,23 @@ async def test_while_expiring_is_paused_nothing_is_deleted(copied: Workbench) ->
     assert copied.metadata.log_starts(PARTITION) == []
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {TierWork.EXPIRING.key: None})
     assert await RemoteDisableTask(copied.services).run(idle) == 3
+
+
+async def test_a_request_that_is_taken_back_while_the_log_start_waits_deletes_nothing(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = copied.metadata
+    await metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    put_log_start = metadata.put_log_start
+
+    async def waits(*arguments: Any, **options: Any) -> None:
+        await metadata.change_topic_tier_config(PARTITION.topic_id, "orders", ENABLED_AGAIN)
+        await put_log_start(*arguments, **options)
+
+    monkeypatch.setattr(metadata, "put_log_start", waits)
+    with pytest.raises(RemoteLogError, match="tiered again"):
+        await RemoteDisableTask(copied.services).run(idle)
+    assert (len(copied.finished), metadata.log_starts(PARTITION)) == (3, [])
 
 
 async def test_a_segment_that_only_the_manifest_knows_stops_the_deletion(copied: Workbench) -> None:

@@ -176,6 +176,17 @@ async def test_overlapping_copies_that_all_answer_for_something_stay(copied: Wor
     assert None not in read
 
 
+@pytest.mark.parametrize("range_", [(15, 50), (0, 50), (20, 89)])
+async def test_what_two_copies_have_does_not_count_twice(copied: Workbench, range_: tuple[int, int]) -> None:
+    """Else the log would expire before it has reached its limit."""
+    log_bytes = sum(one.segment_size_bytes for one in copied.segments) + copied.copy_task.local_only_bytes
+    await finished_again(copied, *range_)
+    await copied.expire(replace(POLICY, retention_bytes=log_bytes))
+    assert copied.metadata.log_start_offset(PARTITION) == 0
+    await copied.expire(replace(POLICY, retention_bytes=0))
+    assert copied.metadata.log_start_offset(PARTITION) == 90
+
+
 async def test_a_copy_within_another_goes(copied: Workbench) -> None:
     inner = await finished_again(copied, 40, 45)
     copied.now_ms += copied.services.settings.remote_log.visible_after_ms
