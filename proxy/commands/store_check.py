@@ -1,5 +1,8 @@
 """The part of `tidegate check` that tries the store and says which setting is wrong.
 
+If the metadata names segments, the check also looks for some of them. The wrong store, or an empty folder without its
+mount, passes the other checks.
+
 The error of a store's library rarely tells a wrong host name from a server that is down. So if the store cannot be
 reached, the check resolves and connects to the addresses of the settings itself.
 """
@@ -11,15 +14,25 @@ import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from proxy.config import TidegateConfig
+from tiers.access.open_tier import open_storage
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
-from tiers.errors import RemoteLogError, RemoteStorageError
+from tiers.errors import RemoteLogError, RemoteResourceNotFoundError, RemoteStorageError
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.remote_storage_manager import StoreFeatures
+from tiers.storage.retries import with_retries
 
 _CONNECT_TIMEOUT_S = 5.0
+_LOOKS = 3
 _ADDRESS_SETTINGS: Final = {"s3": "endpoint.url", "hdfs": "url"}
 _PORTS: Final = {"http": 80, "https": 443}
 _CHECK_OBJECT: Final = re.compile(r"/\.check-[0-9a-f-]{36}")
@@ -61,6 +74,28 @@ async def check_store(config: StorageConfig, cluster_id: str, timeout_ms: int) -
         return StoreCheck(found or [f"{config.implementation}: {_CHECK_OBJECT.sub('', str(error))}"])
     finally:
         await store.close()
+
+
+async def absent_segments(config: TidegateConfig, cluster_id: str, metadata: RemoteLogMetadataReader) -> list[str]:
+    """Returns a line for each partition, of a few, whose newest segment the store lacks. Raises `RemoteTierError`."""
+    newest = islice(filter(None, map(partial(_newest_segment, metadata), metadata.partitions())), _LOOKS)
+    lines = []
+    async with open_storage(config, cluster_id) as storage:
+        for segment in newest:
+            try:
+                await with_retries(partial(storage.fetch_log_segment, segment, 0, 0))
+            except RemoteResourceNotFoundError:
+                lines.append(
+                    f"the store lacks the newest segment of {segment.topic_id_partition}: is it mounted, and does"
+                    " [storage] name the place where the segments were copied? If so, run `tidegate tier verify`"
+                )
+    return lines
+
+
+def _newest_segment(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> RemoteLogSegmentMetadata | None:
+    segments = metadata.list_remote_log_segments(partition)
+    finished = (each for each in segments if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+    return max(finished, key=lambda each: each.event_timestamp_ms, default=None)
 
 
 def _lines(features: StoreFeatures) -> Iterator[str]:

@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.records.record_batch import iterate_batches
 from proxy.commands.rule_check import is_never_trimmed, rule_lines, useless_local_retentions
+from proxy.commands.store_check import absent_segments
 from proxy.config import TidegateConfig
-from tiers.access.open_tier import metadata_to_now
+from tiers.access.open_tier import RemoteTierError, metadata_to_now
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import READ_UNCOMMITTED, FetchPosition, fetch_raw
 from tiers.config.paused_work import resume_command
@@ -89,8 +90,10 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicF
             ]
             if metadata is not None:
                 found.problems += await _risks(client, metadata, policies)
+                absent = await absent_segments(config, cluster.cluster_id, metadata)
+                found.problems += [f"[storage] {line}" for line in absent]
             return found
-    except RemoteLogError as error:
+    except (RemoteLogError, RemoteTierError) as error:
         return TopicFindings(problems=[f"the tiered topics cannot be checked: {error}"])
 
 

@@ -210,7 +210,7 @@ async def test_a_log_start_that_the_leader_denies_stays_beside_the_new_one(
     assert (manager.log_starts(partition), manager.log_start_offset(partition)) == ([old, new], 500)
 
 
-async def test_a_log_start_that_is_refused_right_before_it_is_sent_is_not_recorded(
+async def test_a_log_start_that_its_check_refuses_is_not_recorded(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     def refuse() -> None:

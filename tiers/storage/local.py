@@ -179,7 +179,9 @@ class LocalRemoteStorageManager:
         if error.errno == errno.ENOENT:
             if self._root.is_dir():
                 return RemoteResourceNotFoundError(f"no such object: {error.filename}")
-            return RemoteStorageError(f"{self._root} is not a directory: create or mount it, or change `path`")
+            return RemoteStorageError(
+                f"{self._root} is not a directory: mount it, or change `path`; create it only for a new tier"
+            )
         if error.errno in _REFUSALS:
             return RemoteStorageError(f"{error.filename}: {error.strerror}; change `path` or its permissions")
         # For a copy, `filename` is the source and `filename2` the target. The error is about the store, the target.

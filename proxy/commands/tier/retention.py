@@ -27,6 +27,7 @@ from tiers.config.total_retention import MAX_MINUTES, UNLIMITED, Retention, Tota
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager, RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.retention.expiration_task import expired_to
+from tiers.texts import size_text
 
 Minutes = Annotated[
     int | None,
@@ -98,7 +99,7 @@ def retention(
             (
                 f"{topic}-{each.partition}",
                 each.segments,
-                each.size_bytes,
+                size_text(each.size_bytes),
                 each.log_start_offset,
                 time_text(each.newest_ms),
             )
@@ -106,8 +107,8 @@ def retention(
         ]
         typer.echo("By this total, these segments expire:" if rows else "By this total, no segment expires now.")
         if rows:
-            numbers = ("segments", "bytes", "new log start")
-            show_table(["partition", "segments", "bytes", "new log start", "newest record"], rows, numbers)
+            numbers = ("segments", "size", "new log start")
+            show_table(["partition", "segments", "size", "new log start", "newest record"], rows, numbers)
     if found.differs_from_file:
         say(
             "The settings file has another total. While it does, nothing of the topic expires: change or remove the"

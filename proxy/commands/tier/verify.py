@@ -22,6 +22,7 @@ from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, progr
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.texts import size_text
 from tiers.upkeep.resume_notes import note_segment, noted_segments
 from tiers.verify.segment_tiling import holes
 from tiers.verify.segment_verification import Damage, verify_segment
@@ -95,7 +96,7 @@ def verify(
             show_table(headings, rows, ("from", "to", "position"))
         before = f", {done.already_verified} were verified before" if done.already_verified else ""
         typer.echo(
-            f"{done.segments} segments with {done.log_bytes} log bytes were read{before}: "
+            f"{done.segments} segments with {size_text(done.log_bytes)} of log were read{before}: "
             f"{len(done.findings) or 'no'} findings"
         )
     if done.findings:

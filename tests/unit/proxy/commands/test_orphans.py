@@ -119,7 +119,7 @@ async def test_segments_that_a_manifest_accepts_are_never_deleted(bench: Command
     assert what(await found(bench, grace_ms=0)) == [(NAMED, False)] * 2
 
 
-async def test_metadata_that_lost_its_end_protects_the_segments_that_are_newer_than_the_manifest(
+async def test_metadata_that_lost_its_end_protects_newer_segments(
     bench: CommandBench,
 ) -> None:
     """`rebuild` restores such a segment, though no manifest names it yet."""

@@ -91,7 +91,7 @@ def test_without_yes_nothing_is_written(operator: Operator) -> None:
     code, out = operator.run("orders", "--minutes", "60")
     assert (code, "Nothing was written" in out) == (0, True)
     assert "these segments expire" in out
-    assert ["orders-0", "3", "3000", "30"] in [line.split()[:4] for line in out.splitlines()]
+    assert ["orders-0", "3", "2.93", "KiB", "30"] in [line.split()[:5] for line in out.splitlines()]
     code, out = operator.run("orders", "--minutes", "60", "--bytes", "-1", "--yes")
     assert (code, "was recorded" in out) == (0, True)
     assert operator.asked == [

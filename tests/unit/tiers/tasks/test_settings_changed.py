@@ -80,7 +80,7 @@ async def test_an_expiry_in_progress_ends_when_its_retention_is_replaced(
 
 
 @pytest.mark.parametrize("by", ["policy", "recorded total", "pause"])
-async def test_a_log_start_that_waits_to_be_written_ends_when_its_settings_are_replaced(
+async def test_a_waiting_log_start_ends_when_its_settings_change(
     running: Running, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     metadata, log = running.bench.metadata, running.logs.of[PARTITION]

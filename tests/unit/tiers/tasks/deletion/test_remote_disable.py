@@ -105,7 +105,7 @@ async def test_while_expiring_is_paused_nothing_is_deleted(copied: Workbench) ->
     assert await RemoteDisableTask(copied.services).run(idle) == 3
 
 
-async def test_a_request_that_is_taken_back_while_the_log_start_waits_deletes_nothing(
+async def test_a_request_that_is_taken_back_in_time_deletes_nothing(
     copied: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metadata = copied.metadata
