@@ -12,7 +12,7 @@ _DURATION_UNITS_S: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 def size_text(size_bytes: float) -> str:
     """Returns a size with three digits and its unit, such as `1.50 MiB`."""
     number, unit = float(size_bytes), 0
-    while abs(number) >= 1024 and unit < len(_SIZE_UNITS) - 1:
+    while round(abs(number)) >= 1024 and unit < len(_SIZE_UNITS) - 1:
         number, unit = number / 1024, unit + 1
     return f"{three_digits(number) if unit else int(number)} {_SIZE_UNITS[unit]}"
 

@@ -154,13 +154,14 @@ class Topology:
             metadata = await self._client.named(names, (), self._timeout_ms)
         except BrokerError as error:
             refusal = error if isinstance(error, BrokerRefusedError) else None
-            if refusal is not None:
+            if refusal is not None or error.code is not None or not error.retriable:
                 self._silent_since_ms, self._is_silent = None, False  # a broker has answered
             if refusal is not None and self.refusal is None:
                 logger.error("the brokers reject the proxy: %s", error)
             elif refusal is None:
                 self._failing.found(error=str(error))
-                self._note_silence(str(error))
+                if error.code is None and error.retriable:
+                    self._note_silence(str(error))
             self._trouble, self.refusal = str(error), refusal
             return None
         if self.refusal is not None:

@@ -90,7 +90,10 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicF
             ]
             if metadata is not None:
                 found.problems += await _risks(client, metadata, policies)
-                absent = await absent_segments(config, cluster.cluster_id, metadata)
+                try:
+                    absent = await absent_segments(config, cluster.cluster_id, metadata)
+                except (RemoteLogError, RemoteTierError) as error:
+                    absent = [f"the newest segments cannot be looked for: {error}"]
                 found.problems += [f"[storage] {line}" for line in absent]
             return found
     except (RemoteLogError, RemoteTierError) as error:

@@ -134,11 +134,21 @@ class ListOffsetsHandler:
             deadline_ms - self._tools.clock_ms(),
         )
         answers = {index: answer for index, answer in enumerate(found) if answer is not None}
-        late = range(len(found), len(response.partitions))
-        answers |= dict.fromkeys(late, ListOffsetsAnswer(UNAVAILABLE))
+        for index in range(len(found), len(response.partitions)):
+            one = response.partitions[index]
+            late = self._late(request, asked.get((one.topic, one.partition)), one)
+            answers |= {} if late is None else {index: late}
         if not answers:
             return (payload,)
         return (await off_loop(len(payload), lambda: patch_list_offsets_response(response, answers)),)
+
+    def _late(
+        self, request: ListOffsetsRequest, asked: ListOffsetsPartition | None, broker: ListOffsetsResponsePartition
+    ) -> ListOffsetsAnswer | None:
+        """Returns the answer for a partition without time for a look-up. None: the broker's own answer is true."""
+        if asked is None or asked.timestamp in _BROKERS_OWN or broker.error_code:
+            return None
+        return self._brokers_own(request, asked) if is_internal(asked.topic) else ListOffsetsAnswer(UNAVAILABLE)
 
     async def _current_ids(
         self, answers: Sequence[ListOffsetsResponsePartition], node_id: int | None, deadline_ms: int

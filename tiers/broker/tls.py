@@ -161,6 +161,8 @@ def explain(error: Exception) -> str:
             return "it does not speak TLS"
         case ssl.SSLError(reason=str(reason)):
             return f"the TLS handshake failed: {reason.replace('_', ' ').lower()}"
+        case ssl.SSLError():
+            return "it closed the TLS connection"  # its `errno` is a code of OpenSSL
         case socket.gaierror(strerror=str(reason)):
             return reason
         case OSError(errno=int(number)) if number > 0:

@@ -65,13 +65,7 @@ class Settings:
 
     def meant(self, name: str) -> str | None:
         """Returns the variable that `name` would be with the right number of underscores. None: there is none."""
-        known = next((each for each in self.variables() if _one_underscore(each) == _one_underscore(name)), None)
-        if known is not None:
-            return known
-        section, _, key = name.removeprefix(PREFIX[:-1]).lower().partition("_")
-        # The settings of a store are those that its manager declares.
-        is_service = key.startswith(("service_", "port_"))  # Kubernetes sets them for a Service `tidegate-storage`
-        return f"{PREFIX}{section}__{key}".upper() if section == "storage" and key and not is_service else None
+        return next((each for each in self.variables() if _one_underscore(each) == _one_underscore(name)), None)
 
     def named(self, given: tuple[str, ...]) -> Setting:
         """Returns the setting of a variable's parts. Raises `ValueError`."""

@@ -39,6 +39,7 @@ class ScriptedClient:
         self.is_slow: asyncio.Event | None = None
         self.trouble: str | None = None
         self.refuses = False
+        self.code: int | None = None
 
     async def brokers(self, max_age_ms: int = 0, timeout_ms: int | None = None) -> ClusterMetadata:
         return await self.named(())
@@ -62,7 +63,7 @@ class ScriptedClient:
         if self.trouble is not None and self.refuses:
             raise BrokerRefusedError(self.trouble)
         if self.trouble is not None:
-            raise BrokerError(self.trouble, retriable=True)
+            raise BrokerError(self.trouble, self.code, retriable=True)
         topics = {
             name: TopicMetadata(name, topic_id, {})
             for name, topic_id in (self.topics | self.said_by.get(node_id, {})).items()
@@ -334,7 +335,13 @@ async def test_brokers_that_are_silent_for_a_minute_are_an_alarm(caplog: pytest.
     rig.client.refuses = True
     assert not await rig.topology.refresh()
     assert rig.topology.silence == [], "a broker that refuses the proxy answers"
-    rig.client.refuses, rig.client.trouble = False, None
+    rig.client.refuses, rig.client.code = False, 35
+    for now_ms in (100_000, 200_000):
+        rig.client.now_ms = now_ms
+        assert not await rig.topology.refresh()
+    assert rig.topology.silence == [], "a broker that answers with an error answers"
+    rig.client.code = None
+    rig.client.trouble = None
     assert await rig.topology.refresh()
     rig.client.trouble = "down again"
     assert not await rig.topology.refresh()

@@ -9,7 +9,14 @@ from tiers.texts import duration_text, moment_text, size_text
 
 @pytest.mark.parametrize(
     ("size_bytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (52 << 20, "52.0 MiB"), (1 << 70, "1024 EiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.50 KiB"),
+        ((1 << 20) - 1, "1.00 MiB"),
+        (52 << 20, "52.0 MiB"),
+        (1 << 70, "1024 EiB"),
+    ],
 )
 def test_a_size_has_three_digits(size_bytes: int, text: str) -> None:
     assert size_text(size_bytes) == text

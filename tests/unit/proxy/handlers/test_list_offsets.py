@@ -477,13 +477,16 @@ async def test_partitions_whose_turn_comes_too_late_are_unavailable(
 
     monkeypatch.setattr(bench.handler._tools.tiered, "ensure_fresh", never_fresh)
     count = 100
-    asked = [ListOffsetsPartition("orders", each, -1, EARLIEST, 0) for each in range(count)]
+    answered = [(0, EARLIEST)] * (count - 2) + [(int(ErrorCode.TOPIC_AUTHORIZATION_FAILED), EARLIEST), (0, LATEST)]
+    asked = [ListOffsetsPartition("orders", each, -1, timestamp, 0) for each, (_, timestamp) in enumerate(answered)]
     request = ListOffsetsRequest(1, -1, 0, asked, timeout_ms=1)
     payload = build_response_header(ApiKey.LIST_OFFSETS, 1, 9) + INT32.pack(1)
     payload += write_string("orders", compact=False) + INT32.pack(count)
-    payload += b"".join(Struct(">ihqq").pack(each, 0, -1, 4) for each in range(count))
+    payload += b"".join(Struct(">ihqq").pack(each, code, -1, 4) for each, (code, _) in enumerate(answered))
     exchange = FakeExchange(bench.cluster, request_frame(1, EARLIEST))
     body = b"".join(await bench.handler.complete(exchange, request, memoryview(payload)))
     answers = parse_list_offsets_response(body, response_body_position(ApiKey.LIST_OFFSETS, 1, body), 1).partitions
-    assert [(one.error_code, one.offset) for one in answers] == [(UNAVAILABLE, -1)] * count
+    unavailable, the_brokers = answers[:-2], answers[-2:]
+    assert [(one.error_code, one.offset) for one in unavailable] == [(UNAVAILABLE, -1)] * (count - 2)
+    assert [one.error_code for one in the_brokers] == [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.NONE]
     assert looks < count

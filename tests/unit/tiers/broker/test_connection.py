@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,13 @@ async def test_an_invalid_host_name_is_an_error_of_the_broker(tmp_path: Path, ho
         )
 
 
+def _closed_by_peer() -> ssl.SSLError:
+    error = ssl.SSLZeroReturnError(6, "TLS/SSL connection has been closed (EOF)")
+    error.reason = None  # type: ignore[assignment]  # as OpenSSL leaves it
+    error.library = None  # type: ignore[assignment]  # as OpenSSL leaves it
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -65,6 +73,7 @@ async def test_an_invalid_host_name_is_an_error_of_the_broker(tmp_path: Path, ho
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
         (OSError("Multiple exceptions: one, two"), "Multiple exceptions: one, two"),
         (TimeoutError(), "timed out"),
+        (_closed_by_peer(), "it closed the TLS connection"),
     ],
 )
 def test_the_reason_of_a_failed_connection_is_said_without_the_address(error: OSError, said: str) -> None:

@@ -104,8 +104,6 @@ def test_variables_of_other_programs_do_not_count() -> None:
 
 
 def test_a_variable_with_too_few_underscores_is_a_mistake() -> None:
-    with pytest.raises(ConfigError, match=r"TIDEGATE_STORAGE_PATH: .* did you mean TIDEGATE__STORAGE__PATH"):
-        parse_config_text(FILE, TidegateConfig, "f.toml", {"TIDEGATE_STORAGE_PATH": "/tier"})
     with pytest.raises(ConfigError, match=r"TIDEGATE_ADMIN_PORT: .* did you mean TIDEGATE__ADMIN__PORT"):
         parse_config_text(FILE, TidegateConfig, "f.toml", {"TIDEGATE_ADMIN_PORT": "9190"})
 
@@ -114,7 +112,6 @@ def test_the_variables_of_a_kubernetes_service_do_not_count() -> None:
     environ = {
         "TIDEGATE_ADMIN_PORT": "tcp://10.0.0.1:9464",
         "TIDEGATE_ADMIN_SERVICE_HOST": "10.0.0.1",
-        "TIDEGATE_STORAGE_SERVICE_HOST": "10.0.0.3",
         "TIDEGATE_PORT_9092_TCP_ADDR": "10.0.0.2",
     }
     parse_config_text(FILE, TidegateConfig, "f.toml", environ)
