@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.drill.faults import Fault, FaultKind
 from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.pausing import pause_group
 from tests.support.servers.producing import create_topic
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 from tests.support.servers.versitygw import VersityGateway
@@ -184,7 +185,7 @@ class DrillRig:
     def _freeze_proxy(self, proxy: DrillProxy, duration_s: float, heal_early: threading.Event) -> None:
         with proxy.lock:
             self._set_up(proxy, False)
-            os.killpg(proxy.process.pid, signal.SIGSTOP)
+            pause_group(proxy.process.pid)
             try:
                 heal_early.wait(duration_s)
             finally:

@@ -27,6 +27,7 @@ from tests.support.rigs.broker_fetches import answered, client_of, fetch, settle
 from tests.support.rigs.waiting import TIMEOUT_S
 from tests.support.servers.jars import ServerUnavailable
 from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.pausing import pause_process
 from tests.support.servers.ports import consecutive_free_ports
 from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
 from tests.support.servers.tidegate import TidegateProcess, is_running, tidegate_over
@@ -199,7 +200,7 @@ async def test_trimmed_offsets_are_unavailable_without_the_remote_log_process(
         partition = await topic_id_partition(client, topic)
         await fetch_until(client, partition, lambda fetched: len(fetched.records) > 0)
         stopped = tidegate.children()["remote-log"]
-        os.kill(stopped, signal.SIGSTOP)
+        await asyncio.to_thread(pause_process, stopped)
         await fetch_until(client, partition, lambda fetched: fetched.error == ErrorCode.REPLICA_NOT_AVAILABLE)
         last = await fetch(client, partition, 999)
         assert last.error == ErrorCode.NONE

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.support.servers.jars import ServerUnavailable, class_archive, jars, java, pom_property
+from tests.support.servers.pausing import pause_group
 from tests.support.servers.ports import free_ports
 from tests.support.servers.running_brokers import running_brokers
 from tests.support.servers.speaking import hear
@@ -277,7 +278,9 @@ class KafkaCluster:
 
     def pause_broker(self, node_id: int) -> None:
         """Stops the broker's process (SIGSTOP). Its connections stay open."""
-        self.brokers[node_id].send(signal.SIGSTOP)
+        broker = self.brokers[node_id]
+        if broker.running:
+            pause_group(broker.pid)
 
     def resume_broker(self, node_id: int) -> None:
         self.brokers[node_id].send(signal.SIGCONT)

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from tests.support.servers.jars import ServerUnavailable
+from tests.support.servers.pausing import pause_process
 from tests.support.servers.ports import free_ports
 
 START_TIMEOUT_S = 300.0
@@ -95,7 +96,8 @@ class OwnServer:
 
     def pause(self) -> None:
         """Stops the process (SIGSTOP). Its connections stay open. `resume` continues it."""
-        self._send(signal.SIGSTOP)
+        if self._process is not None:
+            pause_process(self._process.pid)
 
     def resume(self) -> None:
         self._send(signal.SIGCONT)
