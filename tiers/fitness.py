@@ -118,6 +118,9 @@ class Fitness:
         now_ms = self._clock_ms()
         if self._passes_since_ms is None:
             self._passes_since_ms = now_ms
+            self.reason += (
+                f"; it works again, and the process is fit after {self._recovery_ms // 1000} s without a failure"
+            )
         if now_ms - self._passes_since_ms >= self._recovery_ms:
             logger.warning("this process can work as an owner again", extra={"was": self.reason})
             self.reason, self._fit_since_ms, self._passes_since_ms = None, now_ms, None

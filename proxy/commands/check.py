@@ -50,8 +50,8 @@ class BrokerCheck:
     def line(self) -> str:
         advertised = " and ".join(map(_text, self.advertised))
         return (
-            f"broker {self.node_id}: {_text(self.address)}, {self.trouble or 'reached'}; advertised as {advertised},"
-            " not tried"
+            f"broker {self.node_id}: {_text(self.address)}, {self.trouble or 'reached'}; advertised to clients as"
+            f" {advertised}, which this check does not try"
         )
 
 

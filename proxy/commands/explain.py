@@ -301,7 +301,7 @@ def _segment_lines(group: Sequence[SegmentAnswer]) -> Iterator[str]:
     size_bytes = sum(each.size_bytes for each in group)
     yield f"  Offsets {first.start_offset} to {last.end_offset}: {count}, {size_text(size_bytes)}, {place}."
     for why in first.whys:
-        yield f"    {_why_text(why)}" + (" (the first of them)" if len(group) > 1 and why.at_ms is not None else "")
+        yield f"    {_why_text(why, of_first=len(group) > 1 and why.at_ms is not None)}"
 
 
 def _offset_lines(answer: OffsetAnswer) -> Iterator[str]:
@@ -321,6 +321,7 @@ def _offset_lines(answer: OffsetAnswer) -> Iterator[str]:
     yield from (f"  {_why_text(each)}" for each in answer.whys)
 
 
-def _why_text(why: Why) -> str:
-    until = "" if why.at_ms is None else f" At the latest at {moment_text(why.at_ms)}, this reason ends."
-    return f"Why {why.question}: {why.sentence}{until} [{why.rule}]"
+def _why_text(why: Why, *, of_first: bool = False) -> str:
+    """`of_first`: the sentence has the numbers of the first of several segments."""
+    until = "" if why.at_ms is None else f" This reason ends at the latest at {moment_text(why.at_ms)}."
+    return f"Why {why.question}{', for the first of them' if of_first else ''}: {why.sentence}{until} [{why.rule}]"

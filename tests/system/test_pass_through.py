@@ -284,7 +284,8 @@ def test_check_prints_the_address_map(rig: Rig) -> None:
     assert lines[-1] == "no problems"
     for (node_id, broker), line in zip(sorted(rig.cluster.brokers.items()), lines[1:-1], strict=True):
         advertised = f"{CLIENT_HOST}:{rig.proxy.address[1] + node_id}"
-        assert line == f"broker {node_id}: {broker.host}:{broker.port}, reached; advertised as {advertised}, not tried"
+        reached = f"broker {node_id}: {broker.host}:{broker.port}, reached"
+        assert line == f"{reached}; advertised to clients as {advertised}, which this check does not try"
 
 
 def test_a_waiting_consumer_is_answered_at_a_stop_and_uses_the_next_proxy(

@@ -156,7 +156,7 @@ async def look(site: Site) -> None:
     assert await site.as_process("segments", "nothing") == (
         3,
         "",
-        "tidegate: nothing of nothing is in the remote tier\n",
+        "tidegate: neither the cluster nor the remote tier has the topic nothing\n",
     )
     assert (await site.run("segments", "no:number"))[0] == 2
 

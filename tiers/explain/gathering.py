@@ -160,7 +160,7 @@ def _owner(
     if owner is None:
         remarks.append("No running process owns the partition: nothing is copied, trimmed or expired.")
         return OwnerFacts("", accepted=accepted, stopped=stopped)
-    unfit = "" if owner.is_fit else "it cannot write its disk or use the store (alarm `tidegate_unfit`)"
+    unfit = "" if owner.is_fit else "it cannot write its disk or use the store (alarm `unfit`)"
     return OwnerFacts(owner.name, accepted=accepted, stopped=stopped, unfit=unfit)
 
 

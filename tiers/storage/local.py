@@ -177,6 +177,10 @@ class LocalRemoteStorageManager:
 
     def _mapped(self, error: OSError) -> RemoteStorageError:
         if error.errno == errno.ENOENT:
+            if error.filename and _TEMPORARY in Path(error.filename).parts:
+                return RemoteStorageError(
+                    f"{self._root} was replaced since it was opened: it has no folder {_TEMPORARY}. Is it mounted?"
+                )
             if self._root.is_dir():
                 return RemoteResourceNotFoundError(f"no such object: {error.filename}")
             return RemoteStorageError(

@@ -75,7 +75,7 @@ STATES: Final[tuple[Alarm, ...]] = (
         "A copy has work and makes no progress. The field `error` has the reason.",
         (
             "Nothing, but nothing more is copied until the reason is gone. What is copied already is trimmed, and "
-            "expires."
+            "expires, unless another alarm stops that."
         ),
         "Correct the reason: most often the store or a broker. Copying continues by itself.",
     ),

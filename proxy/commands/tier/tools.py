@@ -44,6 +44,11 @@ def partitions_of(tier: OpenMetadata, target: str | None) -> list[TopicIdPartiti
         each for each in tier.metadata.partitions() if topic in (None, each.topic) and number in (None, each.partition)
     ]
     if target is not None and not known:
+        there = None if topic is None else tier.cluster.topics.get(topic)
+        if there is None:
+            raise RemoteTierError(f"neither the cluster nor the remote tier has the topic {topic}")
+        if number is not None and number not in there.partitions:
+            raise RemoteTierError(f"{topic} has no partition {number}: it has {len(there.partitions)}, from 0 on")
         raise RemoteTierError(f"nothing of {target} is in the remote tier")
     return sorted(known, key=lambda each: (each.topic, each.topic_id, each.partition))
 

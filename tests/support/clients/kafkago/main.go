@@ -183,7 +183,12 @@ func readTo(ctx context.Context, out *bufio.Writer, bootstrap, topic, at, until,
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := readBatch(connection, out, level); err != nil {
+		err := readBatch(connection, out, level)
+		if errors.Is(err, kafka.ReplicaNotAvailable) {
+			time.Sleep(100 * time.Millisecond) // a Conn leaves the retry to its caller
+			continue
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -51,20 +51,20 @@ def test_segments_of_one_kind_are_one_paragraph() -> None:
         uncopied=UncopiedAnswer(30, 35, (open_transaction,)),
     )
     kept = (
-        "    Why not yet expired: The total retention covers the segment. It expires when its newest record is 2 h old"
+        " The total retention covers the segment. It expires when its newest record is 2 h old"
         " (retention.ms = 7200000); it is 1 h old now."
-        " At the latest at 2023-11-14T22:13:20+00:00, this reason ends. [docs/design.md, 'Log range']"
+        " This reason ends at the latest at 2023-11-14T22:13:20+00:00. [docs/design.md, 'Log range']"
     )
     assert list(lines_of(Explained(answer))) == [
         "orders:0",
         "  The log starts at offset 0. The remote tier has the offsets 0 to 29. The broker has the offsets 20 to 29.",
         "  The owner is 10.0.0.7 (tidegate-1).",
         "  Offsets 0 to 19: 2 segments, 200 B, in the remote tier.",
-        f"{kept} (the first of them)",
+        f"    Why not yet expired, for the first of them:{kept}",
         "  Offsets 20 to 29: segment id-20, 100 B, in both tiers.",
         "    Why still on the broker: The newest copied segment always stays on the broker."
         " [docs/design.md, safety rule 4 (Trim what you own, where you think it is)]",
-        kept,
+        f"    Why not yet expired:{kept}",
         "  Offsets 30 to 34: on the broker alone.",
         "    Why not yet remote: A transaction is open. [docs/design.md, 'Log range']",
     ]
