@@ -62,6 +62,7 @@ class Fitness:
         self._passes_since_ms: int | None = None
         self._fit_since_ms: int | None = None
         self._recovery_ms = RECOVERY_MS
+        self._trouble = ""
         self.reason: str | None = None
         """Why this process is unfit, as a text for an operator; None while it is fit."""
 
@@ -99,6 +100,7 @@ class Fitness:
         self._failures[probe.name] = self._failures.get(probe.name, 0) + 1
         self._passes_since_ms = None
         if self._failures[probe.name] < probe.failures:
+            self.reason = None if self.reason is None else self._trouble
             return
         if self.reason is None:
             fit_since_ms, now_ms = self._fit_since_ms, self._clock_ms()
@@ -109,7 +111,7 @@ class Fitness:
                 "this process cannot work as an owner, and asks for no partitions",
                 extra={"probe": probe.name, "error": error, "since": since},
             )
-        self.reason = f"{probe.name}: {error}"
+        self.reason = self._trouble = f"{probe.name}: {error}"
 
     def _passed(self, probe: Probe) -> None:
         self._failures[probe.name] = 0
@@ -118,11 +120,10 @@ class Fitness:
         now_ms = self._clock_ms()
         if self._passes_since_ms is None:
             self._passes_since_ms = now_ms
-            self.reason += (
-                f"; it works again, and the process is fit after {self._recovery_ms // 1000} s without a failure"
-            )
+            again = f"it works again, and the process is fit after {self._recovery_ms // 1000} s without a failure"
+            self.reason = f"{self._trouble}; {again}"
         if now_ms - self._passes_since_ms >= self._recovery_ms:
-            logger.warning("this process can work as an owner again", extra={"was": self.reason})
+            logger.warning("this process can work as an owner again", extra={"was": self._trouble})
             self.reason, self._fit_since_ms, self._passes_since_ms = None, now_ms, None
 
 

@@ -177,7 +177,9 @@ class LocalRemoteStorageManager:
 
     def _mapped(self, error: OSError) -> RemoteStorageError:
         if error.errno == errno.ENOENT:
-            if error.filename and _TEMPORARY in Path(error.filename).parts:
+            # For a copy, `filename` is the source and `filename2` the target.
+            target = error.filename2 or error.filename
+            if target and _TEMPORARY in Path(target).parts:
                 return RemoteStorageError(
                     f"{self._root} was replaced since it was opened: it has no folder {_TEMPORARY}. Is it mounted?"
                 )
@@ -188,7 +190,7 @@ class LocalRemoteStorageManager:
             )
         if error.errno in _REFUSALS:
             return RemoteStorageError(f"{error.filename}: {error.strerror}; change `path` or its permissions")
-        # For a copy, `filename` is the source and `filename2` the target. The error is about the store, the target.
+        # The error is about the store, the target.
         where = error.filename2 or error.filename or self._root
         return RetriableRemoteStorageError(f"{where}: {error.strerror or repr(error)}")
 

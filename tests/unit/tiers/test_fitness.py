@@ -93,8 +93,11 @@ async def test_it_is_fit_again_after_a_minute_without_any_failure() -> None:
     await machine.rounds(2)
     machine.disk.is_full = False
     await machine.rounds(RECOVERY_MS // INTERVAL_MS - 1)
+    again = "disk: no space left on device; it works again, and the process is fit after 60 s without a failure"
+    assert machine.fitness.reason == again
     machine.store.is_full = True
     await machine.rounds(1)  # one failure of another probe, and the minute begins again
+    assert machine.fitness.reason == "disk: no space left on device"
     machine.store.is_full = False
     assert not machine.fitness.is_fit
     assert await machine.recovery_ms() == RECOVERY_MS

@@ -53,6 +53,11 @@ def unmount(root: Path) -> None:
     root.rename(root.with_name("elsewhere"))
 
 
+def replace_by_an_empty_folder(root: Path) -> None:
+    unmount(root)
+    root.mkdir()
+
+
 def files(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file()]
 
@@ -64,6 +69,16 @@ async def test_a_directory_that_is_not_there_is_not_created(tmp_path: Path) -> N
     assert not raised.value.retriable
     assert not (tmp_path / "not mounted").exists()
     await manager.close()
+
+
+async def test_a_copy_to_an_empty_folder_in_the_place_of_the_store_fails(
+    storage: LocalRemoteStorageManager, root: Path, segment: Copied
+) -> None:
+    """The folder below a mount, for example. The error names the store, and no file of its own."""
+    metadata, data = segment
+    replace_by_an_empty_folder(root)
+    with pytest.raises(RemoteStorageError, match=r"was replaced since it was opened: it has no folder \.tmp"):
+        await storage.copy_log_segment_data(metadata, data)
 
 
 async def test_a_store_that_went_away_has_no_missing_objects(
