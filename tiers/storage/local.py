@@ -177,22 +177,18 @@ class LocalRemoteStorageManager:
 
     def _mapped(self, error: OSError) -> RemoteStorageError:
         if error.errno == errno.ENOENT:
-            # For a copy, `filename` is the source and `filename2` the target.
-            target = error.filename2 or error.filename
-            if target and _TEMPORARY in Path(target).parts:
+            if not self._root.is_dir():
+                return RemoteStorageError(
+                    f"{self._root} is not a directory: mount it, or change `path`; create it only for a new tier"
+                )
+            if not (self._root / _TEMPORARY).is_dir() and _TEMPORARY in _target_of(error, self._root).parts:
                 return RemoteStorageError(
                     f"{self._root} was replaced since it was opened: it has no folder {_TEMPORARY}. Is it mounted?"
                 )
-            if self._root.is_dir():
-                return RemoteResourceNotFoundError(f"no such object: {error.filename}")
-            return RemoteStorageError(
-                f"{self._root} is not a directory: mount it, or change `path`; create it only for a new tier"
-            )
+            return RemoteResourceNotFoundError(f"no such object: {error.filename}")
         if error.errno in _REFUSALS:
             return RemoteStorageError(f"{error.filename}: {error.strerror}; change `path` or its permissions")
-        # The error is about the store, the target.
-        where = error.filename2 or error.filename or self._root
-        return RetriableRemoteStorageError(f"{where}: {error.strerror or repr(error)}")
+        return RetriableRemoteStorageError(f"{_target_of(error, self._root)}: {error.strerror or repr(error)}")
 
     def _open(self) -> None:
         if not self._root.is_dir():
@@ -314,3 +310,8 @@ def _read_range(path: Path, start_position: int, end_position: int | None) -> me
                 raise OSError(errno.EIO, f"the file ends at {start_position + len(data)} instead of {size}", str(path))
             data += more
         return memoryview(data)
+
+
+def _target_of(error: OSError, root: Path) -> Path:
+    """Returns the file of the store that an error is about. For a copy, `filename` is the source."""
+    return Path(error.filename2 or error.filename or root)
