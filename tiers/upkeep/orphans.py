@@ -215,10 +215,7 @@ async def _accepted(tier: OpenTier, partition: TopicIdPartition) -> frozenset[st
         return None if partition.topic_id in tier.cluster.topics_by_id else frozenset()
     except RemoteLogMetadataError:
         return None
-    # No owner rewrites the manifest of a topic that is gone. After a `rebuild`, it names the former metadata topic.
-    is_of_another = manifest.position.topic_id != tier.metadata.position(partition).topic_id
-    is_left = is_of_another and partition.topic_id not in tier.cluster.topics_by_id
-    if not is_left and not await tier.metadata.confirms(partition, manifest.position, TIMEOUT_MS):
+    if not await tier.metadata.confirms(partition, manifest.position, TIMEOUT_MS):
         return None  # the metadata lost records, perhaps of a segment that is newer than the manifest
     return frozenset(str(each.id) for each in manifest.segments)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 import typer
@@ -14,7 +14,6 @@ from proxy.commands.tier import orphans as command
 from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.access.open_tier import RemoteTierError
-from tiers.metadata.partition_manifest import encode_partition_manifest
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -22,7 +21,6 @@ from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
 from tiers.storage.object_key import log_key, partition_manifest_key
 from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
-from tiers.tasks.history.stored_manifest import manifest_of
 from tiers.upkeep.orphans import (
     MANIFEST,
     MISSING,
@@ -134,19 +132,6 @@ async def test_metadata_that_lost_its_end_protects_newer_segments(
     assert what(await found(bench, grace_ms=0)) == [(ORPHAN, False)] * 2
     bench.rlmm.unconfirmed = set()
     assert what(await found(bench, grace_ms=0)) == [(ORPHAN, True)] * 2
-
-
-async def test_the_former_metadata_topic_protects_nothing_of_a_gone_topic(bench: CommandBench) -> None:
-    """No owner rewrites the manifest of a topic that is gone."""
-    await bench.stored(10)
-    former = manifest_of(bench.rlmm, CLUSTER_ID, PARTITION)
-    former = replace(former, position=former.position._replace(topic_id=UUID(int=4711)))
-    await bench.storage.put_object(partition_manifest_key(CLUSTER_ID, PARTITION), encode_partition_manifest(former))
-    bench.rlmm.unconfirmed = {PARTITION}
-    for topics, is_deletable in (([PARTITION.topic_id], False), ([], True)):
-        bench.topics = set(topics)
-        assert (ORPHAN, is_deletable) in what(await found(bench, grace_ms=0))
-        assert (ORPHAN, not is_deletable) not in what(await found(bench, grace_ms=0))
 
 
 async def test_a_manifest_that_cannot_be_read_protects_its_partition(bench: CommandBench) -> None:
