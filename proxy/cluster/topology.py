@@ -156,12 +156,12 @@ class Topology:
             refusal = error if isinstance(error, BrokerRefusedError) else None
             if refusal is not None or error.code is not None or not error.retriable:
                 self._silent_since_ms, self._is_silent = None, False  # a broker has answered
+            else:
+                self._note_silence(str(error))
             if refusal is not None and self.refusal is None:
                 logger.error("the brokers reject the proxy: %s", error)
             elif refusal is None:
                 self._failing.found(error=str(error))
-                if error.code is None and error.retriable:
-                    self._note_silence(str(error))
             self._trouble, self.refusal = str(error), refusal
             return None
         if self.refusal is not None:
@@ -175,7 +175,8 @@ class Topology:
     def _note_silence(self, error: str) -> None:
         """Alarms when no broker has answered for a while. A restart of the only broker is no alarm."""
         now_ms = self._clock_ms()
-        self._silent_since_ms = now_ms if self._silent_since_ms is None else self._silent_since_ms
+        if self._silent_since_ms is None:
+            self._silent_since_ms = now_ms
         if not self._is_silent and now_ms - self._silent_since_ms >= _SILENT_AFTER_MS:
             self._is_silent = True
             logger.error("no broker has answered for a minute", extra={"error": error})

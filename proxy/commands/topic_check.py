@@ -96,7 +96,7 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicF
                     absent = [f"the newest segments cannot be looked for: {error}"]
                 found.problems += [f"[storage] {line}" for line in absent]
             return found
-    except (RemoteLogError, RemoteTierError) as error:
+    except RemoteLogError as error:
         return TopicFindings(problems=[f"the tiered topics cannot be checked: {error}"])
 
 

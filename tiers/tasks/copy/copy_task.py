@@ -154,7 +154,7 @@ class RLMCopyTask:
                     read = await self._read(next_offset)
                     portion.used_bytes = len(read.records)
             except BrokerError as error:
-                # The damaged batch stays until someone removes it, and what was read before it must not wait for that.
+                # An operator has to remove the damaged batch. The records before it do not wait for that.
                 if error.code == ErrorCode.CORRUPT_MESSAGE and self._is_due(policy):
                     return True
                 raise
@@ -191,7 +191,10 @@ class RLMCopyTask:
                 return False
 
     async def _read(self, offset: int) -> LogRead:
-        """Reads the next batches. If one of them is damaged, reads fewer: whoever removes it removes all before it."""
+        """Reads the next batches. If one of them is damaged, reads fewer.
+
+        An operator who removes the damaged batch removes all records before it as well, so they must be copied first.
+        """
         services, max_bytes = self._services, self._services.settings.fetch_bytes
         while True:
             try:
