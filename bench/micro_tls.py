@@ -1,7 +1,7 @@
 """What does TLS cost a relay in Python? `python -m bench.micro_tls [--mib 512] [--rounds 3]`.
 
 A relay decrypts each byte and encrypts it again. The event loop gives the bytes to OpenSSL in memory (`ssl.MemoryBIO`),
-and takes them from there. haproxy lets OpenSSL read its buffers. This measures both directions without sockets: the
+and takes them from there. This measures both directions without sockets: the
 cipher alone, as the least that any relay pays, and OpenSSL as the event loop uses it. All times are CPU times.
 """
 
@@ -27,7 +27,7 @@ MIB: Final = 1 << 20
 RECORD_BYTES: Final = 16 << 10
 """The most that a TLS record holds."""
 PIECE_BYTES: Final = 256 << 10
-"""What the event loop reads from a socket or gets from the relay at a time."""
+"""The most that the event loop takes from a socket, or lets OpenSSL decrypt, in one step."""
 
 
 class Cost(NamedTuple):

@@ -21,7 +21,8 @@ def work():
 for _ in range(8):
     threading.Thread(target=work, daemon=True).start()
 child = os.fork()
-print(child if child else "", end="\\n" if child else "", flush=True)
+if child:
+    print(child, flush=True)
 time.sleep(600)
 """
 

@@ -50,6 +50,7 @@ from tests.support.proxy.list_offsets_bench import (
     found,
     request_frame,
 )
+from tests.support.proxy.never_fresh import NeverFresh
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
 from tiers.errors import BrokerError
@@ -467,14 +468,7 @@ async def test_partitions_whose_turn_comes_too_late_are_unavailable(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(off_loop, "SLICE_ITEMS", 1)
-    looks = 0
-
-    async def never_fresh(partition: TopicIdPartition, timeout_ms: int) -> bool:
-        nonlocal looks
-        looks += 1
-        await asyncio.sleep(0.002)
-        return False
-
+    never_fresh = NeverFresh()
     monkeypatch.setattr(bench.handler._tools.tiered, "ensure_fresh", never_fresh)
     count = 100
     answered = [(0, EARLIEST)] * (count - 2) + [(int(ErrorCode.TOPIC_AUTHORIZATION_FAILED), EARLIEST), (0, LATEST)]
@@ -489,4 +483,4 @@ async def test_partitions_whose_turn_comes_too_late_are_unavailable(
     unavailable, the_brokers = answers[:-2], answers[-2:]
     assert [(one.error_code, one.offset) for one in unavailable] == [(UNAVAILABLE, -1)] * (count - 2)
     assert [one.error_code for one in the_brokers] == [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.NONE]
-    assert looks < count
+    assert never_fresh.looks < count

@@ -32,6 +32,7 @@ from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.proxy.never_fresh import NeverFresh
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
@@ -111,14 +112,7 @@ async def test_an_epoch_older_than_the_last_remote_one(
 async def test_partitions_that_wait_in_vain_do_not_add_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(off_loop, "SLICE_ITEMS", 1)
     monkeypatch.setattr(offset_for_leader_epoch, "_TIMEOUT_MS", 1)
-    looks = 0
-
-    async def never_fresh(partition: TopicIdPartition, timeout_ms: int) -> bool:
-        nonlocal looks
-        looks += 1
-        await asyncio.sleep(0.002)
-        return False
-
+    never_fresh = NeverFresh()
     monkeypatch.setattr(bench.handler._tools.tiered, "ensure_fresh", never_fresh)
     count = 100
     request = OffsetForLeaderEpochRequest(3, -1, [EpochPartition("orders", each, -1, 0) for each in range(count)])
@@ -129,7 +123,7 @@ async def test_partitions_that_wait_in_vain_do_not_add_up(bench: Bench, monkeypa
     answer = memoryview(payload)
     exchange = FakeExchange(bench.cluster, build_request_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, 9, "test"))
     assert await bench.handler.complete(exchange, request, answer) == (answer,)
-    assert looks < count
+    assert never_fresh.looks < count
 
 
 @pytest.mark.parametrize("version", VERSIONS)
