@@ -187,3 +187,15 @@ def test_an_empty_follower_begins_with_the_whole_first_batch() -> None:
     follower = log_of()
     SimCluster.follow(follower, leader)
     assert (follower.start, spans(follower)) == (7, [(0, 10, 0), (10, 15, 0)])
+
+
+def test_a_follower_with_records_cannot_begin_within_a_batch() -> None:
+    """It cuts off its records of another history, and the leader's next batch begins below its log end."""
+    leader = log_of((0, 10, 0), (10, 8, 1), (18, 5, 1))
+    leader.trim_to(14)
+    follower = log_of((0, 10, 0), *((offset, 1, 0) for offset in range(10, 16)))
+    assert not SimCluster.follow(follower, leader)
+    assert (follower.start, follower.end) == (0, 14)
+    leader.trim_to(18)
+    assert SimCluster.follow(follower, leader)
+    assert (follower.start, spans(follower)) == (18, [(18, 23, 1)])

@@ -33,6 +33,18 @@ def test_no_seed_violates_a_rule() -> None:
             break
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(412, id="a-follower-cannot-append"),
+        pytest.param(471, id="no-proxy-recorded-a-deletion"),
+    ],
+)
+def test_no_rare_state_violates_a_rule(seed: int) -> None:
+    outcome = simulate(seed, plan(seed))
+    assert outcome.violation is None, report(shortened(outcome, max_runs=_SHORTER_RUNS))
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_reload_violates_a_rule(seed: int) -> None:
     faults = plan(seed, RELOADS)
@@ -84,7 +96,9 @@ def test_every_kind_of_fault_is_in_some_plan() -> None:
 )
 def test_a_planted_bug_is_found(name: str, first: int) -> None:
     """Begins with a seed that finds the bug, so that one run is enough. The next ones count if the faults change."""
-    assert search(name, first, 20).violation is not None
+    found = search(name, first, 20)
+    assert found.violation is not None
+    assert found.unplanted is None
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -277,9 +277,9 @@ class SimCluster:
         if self._is_reachable(partition.leader):
             for node, log in partition.replicas.items():
                 if node != partition.leader and self._is_reachable(node):
-                    self.follow(log, leader)
-                    if node not in partition.isr:
-                        partition.isr.add(node)
+                    follows = self.follow(log, leader)
+                    if follows != (node in partition.isr):
+                        partition.isr ^= {node}
                         self.version += 1
         before = leader.high_watermark
         lagging = any(
@@ -296,11 +296,15 @@ class SimCluster:
             self.copy_soon(partition)
 
     @staticmethod
-    def follow(log: ReplicaLog, leader: ReplicaLog) -> None:
-        """Copies the leader's log as a follower does: first it cuts off what the leader does not have."""
+    def follow(log: ReplicaLog, leader: ReplicaLog) -> bool:
+        """Copies the leader's log as a follower does: first it cuts off what the leader does not have.
+
+        Returns False if the follower cannot append, and stays out of sync: its next offset is within a batch of the
+        leader. A follower without records begins with that batch (`UnexpectedAppendOffsetException` in Kafka).
+        """
         if _is_copied(log, leader):
             log.high_watermark = max(log.start, min(leader.high_watermark, log.end))
-            return
+            return True
         if log.end < leader.start or log.start > leader.end:
             log.reset_to(leader.start)
         common = _common_end(log, leader)
@@ -309,13 +313,16 @@ class SimCluster:
         elif common < log.end:
             log.truncate_to(common)
         first = leader.batch_start(log.end)
-        if not log.batches and first is not None and first < log.end:
-            log.reset_to(first)  # the first batch of an empty log may begin below the offset that was fetched
+        if first is not None and first < log.end:
+            if log.start < log.end:
+                return False
+            log.reset_to(first)
         for batch in leader.batches[_place(leader.batches, log.end) :]:
             log.append(batch)
         log.end = max(log.end, min(leader.end, leader.start))
         log.trim_to(min(leader.start, log.end))
         log.high_watermark = max(log.start, min(leader.high_watermark, log.end))
+        return True
 
     def _shrink(self, node: int) -> None:
         for partition in self.partitions():

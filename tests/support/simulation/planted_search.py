@@ -1,6 +1,7 @@
 """Searches the first seed that finds each planted bug: `python -m tests.support.simulation.planted_search`.
 
-Prints a table of the seeds that were needed. Fails if a bug was not found within its seeds.
+Prints a table of the seeds that were needed. Fails if a bug was not found within its seeds, or if a seed finds a defect
+that nobody planted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class Found(NamedTuple):
     seeds: int
     violation: str | None
     """None: no seed found the bug."""
+    unplanted: str | None = None
+    """How the same seed fails without the bug. None: it does not fail."""
 
 
 def run_kinds(kinds: tuple[str, ...], seed: int) -> Outcome:
@@ -31,12 +34,13 @@ def run_kinds(kinds: tuple[str, ...], seed: int) -> Outcome:
 
 def search(name: str, first: int, seeds: int, processes: int = 1) -> Found:
     """Runs seeds with the planted bug until one finds it. The processes that run them inherit the bug."""
+    run = partial(run_kinds, PLANTED[name].kinds)
     with planted(name):
-        run = partial(run_kinds, PLANTED[name].kinds)
-        for number, outcome in enumerate(outcomes(range(first, first + seeds), processes, run), 1):
-            if outcome.violation is not None:
-                return Found(number, outcome.violation)
-    return Found(seeds, None)
+        all_outcomes = enumerate(outcomes(range(first, first + seeds), processes, run), 1)
+        number, failed = next((each for each in all_outcomes if each[1].violation is not None), (seeds, None))
+    if failed is None:
+        return Found(seeds, None)
+    return Found(number, failed.violation, run(failed.seed).violation)
 
 
 def main() -> int:
@@ -54,8 +58,10 @@ def main() -> int:
         found = search(name, options.first, options.seeds, options.processes)
         seeds = str(found.seeds) if found.violation is not None else f">{found.seeds}"
         told = "NOT FOUND" if found.violation is None else found.violation.strip().splitlines()[-1]
+        if found.unplanted is not None:
+            told = f"WITHOUT THE BUG TOO: {found.unplanted.strip().splitlines()[-1]}"
         print(f"{name:22} {PLANTED[name].rule:10} {seeds:>6}  {told}", flush=True)
-        if found.violation is None:
+        if found.violation is None or found.unplanted is not None:
             missed.append(name)
     print("every planted bug was found" if not missed else f"not found: {', '.join(missed)}")
     return 1 if missed else 0

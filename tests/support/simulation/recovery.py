@@ -147,18 +147,24 @@ def _is_stopped(sim: Simulation, partition: SimPartition) -> bool:
 
 
 def _has_last_copy(sim: Simulation, partition: SimPartition) -> bool:
-    """Whether the store has a whole copy that did not finish, and the broker has removed records of it."""
-    store = sim.oracle.store
-    for one in sim.oracle.truth.segments.values():
+    """Whether the store has a whole copy that did not finish, with records that neither tier has.
+
+    The broker has removed them, by itself or for a user whose new log start was never recorded."""
+    place = partition.topic.topic_id, partition.index
+    truth, objects = sim.oracle.truth, sim.oracle.store.objects
+    recorded = max((one.offset for one in truth.log_starts.get(place, ()) if one.deletes), default=0)
+    for one in truth.segments.values():
         segment = one.metadata
-        place = segment.topic_id_partition
-        if (place.topic_id, place.partition) != (partition.topic.topic_id, partition.index) or one.is_deleted:
+        of = segment.topic_id_partition
+        if (of.topic_id, of.partition) != place or one.finished_at_s is not None or one.is_deleted:
             continue
-        removed = sim.oracle.expected[partition].removed
-        is_removed = any(first <= segment.end_offset and segment.start_offset < end for first, end in removed)
-        if one.finished_at_s is not None or not is_removed:
+        offset = max(segment.start_offset, recorded)
+        for other in truth.finished(place):
+            if other.metadata.start_offset <= offset:
+                offset = max(offset, other.metadata.end_offset + 1)
+        if offset > segment.end_offset or offset >= partition.log.start:
             continue
-        log, indexes = (store.objects.get(key(CLUSTER_ID, segment)) for key in (log_key, indexes_key))
+        log, indexes = (objects.get(key(CLUSTER_ID, segment)) for key in (log_key, indexes_key))
         if log is not None and len(log.data) == segment.segment_size_bytes and _are_readable(indexes):
             return True
     return False
