@@ -37,6 +37,8 @@ class ExpectedPartition:
     """When users' deletions were answered without an error, and up to where."""
     deleted_without_epoch_to: int = 0
     """The part of them for which the leader changed, or an attempt failed: the log start may lack the last epoch."""
+    trimmed_to: int = 0
+    """Up to where a broker removed records for Tidegate, by itself or for an administrator, and not for a user."""
     deletions_open: int = 0
     """How many deletions of users were not answered without an error. They may yet happen, also to another history."""
     removed: list[tuple[int, int]] = field(default_factory=list)
@@ -50,6 +52,8 @@ class ExpectedPartition:
     where users had deleted records of that history."""
     may_reappear: bool = False
     """Whether a broker lost its log start: it has deleted records again until the owner deletes them again."""
+    expired_to: int = 0
+    """Up to where records had expired by size when an unclean election made the log shorter. They do not come back."""
     tolerance_ms: int = 0
     """By how much a process's clock may be ahead of the brokers'."""
 
@@ -68,6 +72,7 @@ class ExpectedPartition:
         ends_at = common[-1].next_offset if common else leader_start
         if self.end > ends_at:
             self.cut_ranges.append((ends_at, self.end, self.deleted_to))
+            self.expired_to = max(self.expired_to, min(self._expired_by_size_to(), ends_at))
             self.histories += 1
             self.last_cut_s = at_s
             # What was deleted in one history deletes nothing in another. But a leader confirms a log start without a
@@ -103,7 +108,14 @@ class ExpectedPartition:
             return True
         return self.may_have_expired(batch, now_ms) or self.was_removed(batch)
 
+    def _expired_by_size_to(self) -> int:
+        sizes = [one.size_bytes for one in self.retentions if one.size_bytes >= 0]
+        expired = (one.next_offset for one in self.batches if sizes and self.size_from(one.next_offset) >= min(sizes))
+        return max(expired, default=0)
+
     def may_have_expired(self, batch: Batch, now_ms: int) -> bool:
+        if batch.next_offset <= self.expired_to:
+            return True
         for one in self.retentions:
             if one.ms >= 0 and now_ms + self.tolerance_ms - batch.timestamp_ms > one.ms:
                 return True

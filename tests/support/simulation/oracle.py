@@ -112,10 +112,9 @@ class Oracle:
         if expected is None:
             self.truth.lost(partition, log.end)
             return
-        trimmed_to = max((one.start for one in partition.replicas.values() if one is not log), default=0)
         before = expected.histories
         expected.cut(log.batches, log.start, log.end, self.loop.time())
-        if expected.histories > before and log.end < trimmed_to:
+        if expected.histories > before and log.end < expected.trimmed_to:
             expected.has_other_history = True
 
     def broker_removes(self, partition: SimPartition, end: int) -> None:
@@ -123,6 +122,7 @@ class Oracle:
         expected = self.expected.get(partition)
         if expected is None:
             return
+        expected.trimmed_to = max(expected.trimmed_to, end)
         covered = self._covered(partition)
         for batch in partition.log.batches:
             if batch.base_offset >= end:
@@ -152,6 +152,7 @@ class Oracle:
         log = partition.replicas[broker.node_id]
         if offset <= log.start:
             return
+        expected.trimmed_to = max(expected.trimmed_to, offset)
         self.trims += 1
         now_ms, now_s = self.wall_ms(), self.loop.time()
         place = partition.topic.topic_id, partition.index
@@ -287,7 +288,7 @@ class Oracle:
         if partition is None or not start.deletes:
             return
         expected, now_ms = self.expected[partition], self.wall_ms()
-        if start.leader_epoch < partition.leader_epoch and expected.histories > 1:
+        if self.may_be_of_another_history(partition, start):
             return
         kept = [one for one in expected.batches if one.next_offset <= start.offset]
         for batch in kept:
@@ -296,6 +297,10 @@ class Oracle:
                     f"the log start of {partition} moves to {start.offset} ({start.reason.name}), beyond offset"
                     f" {batch.base_offset}, whose records must be kept"
                 )
+
+    def may_be_of_another_history(self, partition: SimPartition, start: LogStart) -> bool:
+        """Whether the leader may not confirm a log start. It deletes nothing then."""
+        return start.leader_epoch < partition.leader_epoch and self.expected[partition].histories > 1
 
     def _partition(self, topic_id: UUID, index: int) -> SimPartition | None:
         return next((one for one in self.expected if one.topic.topic_id == topic_id and one.index == index), None)
@@ -323,7 +328,7 @@ class Oracle:
             is_below = offset < log_start
             is_above = offset > asked.high_watermark or not is_same or answer.is_out_of_date
             is_unaware = has_forgotten and bool(self.truth.lost_records)
-            if not (is_below or is_above or is_unaware) and not self._is_other_history(expected, offset):
+            if not (is_below or is_above or is_unaware) and not expected.has_other_history:
                 self.fail(
                     f"{reader}: offset {offset} of {partition} is in [{log_start}, {expected.end}] and was answered"
                     " OFFSET_OUT_OF_RANGE"
@@ -336,9 +341,6 @@ class Oracle:
         if answer.diverging:
             return min(int(answer.diverging), expected.end)
         return self._check_records(partition, offset, answer, reader, asked)
-
-    def _is_other_history(self, expected: ExpectedPartition, offset: int) -> bool:
-        return expected.has_other_history
 
     def _check_records(self, partition: SimPartition, offset: int, answer: Any, reader: str, asked: Asked) -> int:
         expected, now_ms = self.expected[partition], self.wall_ms()

@@ -198,7 +198,7 @@ def _buries_copies(stack: ExitStack) -> None:
 
 
 def _foreign_log_start(stack: ExitStack) -> None:
-    _replace(stack, LogStartConfirmation, "holds", _yes)
+    _replace(stack, LogStartConfirmation, "_once", _yes)
 
 
 def _trusts_any_clock(stack: ExitStack) -> None:
