@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.support.simulation.__main__ import outcomes
-from tests.support.simulation.faults import KINDS, RELOADS, UNMOUNTS, Fault, plan
+from tests.support.simulation.faults import KINDS, LONG_CUTS, RELOADS, UNMOUNTS, Fault, plan
 from tests.support.simulation.planted import PLANTED, planted
 from tests.support.simulation.planted_search import search
 from tests.support.simulation.shrinking import report, shortened
@@ -60,6 +60,13 @@ def test_no_unmounted_store_violates_a_rule(seed: int) -> None:
     assert outcome.violation is None, report(outcome)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_long_cut_violates_a_rule(seed: int) -> None:
+    outcome = simulate(seed, plan(seed, LONG_CUTS))
+    assert any("cut-off-for-long" in event for event in outcome.events)
+    assert outcome.violation is None, report(outcome)
+
+
 def test_two_runs_of_a_seed_are_the_same() -> None:
     one, again = simulate(301, plan(301)), simulate(301, plan(301))
     assert one.trace == again.trace
@@ -90,8 +97,11 @@ def test_every_kind_of_fault_is_in_some_plan() -> None:
         ("trims-at-once", 0),
         ("forgets-aborts", 4),
         ("rebalance-costs", 0),
-        ("never-asks-the-group", 4),
+        ("never-asks-the-group", 23),
         ("takes-any-store", 2),
+        ("hole-moves-log-start", 3),
+        ("lost-metadata", 125),
+        ("foreign-log-start", 1),
     ],
 )
 def test_a_planted_bug_is_found(name: str, first: int) -> None:

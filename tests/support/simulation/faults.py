@@ -168,6 +168,11 @@ def _isolate(sim: Simulation, fault: Fault) -> Callable[[], None]:
     return lambda: sim.network.cuts.difference_update(links)
 
 
+def _cut_off_for_long(sim: Simulation, fault: Fault) -> None:
+    """A machine reaches no broker for longer than the metadata topic keeps tombstones, while the others go on."""
+    sim.cut_off_for_long(_machine(sim, fault), 60.0 + 20.0 * fault.size)
+
+
 def _slow_link(sim: Simulation, fault: Fault) -> Callable[[], None]:
     name = _machine(sim, fault).name
     sim.network.slow_ms[name] = int(fault.size * 5_000)
@@ -394,7 +399,9 @@ RELOADS: Mapping[str, tuple[float, Apply]] = {**KINDS, "reload": (40, _reload)}
 """The same with many reloads. The plans of `KINDS` are without them, so that the seeds that find planted bugs stay."""
 UNMOUNTS: Mapping[str, tuple[float, Apply]] = {**KINDS, "store-unmounted": (40, _store_unmounted)}
 """The same with many file systems that are not mounted."""
-ALL_KINDS: Mapping[str, tuple[float, Apply]] = {**RELOADS, **UNMOUNTS}
+LONG_CUTS: Mapping[str, tuple[float, Apply]] = {**KINDS, "cut-off-for-long": (15, _cut_off_for_long)}
+"""The same with machines that are cut off for long."""
+ALL_KINDS: Mapping[str, tuple[float, Apply]] = {**RELOADS, **UNMOUNTS, **LONG_CUTS}
 
 
 def plan(seed: int, kinds: Mapping[str, tuple[float, Apply]] = KINDS) -> list[Fault]:

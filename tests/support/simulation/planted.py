@@ -367,9 +367,19 @@ PLANTED: Mapping[str, PlantedBug] = {
     "trims-newest": PlantedBug("rule 4", "trims the newest segment", _trims_the_newest),
     "trims-one-more": PlantedBug("rule 4", "trims one offset too many", _trims_one_more),
     "hole-moves-log-start": PlantedBug("rule 5", "raises the log start past a hole (loss 1)", _hole_moves_log_start),
-    "lost-metadata": PlantedBug("rule 5", "does not see that metadata was lost (loss 2)", _forgets_lost_metadata),
+    "lost-metadata": PlantedBug(
+        "rule 5",
+        "does not see that metadata was lost (loss 2)",
+        _forgets_lost_metadata,
+        ("metadata-tail-lost", "power-cut", "old-copy", "rolling-upgrade", "compaction"),
+    ),
     "buries-copies": PlantedBug("rule 5", "calls a copy in progress dead in the manifest", _buries_copies),
-    "foreign-log-start": PlantedBug("rule 5", "applies a log start of another history (loss 3)", _foreign_log_start),
+    "foreign-log-start": PlantedBug(
+        "rule 5",
+        "applies a log start of another history (loss 3)",
+        _foreign_log_start,
+        ("out-of-date-replica", "unclean-election", "delete-records", "broker-removes", "emptied-replica"),
+    ),
     "trusts-any-clock": PlantedBug("rule 6", "expires by a wrong clock", _trusts_any_clock),
     "expires-one-more": PlantedBug("rule 6", "expires one segment too many", _expires_one_more),
     "missing-is-deleted": PlantedBug("rule 7", "takes an object that is late for deleted", _missing_means_deleted),
@@ -380,7 +390,10 @@ PLANTED: Mapping[str, PlantedBug] = {
     ),
     "writes-unfenced": PlantedBug("rule 4", "writes without a generation, and after it was fenced", _writes_unfenced),
     "goes-on-without-tombstones": PlantedBug(
-        "metadata", "continues from a position whose tombstones are gone", _goes_on_without_tombstones
+        "metadata",
+        "continues from a position whose tombstones are gone",
+        _goes_on_without_tombstones,
+        ("cut-off-for-long", "retention"),
     ),
     "rebalance-costs": PlantedBug(
         "ownership", "drops all work at every rebalance", _drops_at_rebalance, ("rebalance",)

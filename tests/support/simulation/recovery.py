@@ -35,6 +35,7 @@ async def recover(sim: Simulation, within_s: float) -> None:
     if full_since_s:
         # The partitions of that machine are copied elsewhere by then, or their records are overdue.
         await asyncio.sleep(max(0.0, max(full_since_s) + _HANDED_OVER_S - sim.loop.time()))
+    await asyncio.sleep(max(0.0, sim.cut_off_until_s - sim.loop.time()))
     deadline_s = sim.loop.time() + within_s
     settled = 0
     while settled < 2:

@@ -90,6 +90,8 @@ class Simulation:
         self.producers: list[Producer] = []
         self.clients: list[SimClient] = []
         self.faults_applied = 0
+        self.cut_off_until_s = 0.0
+        """Until when a machine is cut off for long."""
         self._undo: list[Any] = []
         self._background: asyncio.TaskGroup | None = None
         self.events: list[str] = []
@@ -265,6 +267,12 @@ class Simulation:
         """Whether the store has the manifest of every partition, and no process has another folder in its place."""
         known = sum(parse_partition_manifest_key(key) is not None for key in self.store.objects)
         return not self.store.unmounted and known == len(self.oracle.expected)
+
+    def cut_off_for_long(self, machine: SimMachine, lasts_s: float) -> None:
+        links = {(machine.name, node) for node in self.cluster.brokers}
+        self.network.cuts |= links
+        self.cut_off_until_s = max(self.cut_off_until_s, self.loop.time() + lasts_s)
+        self.loop.later(lasts_s, self.network.cuts.difference_update, links)
 
     def delete_records(self, which: int, size: float) -> None:
         """A user deletes records through a proxy, and repeats the request until it is answered."""
