@@ -55,8 +55,9 @@ soak: jars $(TEST_TOOLS) $(CACHE)/bin/sarama $(CACHE)/kafkajs/installed drill fu
 	TIDEGATE_STORE_GONE_S=900 $(BIN)/pytest tests/system/test_store_in_trouble.py
 	$(BIN)/python -m tests.support.simulation.planted_search
 
-simulate: .venv/installed ## run a simulated cluster with faults, in virtual time (SEEDS=1000, FIRST=0; SEED=7 for one)
-	$(BIN)/python -m tests.support.simulation --seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0) $(if $(SEED),--seed $(SEED))
+simulate: .venv/installed ## run a simulated cluster with faults (SEEDS=1000, FIRST=0, FEW_KINDS=1; SEED=7 for one)
+	$(BIN)/python -m tests.support.simulation --seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0) $(if $(SEED),--seed $(SEED)) \
+		$(if $(FEW_KINDS),--few-kinds)
 
 # The newest patch of each minor version whose artifacts are all on Maven Central.
 KAFKA_VERSIONS ?= 3.9.2 4.1.2 4.3.1

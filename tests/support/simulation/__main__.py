@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from tests.support.simulation.environment import never_collect
-from tests.support.simulation.faults import plan
+from tests.support.simulation.faults import few_kinds, plan
 from tests.support.simulation.shrinking import report, shortened
 from tests.support.simulation.simulation import Outcome, simulate
 
@@ -26,6 +26,10 @@ _PROGRESS_S = 30.0
 
 def run_seed(seed: int) -> Outcome:
     return simulate(seed, plan(seed))
+
+
+def run_seed_of_few_kinds(seed: int) -> Outcome:
+    return simulate(seed, plan(seed, few_kinds(seed)))
 
 
 def outcomes(seeds: Iterable[int], processes: int, run: Callable[[int], Outcome] = run_seed) -> Iterator[Outcome]:
@@ -42,15 +46,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run this seed alone, and print what happened")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, help="stop after this time, however many seeds were run")
+    parser.add_argument("--few-kinds", action="store_true", help="give each seed a few random kinds of faults")
     options = parser.parse_args()
+    run = run_seed_of_few_kinds if options.few_kinds else run_seed
     if options.seed is not None:
-        return _one(options.seed)
+        return _one(run(options.seed))
     gc.collect()
     gc.freeze()  # what was imported is not garbage, and need not be looked at after every run
     began_s = told_s = time.perf_counter()
     totals: Counter[str] = Counter()
     failed: list[Outcome] = []
-    for outcome in outcomes(range(options.first, options.first + options.seeds), options.processes):
+    for outcome in outcomes(range(options.first, options.first + options.seeds), options.processes, run):
         totals.update(outcome.counts)
         totals["seeds"] += 1
         if outcome.violation is not None:
@@ -76,12 +82,11 @@ def _speed(totals: Counter[str], seconds: float) -> str:
     )
 
 
-def _one(seed: int) -> int:
-    outcome = run_seed(seed)
+def _one(outcome: Outcome) -> int:
     print("\n".join(outcome.events))
     print(outcome.counts)
     if outcome.violation is None:
-        print(f"seed {seed}: no violation, trace {outcome.trace}")
+        print(f"seed {outcome.seed}: no violation, trace {outcome.trace}")
         return 0
     print(report(shortened(outcome)))
     return 1

@@ -422,3 +422,11 @@ def plan(seed: int, kinds: Mapping[str, tuple[float, Apply]] = KINDS) -> list[Fa
             )
         )
     return sorted(faults)
+
+
+def few_kinds(seed: int) -> Mapping[str, tuple[float, Apply]]:
+    """Returns 3 to 7 random kinds. Two faults of rare kinds meet more often than in a plan with all kinds."""
+    kinds = {**RELOADS, **UNMOUNTS}
+    rng = random.Random(f"{seed}-kinds")
+    chosen = rng.sample(sorted(kinds), rng.randint(3, 7))
+    return {name: (max(1.0, kinds[name][0]), kinds[name][1]) for name in chosen}

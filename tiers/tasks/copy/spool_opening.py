@@ -22,6 +22,7 @@ async def open_spool(
 
     `wake` ends a pause early."""
     while not is_stopped():
+        wake.clear()
         try:
             await services.spool.open()
         except SpoolError as error:

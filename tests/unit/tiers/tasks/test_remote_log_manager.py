@@ -272,6 +272,32 @@ async def test_a_disk_that_is_full_at_the_start_delays_the_manager(
     assert "the spool cannot be opened: nothing is copied" in caplog.messages
 
 
+async def test_settings_that_change_do_not_end_the_pauses_before_a_full_disk(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process applies its settings when it starts. Without the pauses, it would take a whole core."""
+    attempts, asked = 0, asyncio.Event()
+
+    async def full() -> None:
+        nonlocal attempts
+        attempts += 1
+        asked.set()
+        await asyncio.sleep(0)
+        raise SpoolError("no space left on device")
+
+    services = running.bench.services
+    remote_log = services.settings.remote_log.model_copy(update={"task_retry_backoff_ms": 3_600_000})
+    services = replace(services, settings=replace(services.settings, remote_log=remote_log))
+    monkeypatch.setattr(services.spool, "open", full)
+    running.manager = RemoteLogManager(services, running.topics)
+    running.manager.settings_changed()
+    async with running.run():
+        await asyncio.wait_for(asked.wait(), 60)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert attempts == 1
+
+
 async def test_a_manager_stops_while_its_disk_is_full(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = asyncio.Event()
 
