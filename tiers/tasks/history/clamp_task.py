@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogClampUpdate
+from tiers.model.segment_metadata import CUT_ALL, RemoteLogClampUpdate
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.history.lineage import check_history, clamp_end, surviving_end
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
@@ -30,6 +31,14 @@ async def _nothing() -> None:
     return
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The last offset that a clamp leaves, and the last one before the clamp."""
+
+    valid_end_offset: int
+    remote_end: int | None
+
+
 class RLMClampTask:
     def __init__(
         self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
@@ -37,26 +46,31 @@ class RLMClampTask:
         self._services = services
         self._partition = topic_id_partition
         self._manifest = manifest
+        self._untold: _Cut | None = None
+        """The clamp whose write failed with an unknown outcome."""
 
     async def run(
         self, bounds: LocalLogBounds, log_start: int | None, end_work: Callable[[], Awaitable[None]] = _nothing
     ) -> bool:
         """Clamps the tier if the leader's log ends earlier. Returns whether the tier was clamped.
 
+        A clamp whose write failed counts when it has taken effect all the same.
+
         `end_work` ends the copy, the trim and the deletion in progress. They belong to the history before the clamp: a
         segment that is finished after the clamp would leave a hole below it. After a clamp, the caller must discard
         what its tasks remember of the tier. The caller has just read `bounds`. `log_start` is the recorded one that
         the leader confirms. Raises `LogDivergedError` when the partition must stop."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
+        is_clamped = self._has_taken_effect()
         try:
             await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         except LogDivergedError:
             await end_work()
-            is_clamped = await self._agree(bounds, log_start)
+            is_clamped |= await self._agree(bounds, log_start)
             # Checked again after the clamp: the leader may have changed meanwhile.
             await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         else:
-            is_clamped = False
+            self._untold = None
         await self._record_divergence(is_diverged=False)
         return is_clamped
 
@@ -92,15 +106,34 @@ class RLMClampTask:
             )
         services.require_ownership(partition)
         clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), common.leader_epoch, common.offset)
+        self._untold = _Cut(common.offset, remote_end)
         await services.metadata.put_remote_log_clamp(clamp)
         services.checkpoint("clamp-written")
-        services.metrics.clamps.labels(partition.topic).inc()
-        services.metrics.alarms.happened(partition.topic, AlarmReason.CLAMPED)
+        self._tell(self._untold)
+        return True
+
+    def _has_taken_effect(self) -> bool:
+        """Tells of the clamp whose write failed if the tier ends there now. Returns whether it does.
+
+        The caller has read the metadata since the write failed."""
+        remote_end = self._services.metadata.remote_end_offset(self._partition)
+        if self._untold is None or self._untold.valid_end_offset < (CUT_ALL if remote_end is None else remote_end):
+            return False
+        self._tell(self._untold)
+        return True
+
+    def _tell(self, cut: _Cut) -> None:
+        self._untold = None
+        self._services.metrics.clamps.labels(self._partition.topic).inc()
+        self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.CLAMPED)
         logger.error(
             "another leader's records replaced copied records; the replaced records are in quarantine",
-            extra={"partition": str(partition), "valid_end_offset": common.offset, "remote_end": remote_end},
+            extra={
+                "partition": str(self._partition),
+                "valid_end_offset": cut.valid_end_offset,
+                "remote_end": cut.remote_end,
+            },
         )
-        return True
 
     async def _is_led_in(self, leader_epoch: int) -> bool:
         """Returns whether the leader is still that of `leader_epoch`. In one leader epoch all answers are of one log.

@@ -38,6 +38,8 @@ class LogGapTask:
         self._manifest = manifest
         self._seen: tuple[int, int] | None = None
         """The first offset of a gap that is not recorded yet, and the time (ms) since which no witness disagrees."""
+        self._untold: LogGap | None = None
+        """The new gap whose write failed with an unknown outcome."""
 
     async def copy_start(self, bounds: LocalLogBounds, log_start: int | None) -> int | None:
         """Returns the offset at which the next segment begins. Records and ends gaps.
@@ -74,6 +76,8 @@ class LogGapTask:
     async def _behind_gap(self, gap: LogGap, leader_epoch: int) -> int | None:
         services, metadata, partition = self._services, self._services.metadata, self._partition
         recorded = metadata.gaps(partition)
+        if self._untold is not None and self._untold in recorded:
+            self._tell(self._untold)
         if gap in recorded:
             return gap.next_offset
         now_ms = services.clock_ms()
@@ -93,21 +97,26 @@ class LogGapTask:
             is_sure = self._manifest.is_accepted or now_ms - self._seen[1] >= services.settings.gap_alarm_ms
             if not is_sure:
                 return None
+            self._untold = gap
         self._check_ownership()
         await metadata.put_log_gap(partition, gap, leader_epoch)
         services.checkpoint("gap-written")
         self._seen = None
         if is_new:
-            services.metrics.alarms.happened(partition.topic, AlarmReason.GAP)
-            logger.error(
-                "the broker removed records before they were copied: the log has a gap, and copying continues after it",
-                extra={
-                    "partition": str(partition),
-                    "first_offset": gap.first_offset,
-                    "next_offset": gap.next_offset,
-                },
-            )
+            self._tell(gap)
         return gap.next_offset
+
+    def _tell(self, gap: LogGap) -> None:
+        self._untold = None
+        self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.GAP)
+        logger.error(
+            "the broker removed records before they were copied: the log has a gap, and copying continues after it",
+            extra={
+                "partition": str(self._partition),
+                "first_offset": gap.first_offset,
+                "next_offset": gap.next_offset,
+            },
+        )
 
     async def _check_trims(self, next_offset: int, leader_epoch: int) -> None:
         """Asks the first witness: every record that was ever trimmed is known to be remote, or was deleted.

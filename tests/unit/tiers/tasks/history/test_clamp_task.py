@@ -9,10 +9,10 @@ import pytest
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
-from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError
+from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
-from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
@@ -83,6 +83,52 @@ async def test_a_leader_that_was_replaced_meanwhile_cuts_nothing_off(
         await bench.clamp_task.run(bounds, None)
     assert answering(bench)[-1][1] == 99
     assert not await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_a_clamp_whose_write_failed_is_told_once(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    """The leader of the metadata partition stops, and its successor may have the record."""
+    await copied(bench, 10)
+    put = bench.metadata.put_remote_log_clamp
+
+    async def put_without_answer(clamp: RemoteLogClampUpdate) -> None:
+        monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put)
+        if is_written:
+            await put(clamp)
+        raise RemoteLogMetadataNotReadyError("the record may be lost")
+
+    monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put_without_answer)
+    bench.log.elect_unclean(50)
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await bench.clamp_task.run(bounds, None)
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 0
+    assert await bench.clamp_task.run(bounds, None)
+    assert not await bench.clamp_task.run(bounds, None)
+    assert answering(bench)[-1][1] == 49
+    assert bench.metric("remote_log_clamps_total", topic="orders") == 1
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 1
+
+
+async def test_a_clamp_that_the_next_leader_does_not_need_is_not_told(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its write failed, and the leader that has all copied records is back."""
+    await copied(bench, 10)
+    records = bench.log.records
+
+    async def put_nothing(clamp: RemoteLogClampUpdate) -> None:
+        raise RemoteLogMetadataNotReadyError("the record may be lost")
+
+    monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put_nothing)
+    bench.log.elect_unclean(50)
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    bench.log.records, bench.log.leader_epoch = records, 2
+    assert not await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 0
 
 
 async def test_records_that_were_cut_off_leave_no_epoch_in_later_segments(bench: Workbench) -> None:

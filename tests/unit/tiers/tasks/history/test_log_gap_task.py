@@ -9,9 +9,16 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
-from tiers.errors import LogDivergedError, MetadataLostError, OwnershipLostError, RetriableRemoteStorageError
+from tiers.errors import (
+    LogDivergedError,
+    MetadataLostError,
+    OwnershipLostError,
+    RemoteLogMetadataNotReadyError,
+    RetriableRemoteStorageError,
+)
 from tiers.metadata.partition_manifest import decode_partition_manifest, encode_partition_manifest, witness_of
 from tiers.metadata.tenure import Tenure
+from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import LeaderEpochEntry
@@ -67,6 +74,29 @@ async def until_recorded(bench: Workbench) -> int | None:
 
 def alarms(bench: Workbench) -> float:
     return bench.metric("remote_log_alarms_total", topic="orders", reason="gap")
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_a_gap_whose_write_failed_is_told_once(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    """The leader of the metadata partition stops, and its successor may have the record."""
+    await with_removed_records(bench)
+    put = bench.metadata.put_log_gap
+
+    async def put_without_answer(partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
+        monkeypatch.setattr(bench.metadata, "put_log_gap", put)
+        if is_written:
+            await put(partition, gap, leader_epoch)
+        raise RemoteLogMetadataNotReadyError("the record may be lost")
+
+    monkeypatch.setattr(bench.metadata, "put_log_gap", put_without_answer)
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await until_recorded(bench)
+    assert alarms(bench) == 0
+    assert await copy_start(bench) == 120
+    assert await copy_start(bench) == 120
+    assert alarms(bench) == 1
 
 
 async def test_a_gap_is_recorded_and_copying_goes_on_behind_it(bench: Workbench) -> None:
