@@ -79,7 +79,13 @@ def restart(proxy: TidegateProcess) -> None:
 def until_more_is_read(seen: list[Seen], count: int = 50) -> None:
     """Waits until each consumer has read `count` more records."""
     wanted = [len(each.read) + count for each in seen]
-    until(lambda: all(len(each.read) > enough for each, enough in zip(seen, wanted, strict=True)))
+    try:
+        until(lambda: all(len(each.read) > enough for each, enough in zip(seen, wanted, strict=True)))
+    except AssertionError as error:
+        for each in seen:
+            counts = f"{len(each.written)} written, {len(each.read)} read, {each.assignments} assignments"
+            error.add_note(f"{each.name}: {counts}, {each.errors}")
+        raise
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -105,7 +111,7 @@ def test_a_rolling_restart_costs_no_client_anything(
             topic = f"{topic_name}-{each.name}"
             create_topic(kafka_of_three.bootstrap_servers, topic, replicas=3)
             clients.enter_context(CLIENTS[each.name](f"127.0.0.1:{port}", topic, each, tmp_path))
-        until(lambda: all(len(each.read) > 50 for each in seen))
+        until_more_is_read(seen)
         assignments = {each.name: each.assignments for each in seen}
         for _ in range(ROUNDS):
             for proxy in proxies:
