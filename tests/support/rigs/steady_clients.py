@@ -136,7 +136,8 @@ def kafka_python_client(bootstrap: str, topic: str, seen: Seen, folder: Path) ->
 
         consumer.subscribe([topic], listener=Listener())
         for _ in _until_all_is_read(seen, stop):
-            for records in consumer.poll(100).values():
+            # kafka-python 3.0.12 loses an assignment that comes right after the end of a poll. So the poll is long.
+            for records in consumer.poll(5_000).values():
                 seen.read += [int(record.value) for record in records]
         consumer.close()
 
