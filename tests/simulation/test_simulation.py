@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.support.simulation.__main__ import outcomes
-from tests.support.simulation.faults import KINDS, LONG_CUTS, RELOADS, UNMOUNTS, Fault, plan
+from tests.support.simulation.faults import KINDS, LONG_CUTS, RELOADS, UNMOUNTS, Fault, few_kinds, plan
 from tests.support.simulation.planted import PLANTED, planted
 from tests.support.simulation.planted_search import search
 from tests.support.simulation.shrinking import report, shortened
@@ -91,6 +91,13 @@ def test_every_kind_of_fault_is_in_some_plan() -> None:
     assert {fault.kind for seed in range(300) for fault in plan(seed)} == set(KINDS)
 
 
+def test_few_kinds_are_random_kinds_that_a_seed_repeats() -> None:
+    chosen = [few_kinds(seed) for seed in range(300)]
+    assert {len(kinds) for kinds in chosen} == set(range(3, 8))
+    assert {name for kinds in chosen for name in kinds} == {*RELOADS, *UNMOUNTS}
+    assert chosen == [few_kinds(seed) for seed in range(300)]
+
+
 @pytest.mark.parametrize(
     ("name", "first"),
     [
@@ -134,6 +141,7 @@ def test_a_failing_plan_is_shortened() -> None:
     found = shortened(Outcome(3, faults, "lost"), run)
     assert [fault.kind for fault in found.faults] == ["crash", "elect"]
     assert "seed 3: lost" in report(found)
+    assert "(make simulate SEED=3 FEW_KINDS=1):" in report(found, " FEW_KINDS=1")
 
 
 def test_a_planted_bug_is_gone_afterwards() -> None:

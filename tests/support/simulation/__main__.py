@@ -48,9 +48,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="stop after this time, however many seeds were run")
     parser.add_argument("--few-kinds", action="store_true", help="give each seed a few random kinds of faults")
     options = parser.parse_args()
-    run = run_seed_of_few_kinds if options.few_kinds else run_seed
+    run, variables = (run_seed_of_few_kinds, " FEW_KINDS=1") if options.few_kinds else (run_seed, "")
     if options.seed is not None:
-        return _one(run(options.seed))
+        return _one(run(options.seed), variables)
     gc.collect()
     gc.freeze()  # what was imported is not garbage, and need not be looked at after every run
     began_s = told_s = time.perf_counter()
@@ -61,7 +61,7 @@ def main() -> int:
         totals["seeds"] += 1
         if outcome.violation is not None:
             failed.append(outcome)
-            print(report(shortened(outcome)), flush=True)
+            print(report(shortened(outcome), variables), flush=True)
         now_s = time.perf_counter()
         if now_s - told_s >= _PROGRESS_S:
             told_s = now_s
@@ -82,13 +82,13 @@ def _speed(totals: Counter[str], seconds: float) -> str:
     )
 
 
-def _one(outcome: Outcome) -> int:
+def _one(outcome: Outcome, variables: str) -> int:
     print("\n".join(outcome.events))
     print(outcome.counts)
     if outcome.violation is None:
         print(f"seed {outcome.seed}: no violation, trace {outcome.trace}")
         return 0
-    print(report(shortened(outcome)))
+    print(report(shortened(outcome), variables))
     return 1
 
 

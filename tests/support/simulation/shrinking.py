@@ -34,10 +34,12 @@ def shortened(
     return outcome
 
 
-def report(outcome: Outcome) -> str:
-    """Returns what a person needs to repeat the failing run."""
+def report(outcome: Outcome, variables: str = "") -> str:
+    """Returns what a person needs to repeat the failing run.
+
+    `variables` are those of `make simulate` that change the plan of a seed."""
     lines = [
         f"seed {outcome.seed}: {outcome.violation}",
-        f"with {len(outcome.faults)} faults (make simulate SEED={outcome.seed}):",
+        f"with {len(outcome.faults)} faults (make simulate SEED={outcome.seed}{variables}):",
     ]
     return "\n".join([*lines, *(f"  {fault}" for fault in outcome.faults)])
