@@ -480,7 +480,11 @@ async def test_a_clamp_cuts_what_is_finished_and_an_operator_has_it_deleted(
 ) -> None:
     first = await copied(manager, segment(partition, 0, 99, epoch=1))
     second = await copied(manager, segment(partition, 100, 199, epoch=2))
+    assert manager.last_clamp(partition) is None
     await manager.put_remote_log_clamp(RemoteLogClampUpdate(partition, "", 0, 1, 59))
+    clamp = manager.last_clamp(partition)
+    assert clamp is not None
+    assert clamp.valid_end_offset == 59
     third = await copied(manager, segment(partition, 60, 129, epoch=3))
     answering = [manager.remote_log_segment_metadata(partition, offset) for offset in (59, 60, 129, 130)]
     assert [None if each is None else each.segment_id for each in answering] == [
@@ -498,6 +502,12 @@ async def test_a_clamp_cuts_what_is_finished_and_an_operator_has_it_deleted(
     assert not manager.is_quarantine_deletion_asked(second.segment_id)
     await manager.ask_for_quarantine_deletion(second.segment_id)
     assert manager.is_quarantine_deletion_asked(second.segment_id)
+
+    await manager.put_remote_log_clamp(RemoteLogClampUpdate(partition, "", 0, 3, 129))
+    later = manager.last_clamp(partition)
+    assert later is not None
+    assert later.valid_end_offset == 129
+    assert later > clamp
     for state in (State.DELETE_SEGMENT_STARTED, State.DELETE_SEGMENT_FINISHED):
         await manager.update_remote_log_segment_metadata(to(second, state))
     assert not manager.is_quarantine_deletion_asked(second.segment_id)

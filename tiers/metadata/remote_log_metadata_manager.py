@@ -54,6 +54,7 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
+    Clamp,
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
@@ -141,6 +142,9 @@ class RemoteLogMetadataReader(Protocol):
 
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         """Returns the inclusive end of the last readable segment (Ry); None when there is none."""
+
+    def last_clamp(self, partition: TopicIdPartition) -> Clamp | None:
+        """Returns the clamp that was written last; None when there is none."""
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         """Returns the highest end offset that was ever COPY_SEGMENT_FINISHED in `leader_epoch`.

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import NamedTuple
 from uuid import UUID
 
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -182,6 +183,15 @@ class RemoteLogClampUpdate:
     writer: str
     event_timestamp_ms: int
     leader_epoch: int
+    valid_end_offset: int
+
+
+class Clamp(NamedTuple):
+    """A recorded clamp: it cuts the segments whose finish order is below its own at `valid_end_offset` (inclusive).
+
+    A clamp that was written later has a higher order."""
+
+    order: int
     valid_end_offset: int
 
 

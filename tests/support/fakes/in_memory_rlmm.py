@@ -20,6 +20,7 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
+    Clamp,
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
@@ -159,6 +160,12 @@ class InMemoryRemoteLogMetadataManager:
 
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         return max((segment.valid_end_offset for segment in self._readable(partition)), default=None)
+
+    def last_clamp(self, partition: TopicIdPartition) -> Clamp | None:
+        clamps = [
+            Clamp(order, one.valid_end_offset) for order, one in self.clamps if one.topic_id_partition == partition
+        ]
+        return max(clamps, default=None)
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         bounds = self.epoch_bounds.get((partition, leader_epoch))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, cast
+from typing import cast
 
 import lmdb
 
@@ -24,21 +24,13 @@ from tiers.metadata.state.layout import (
     decode_partition,
     start_key,
 )
+from tiers.model.segment_metadata import Clamp
 from tiers.model.stored_segment import NOT_CUT, StoredSegment, encode_answer, stored_segment
 
 _PIECE = 256
 _UUID_OFFSET = PARTITION_KEY_BYTES + U64.size
 
 Entry = tuple[bytes, bytes]
-
-
-class Clamp(NamedTuple):
-    """A clamp cuts the segments whose finish order is below its own at `valid_end_offset` (inclusive).
-
-    `valid_end_offset` is `CUT_ALL` (-1) for a clamp that leaves no record of them."""
-
-    order: int
-    valid_end_offset: int
 
 
 def valid_end_offset(clamps: Sequence[Clamp], order: int, end_offset: int) -> int:

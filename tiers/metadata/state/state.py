@@ -40,11 +40,11 @@ from tiers.metadata.state.layout import (
     partition_of,
     start_key,
 )
-from tiers.metadata.state.segment_cursors import Clamp, answered, answering, clamps_of, listed, valid_end_offset
+from tiers.metadata.state.segment_cursors import answered, answering, clamps_of, listed, valid_end_offset
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, leader_epoch_at
+from tiers.model.segment_metadata import Clamp, RemoteLogSegmentMetadata, leader_epoch_at
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.model.stored_segment import StoredSegment, decode_answer, decode_stored_segment, stored_fields
 
@@ -224,6 +224,10 @@ class RemoteLogMetadataState:
         """Returns the valid end offsets of all recorded clamps."""
         with self._env.begin() as txn:
             return [clamp.valid_end_offset for clamp in self.clamps(txn, partition_key(partition))]
+
+    def last_clamp(self, partition: TopicIdPartition) -> Clamp | None:
+        with self._env.begin() as txn:
+            return max(self.clamps(txn, partition_key(partition)), default=None)
 
     def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
         key = partition_key(partition)

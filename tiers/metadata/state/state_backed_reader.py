@@ -12,7 +12,7 @@ from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import Clamp, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import StoredSegment
 
@@ -76,6 +76,9 @@ class StateBackedReader:
 
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         return self._state.remote_end_offset(partition)
+
+    def last_clamp(self, partition: TopicIdPartition) -> Clamp | None:
+        return self._state.last_clamp(partition)
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         return self._state.highest_offset_for_epoch(partition, leader_epoch)

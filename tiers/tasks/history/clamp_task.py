@@ -17,7 +17,7 @@ from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, Remo
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
-from tiers.model.segment_metadata import CUT_ALL, RemoteLogClampUpdate
+from tiers.model.segment_metadata import Clamp, RemoteLogClampUpdate
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.history.lineage import check_history, clamp_end, surviving_end
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
@@ -33,10 +33,10 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The last offset that a clamp leaves, and the last one before the clamp."""
+    """The last offset (inclusive) that is remote before a clamp, and the last clamp before it."""
 
-    valid_end_offset: int
     remote_end: int | None
+    last_clamp: Clamp | None
 
 
 class RLMClampTask:
@@ -46,38 +46,39 @@ class RLMClampTask:
         self._services = services
         self._partition = topic_id_partition
         self._manifest = manifest
-        self._untold: _Cut | None = None
-        """The clamp whose write failed with an unknown outcome."""
+        self._untold: dict[int, _Cut] = {}
+        """The clamps whose write has begun, by their valid end offset, until one takes effect. A write that failed with
+        an unknown outcome may take effect in any later round."""
+        self._is_clamped = False
+        """Whether a clamp has taken effect since the last run that returned."""
 
     async def run(
         self, bounds: LocalLogBounds, log_start: int | None, end_work: Callable[[], Awaitable[None]] = _nothing
     ) -> bool:
-        """Clamps the tier if the leader's log ends earlier. Returns whether the tier was clamped.
+        """Clamps the tier if the leader's log ends earlier.
 
-        A clamp whose write failed counts when it has taken effect all the same.
+        Returns whether a clamp has taken effect since the last call that returned, even if the write of the clamp
+        failed.
 
         `end_work` ends the copy, the trim and the deletion in progress. They belong to the history before the clamp: a
         segment that is finished after the clamp would leave a hole below it. After a clamp, the caller must discard
         what its tasks remember of the tier. The caller has just read `bounds`. `log_start` is the recorded one that
         the leader confirms. Raises `LogDivergedError` when the partition must stop."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
-        is_clamped = self._has_taken_effect()
+        self._tell_of_effect()
         try:
             await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         except LogDivergedError:
             await end_work()
-            is_clamped |= await self._agree(bounds, log_start)
+            await self._agree(bounds, log_start)
             # Checked again after the clamp: the leader may have changed meanwhile.
             await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
-        else:
-            self._untold = None
         await self._record_divergence(is_diverged=False)
+        is_clamped, self._is_clamped = self._is_clamped, False
         return is_clamped
 
-    async def _agree(self, bounds: LocalLogBounds, log_start: int | None) -> bool:
-        """Cuts off the remote records that the leader's log does not have.
-
-        Returns False when the leader confirms all of them now."""
+    async def _agree(self, bounds: LocalLogBounds, log_start: int | None) -> None:
+        """Cuts off the remote records that the leader's log does not have."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         remote_end = services.metadata.remote_end_offset(partition)
         try:
@@ -98,7 +99,7 @@ class RLMClampTask:
             await services.metadata.begin_accepted_history(partition, begins_at)
             services.checkpoint("trim-reset")
         if common.offset == remote_end:
-            return False  # the leader changed back, and confirms all remote records
+            return  # the leader changed back, and confirms all remote records
         if not await self._is_led_in(bounds.leader_epoch):
             raise BrokerError(
                 f"{partition}: the leader of epoch {bounds.leader_epoch} was replaced, so nothing is cut off",
@@ -106,31 +107,26 @@ class RLMClampTask:
             )
         services.require_ownership(partition)
         clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), common.leader_epoch, common.offset)
-        self._untold = _Cut(common.offset, remote_end)
+        self._untold.setdefault(common.offset, _Cut(remote_end, services.metadata.last_clamp(partition)))
         await services.metadata.put_remote_log_clamp(clamp)
         services.checkpoint("clamp-written")
-        self._tell(self._untold)
-        return True
+        self._tell_of_effect()
 
-    def _has_taken_effect(self) -> bool:
-        """Tells of the clamp whose write failed if the tier ends there now. Returns whether it does.
-
-        The caller has read the metadata since the write failed."""
-        remote_end = self._services.metadata.remote_end_offset(self._partition)
-        if self._untold is None or self._untold.valid_end_offset < (CUT_ALL if remote_end is None else remote_end):
-            return False
-        self._tell(self._untold)
-        return True
-
-    def _tell(self, cut: _Cut) -> None:
-        self._untold = None
+    def _tell_of_effect(self) -> None:
+        """Tells of a clamp if the task wrote it and it has taken effect since. `rebuild` writes clamps too."""
+        last = self._services.metadata.last_clamp(self._partition)
+        cut = None if last is None else self._untold.get(last.valid_end_offset)
+        if last is None or cut is None or last == cut.last_clamp:
+            return
+        self._untold.clear()
+        self._is_clamped = True
         self._services.metrics.clamps.labels(self._partition.topic).inc()
         self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.CLAMPED)
         logger.error(
             "another leader's records replaced copied records; the replaced records are in quarantine",
             extra={
                 "partition": str(self._partition),
-                "valid_end_offset": cut.valid_end_offset,
+                "valid_end_offset": last.valid_end_offset,
                 "remote_end": cut.remote_end,
             },
         )

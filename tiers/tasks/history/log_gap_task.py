@@ -48,6 +48,8 @@ class LogGapTask:
         Returns None while the task has seen a gap for less than `gap_alarm_ms`: the broker executes a DeleteRecords
         before the proxy records its log start. Raises `MetadataLostError` when a witness does not agree to a gap."""
         metadata, partition = self._services.metadata, self._partition
+        if self._untold is not None and self._untold in metadata.gaps(partition):
+            self._tell(self._untold)
         remote_end = metadata.remote_end_offset(partition)
         covered_to = 0 if remote_end is None else remote_end + 1
         next_offset = max(covered_to, log_start or 0)
@@ -76,8 +78,6 @@ class LogGapTask:
     async def _behind_gap(self, gap: LogGap, leader_epoch: int) -> int | None:
         services, metadata, partition = self._services, self._services.metadata, self._partition
         recorded = metadata.gaps(partition)
-        if self._untold is not None and self._untold in recorded:
-            self._tell(self._untold)
         if gap in recorded:
             return gap.next_offset
         now_ms = services.clock_ms()

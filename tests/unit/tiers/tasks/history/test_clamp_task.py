@@ -112,6 +112,57 @@ async def test_a_clamp_whose_write_failed_is_told_once(
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 1
 
 
+async def test_a_clamp_is_returned_again_until_a_run_succeeds(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller discards what its tasks remember only when it is told of the clamp."""
+    await copied(bench, 10)
+    ask, put = bench.log.end_offset_for_epoch, bench.metadata.put_remote_log_clamp
+
+    async def refuse(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+        raise BrokerError("the leader is gone", retriable=True)
+
+    async def put_and_lose_the_leader(clamp: RemoteLogClampUpdate) -> None:
+        await put(clamp)
+        monkeypatch.setattr(bench.log, "end_offset_for_epoch", refuse)
+
+    monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put_and_lose_the_leader)
+    bench.log.elect_unclean(50)
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    for _ in range(2):
+        with pytest.raises(BrokerError, match="the leader is gone"):
+            await bench.clamp_task.run(bounds, None)
+        assert answering(bench)[-1][1] == 49
+    monkeypatch.setattr(bench.log, "end_offset_for_epoch", ask)
+    assert await bench.clamp_task.run(bounds, None)
+    assert not await bench.clamp_task.run(bounds, None)
+    assert bench.metric("remote_log_clamps_total", topic="orders") == 1
+
+
+async def test_a_clamp_that_takes_effect_in_a_later_round_is_told(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader that has all copied records is back before the owner reads the clamp."""
+    await copied(bench, 10)
+    records, put = bench.log.records, bench.metadata.put_remote_log_clamp
+    written: list[RemoteLogClampUpdate] = []
+
+    async def put_later(clamp: RemoteLogClampUpdate) -> None:
+        written.append(clamp)
+        raise RemoteLogMetadataNotReadyError("the record may be lost")
+
+    monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put_later)
+    bench.log.elect_unclean(50)
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    bench.log.records, bench.log.leader_epoch = records, 2
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    assert not await bench.clamp_task.run(bounds, None)
+    await put(written[0])
+    assert await bench.clamp_task.run(bounds, None)
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 1
+
+
 async def test_a_clamp_that_the_next_leader_does_not_need_is_not_told(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

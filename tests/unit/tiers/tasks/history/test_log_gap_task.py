@@ -99,6 +99,24 @@ async def test_a_gap_whose_write_failed_is_told_once(
     assert alarms(bench) == 1
 
 
+async def test_a_gap_that_ends_at_once_is_told(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its write failed but took effect, and the log start passes the gap before the next round."""
+    await with_removed_records(bench)
+    put = bench.metadata.put_log_gap
+
+    async def put_without_answer(partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
+        await put(partition, gap, leader_epoch)
+        raise RemoteLogMetadataNotReadyError("the record may be lost")
+
+    monkeypatch.setattr(bench.metadata, "put_log_gap", put_without_answer)
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await until_recorded(bench)
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    assert await bench.gap_task.copy_start(bounds, bounds.log_start_offset) == 120
+    assert bench.metadata.gaps(PARTITION) == []
+    assert alarms(bench) == 1
+
+
 async def test_a_gap_is_recorded_and_copying_goes_on_behind_it(bench: Workbench) -> None:
     await with_removed_records(bench)
     await bench.copy_all()
