@@ -106,6 +106,7 @@ OTHER_EVENTS: Final = {
     "a divergence could not be recorded": "divergence-not-recorded",
     "a failed deletion could not be published": "failed-deletion-not-published",
     "a gap of the log has ended": "gap-ended",
+    "a gap of the log has grown": "gap-grown",
     "a heartbeat failed": "heartbeat-failed",
     "a metadata partition has all records again": "metadata-partition-restored",
     "a metadata partition is read again": "metadata-partition-read-again",

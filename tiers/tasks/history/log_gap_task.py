@@ -104,6 +104,8 @@ class LogGapTask:
         self._seen = None
         if is_new:
             self._tell(gap)
+        elif all(known.next_offset < gap.next_offset for known in recorded if known.first_offset == gap.first_offset):
+            logger.warning("a gap of the log has grown", extra=self._fields(gap))
         return gap.next_offset
 
     def _tell(self, gap: LogGap) -> None:
@@ -111,12 +113,15 @@ class LogGapTask:
         self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.GAP)
         logger.error(
             "the broker removed records before they were copied: the log has a gap, and copying continues after it",
-            extra={
-                "partition": str(self._partition),
-                "first_offset": gap.first_offset,
-                "next_offset": gap.next_offset,
-            },
+            extra=self._fields(gap),
         )
+
+    def _fields(self, gap: LogGap) -> dict[str, object]:
+        return {
+            "partition": str(self._partition),
+            "first_offset": gap.first_offset,
+            "next_offset": gap.next_offset,
+        }
 
     async def _check_trims(self, next_offset: int, leader_epoch: int) -> None:
         """Asks the first witness: every record that was ever trimmed is known to be remote, or was deleted.
@@ -149,14 +154,7 @@ class LogGapTask:
             if is_passed or (gap.first_offset >= next_offset and not is_before_local_log):
                 self._check_ownership()
                 await self._services.metadata.end_log_gap(self._partition, gap)
-                logger.info(
-                    "a gap of the log has ended",
-                    extra={
-                        "partition": str(self._partition),
-                        "first_offset": gap.first_offset,
-                        "next_offset": gap.next_offset,
-                    },
-                )
+                logger.info("a gap of the log has ended", extra=self._fields(gap))
 
     def _check_ownership(self) -> None:
         # To a former owner, the records that the present owner copied and trimmed look like a gap.

@@ -186,13 +186,19 @@ async def test_records_removed_before_the_first_copy_are_no_gap(bench: Workbench
         assert bench.metadata.recorded_log_starts[PARTITION] == [LogStart(30, 0, LogStartReason.SEEN)]
 
 
-async def test_a_gap_grows_with_the_brokers_retention_without_a_second_alarm(bench: Workbench) -> None:
+async def test_a_gap_grows_with_the_brokers_retention_without_a_second_alarm(
+    bench: Workbench, caplog: pytest.LogCaptureFixture
+) -> None:
     await with_removed_records(bench)
     assert await until_recorded(bench) == 120
     bench.log.log_start_offset = 160
     assert await copy_start(bench) == 160
     assert bench.metadata.gaps(PARTITION) == [LogGap(90, 160)]
     assert alarms(bench) == 1
+    bench.log.leader_epoch, bench.log.log_start_offset = 1, 150
+    assert await copy_start(bench) == 150
+    grown = [record for record in caplog.records if record.getMessage() == "a gap of the log has grown"]
+    assert [(record.__dict__["first_offset"], record.__dict__["next_offset"]) for record in grown] == [(90, 160)]
 
 
 async def test_a_gap_shrinks_when_a_new_leader_has_more(bench: Workbench) -> None:
