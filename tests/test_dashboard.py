@@ -30,6 +30,7 @@ NOT_SHOWN = {
     "tidegate_remote_delete_lag_bytes",  # beside the segments
     "tidegate_remote_log_gap_offsets",  # beside the gaps
     "tidegate_remote_log_clamps",  # an alarm
+    "tidegate_remote_log_recorded_clamps",  # for the same alert
     "tidegate_remote_quarantined_bytes",  # beside the segments
     "tidegate_remote_log_metadata_owned",  # one series per metadata partition
     "tidegate_remote_reader_bytes_in_flight",  # beside the number of downloads

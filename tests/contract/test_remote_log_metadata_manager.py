@@ -475,16 +475,21 @@ async def test_a_copy_plan_announces_all_attempts_and_ends_when_none_is_left(
     assert listed == [first.segment_id, second.segment_id]
 
 
+async def test_clamps_come_in_the_order_in_which_they_were_written(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    assert list(manager.recorded_clamps(partition)) == []
+    for valid_end_offset in (59, 129, 59):
+        await manager.put_remote_log_clamp(RemoteLogClampUpdate(partition, "", 0, 1, valid_end_offset))
+    assert [clamp.valid_end_offset for clamp in manager.recorded_clamps(partition)] == [129, 59]
+
+
 async def test_a_clamp_cuts_what_is_finished_and_an_operator_has_it_deleted(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     first = await copied(manager, segment(partition, 0, 99, epoch=1))
     second = await copied(manager, segment(partition, 100, 199, epoch=2))
-    assert manager.last_clamp(partition) is None
     await manager.put_remote_log_clamp(RemoteLogClampUpdate(partition, "", 0, 1, 59))
-    clamp = manager.last_clamp(partition)
-    assert clamp is not None
-    assert clamp.valid_end_offset == 59
     third = await copied(manager, segment(partition, 60, 129, epoch=3))
     answering = [manager.remote_log_segment_metadata(partition, offset) for offset in (59, 60, 129, 130)]
     assert [None if each is None else each.segment_id for each in answering] == [
@@ -502,12 +507,6 @@ async def test_a_clamp_cuts_what_is_finished_and_an_operator_has_it_deleted(
     assert not manager.is_quarantine_deletion_asked(second.segment_id)
     await manager.ask_for_quarantine_deletion(second.segment_id)
     assert manager.is_quarantine_deletion_asked(second.segment_id)
-
-    await manager.put_remote_log_clamp(RemoteLogClampUpdate(partition, "", 0, 3, 129))
-    later = manager.last_clamp(partition)
-    assert later is not None
-    assert later.valid_end_offset == 129
-    assert later > clamp
     for state in (State.DELETE_SEGMENT_STARTED, State.DELETE_SEGMENT_FINISHED):
         await manager.update_remote_log_segment_metadata(to(second, state))
     assert not manager.is_quarantine_deletion_asked(second.segment_id)

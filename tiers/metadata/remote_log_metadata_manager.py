@@ -143,8 +143,10 @@ class RemoteLogMetadataReader(Protocol):
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         """Returns the inclusive end of the last readable segment (Ry); None when there is none."""
 
-    def last_clamp(self, partition: TopicIdPartition) -> Clamp | None:
-        """Returns the clamp that was written last; None when there is none."""
+    def recorded_clamps(self, partition: TopicIdPartition) -> Sequence[Clamp]:
+        """Returns the clamps in the order in which they were written.
+
+        Of the clamps with the same end, it returns the last one."""
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         """Returns the highest end offset that was ever COPY_SEGMENT_FINISHED in `leader_epoch`.

@@ -116,7 +116,7 @@ def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartition
     if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
         for segment in state.list_remote_log_segments(partition):
             written += _tombstones_of_segment(state, segment.segment_id)
-        written += [tombstone(clamp_key(partition, end)) for end in state.clamp_offsets(partition)]
+        written += [tombstone(clamp_key(partition, one.valid_end_offset)) for one in state.recorded_clamps(partition)]
         written += [tombstone(key_of(plan)) for plan in state.copy_plans(partition)]
         written += [tombstone(log_start_key(partition, start)) for start in state.recorded_log_starts(partition)]
         written += [tombstone(log_gap_key(partition, gap.first_offset)) for gap in state.gaps(partition)]

@@ -110,6 +110,11 @@ LOG_GAP_OFFSETS = GaugeSpec("tidegate_remote_log_gap_offsets", "Offsets in gaps.
 CLAMPS = CounterSpec(
     "tidegate_remote_log_clamps", "Ends of remote logs that another leader's records replaced.", _TOPIC
 )
+RECORDED_CLAMPS = GaugeSpec(
+    "tidegate_remote_log_recorded_clamps",
+    "Clamps on record: each cut the remote log where another leader's records began.",
+    _PARTITION,
+)
 QUARANTINED_BYTES = GaugeSpec(
     "tidegate_remote_quarantined_bytes", "Bytes of the segments that were cut off as a whole.", _PARTITION
 )
@@ -158,12 +163,23 @@ class RemoteLogManagerMetrics:
         self.log_gaps = LOG_GAPS.metric(registry)
         self.log_gap_offsets = LOG_GAP_OFFSETS.metric(registry)
         self.clamps = CLAMPS.metric(registry)
+        self.recorded_clamps = RECORDED_CLAMPS.metric(registry)
         self.quarantined_bytes = QUARANTINED_BYTES.metric(registry)
         self.quarantined_segments = QUARANTINED_SEGMENTS.metric(registry)
         self.bounds_violations = BOUNDS_VIOLATIONS.metric(registry)
         self.stage_failures = STAGE_FAILURES.metric(registry)
         self._of_partition = self._with(_PARTITION)
         self._of_topic_alone = self._with(_TOPIC)
+        self._measured = (
+            self.log_size_bytes,
+            self.metadata_count,
+            self.log_gaps,
+            self.log_gap_offsets,
+            self.recorded_clamps,
+            self.quarantined_bytes,
+            self.quarantined_segments,
+        )
+        """The gauges that tell of the metadata. A zero before the first look would make what is old look new."""
         others = (*self._of_partition, self.paused)  # a pause is one of the topic, whoever owns its partitions
         self._of_topic = [each for each in self._all() if "topic" in each._labelnames and each not in others]
         self._whole: set[str] = set()
@@ -179,10 +195,13 @@ class RemoteLogManagerMetrics:
         return [*own, self.alarms.counter, self.alarms.gauge]
 
     def add(self, partition: TopicIdPartition) -> None:
-        """Makes the series of a partition that this process takes over, with zero."""
+        """Makes the series of a partition that this process takes over, with zero.
+
+        The gauges that tell of the metadata begin with their first value."""
         topic = partition.topic
         for metric in self._of_partition:
-            metric.labels(topic, str(partition.partition))
+            if metric not in self._measured:
+                metric.labels(topic, str(partition.partition))
         if topic in self._whole:
             return
         self._whole.add(topic)

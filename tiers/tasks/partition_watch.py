@@ -129,4 +129,5 @@ class PartitionWatch:
         gaps = metadata.gaps(partition)
         metrics.log_gaps.labels(*labels).set(len(gaps))
         metrics.log_gap_offsets.labels(*labels).set(sum(gap.next_offset - gap.first_offset for gap in gaps))
+        metrics.recorded_clamps.labels(*labels).set(len(metadata.recorded_clamps(partition)))
         metrics.log_size_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in finished))

@@ -161,11 +161,9 @@ class InMemoryRemoteLogMetadataManager:
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         return max((segment.valid_end_offset for segment in self._readable(partition)), default=None)
 
-    def last_clamp(self, partition: TopicIdPartition) -> Clamp | None:
-        clamps = [
-            Clamp(order, one.valid_end_offset) for order, one in self.clamps if one.topic_id_partition == partition
-        ]
-        return max(clamps, default=None)
+    def recorded_clamps(self, partition: TopicIdPartition) -> list[Clamp]:
+        orders = {one.valid_end_offset: order for order, one in self.clamps if one.topic_id_partition == partition}
+        return sorted(Clamp(order, end) for end, order in orders.items())
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         bounds = self.epoch_bounds.get((partition, leader_epoch))

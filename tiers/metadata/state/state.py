@@ -220,14 +220,9 @@ class RemoteLogMetadataState:
     def clamps(self, txn: lmdb.Transaction, key: bytes) -> list[Clamp]:
         return clamps_of(txn, self._db, key)
 
-    def clamp_offsets(self, partition: TopicIdPartition) -> list[int]:
-        """Returns the valid end offsets of all recorded clamps."""
+    def recorded_clamps(self, partition: TopicIdPartition) -> list[Clamp]:
         with self._env.begin() as txn:
-            return [clamp.valid_end_offset for clamp in self.clamps(txn, partition_key(partition))]
-
-    def last_clamp(self, partition: TopicIdPartition) -> Clamp | None:
-        with self._env.begin() as txn:
-            return max(self.clamps(txn, partition_key(partition)), default=None)
+            return sorted(self.clamps(txn, partition_key(partition)))
 
     def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
         key = partition_key(partition)

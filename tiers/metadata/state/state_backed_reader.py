@@ -77,8 +77,8 @@ class StateBackedReader:
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         return self._state.remote_end_offset(partition)
 
-    def last_clamp(self, partition: TopicIdPartition) -> Clamp | None:
-        return self._state.last_clamp(partition)
+    def recorded_clamps(self, partition: TopicIdPartition) -> list[Clamp]:
+        return self._state.recorded_clamps(partition)
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         return self._state.highest_offset_for_epoch(partition, leader_epoch)

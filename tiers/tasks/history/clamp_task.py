@@ -107,14 +107,18 @@ class RLMClampTask:
             )
         services.require_ownership(partition)
         clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), common.leader_epoch, common.offset)
-        self._untold.setdefault(common.offset, _Cut(remote_end, services.metadata.last_clamp(partition)))
+        self._untold.setdefault(common.offset, _Cut(remote_end, self._last_clamp))
         await services.metadata.put_remote_log_clamp(clamp)
         services.checkpoint("clamp-written")
         self._tell_of_effect()
 
+    @property
+    def _last_clamp(self) -> Clamp | None:
+        return next(reversed(self._services.metadata.recorded_clamps(self._partition)), None)
+
     def _tell_of_effect(self) -> None:
         """Tells of a clamp if the task wrote it and it has taken effect since. `rebuild` writes clamps too."""
-        last = self._services.metadata.last_clamp(self._partition)
+        last = self._last_clamp
         cut = None if last is None else self._untold.get(last.valid_end_offset)
         if last is None or cut is None or last == cut.last_clamp:
             return

@@ -52,7 +52,7 @@ def test_a_clamp_before_the_first_record_cuts_all_of_it(state: RemoteLogMetadata
         topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
     topic.put(clamp(149), clamp(CUT_ALL))
     assert (state.earliest_offset(PARTITION), state.remote_end_offset(PARTITION)) == (None, None)
-    assert state.clamp_offsets(PARTITION) == [149, CUT_ALL]
+    assert [one.valid_end_offset for one in state.recorded_clamps(PARTITION)] == [149, CUT_ALL]
     assert [state.highest_offset_for_epoch(PARTITION, epoch) for epoch in (1, 2)] == [None, None]
     listed = [(one.clamped_to, one.is_cut_off) for one in state.list_remote_log_segments(PARTITION)]
     assert listed == [(CUT_ALL, True), (CUT_ALL, True)]

@@ -19,6 +19,18 @@ HOUR_MS = 3_600_000
 
 SERIES_PER_TOPIC = series_per_topic() - len(TierWork)
 """From the start. The others are there while work is paused."""
+MEASURED = {
+    "tidegate_remote_log_gap_offsets",
+    "tidegate_remote_log_gaps",
+    "tidegate_remote_log_metadata_count",
+    "tidegate_remote_log_recorded_clamps",
+    "tidegate_remote_log_size_bytes",
+    "tidegate_remote_quarantined_bytes",
+    "tidegate_remote_quarantined_segments",
+}
+"""The gauges of a partition that begin when the owner looks at the metadata."""
+SERIES_PER_PARTITION = series_per_partition() - len(MEASURED)
+"""From the start."""
 
 
 def partitions(topics: int, per_topic: int) -> list[TopicIdPartition]:
@@ -42,7 +54,8 @@ def test_a_topic_and_a_partition_have_all_series_from_the_start() -> None:
         metrics.add(partition)
     found = samples(registry)
     assert set(found.values()) == {0}
-    assert len(found) == 10 * SERIES_PER_TOPIC + 30 * series_per_partition()
+    assert len(found) == 10 * SERIES_PER_TOPIC + 30 * SERIES_PER_PARTITION
+    assert not MEASURED & {name for name, *_ in found}
     assert all(("tidegate_remote_log_alarms_total", reason, "topic-7") in found for reason in AlarmReason)
     assert all(("tidegate_remote_log_alarm", reason, "topic-7") in found for reason in STATES)
 
@@ -66,11 +79,12 @@ def test_the_gauges_and_alarms_of_a_partition_go_with_it() -> None:
         metrics.add(partition)
         metrics.alarms.begin(partition.topic, AlarmReason.MANIFEST, str(partition))
         metrics.alarms.begin(partition.topic, AlarmReason.STAGE_FAILING, f"{partition} copy")
+        metrics.log_gaps.labels(partition.topic, str(partition.partition)).set(1)
     metrics.forget(one)
     found = samples(registry)
     assert found["tidegate_remote_log_alarm", "manifest", "topic-0"] == 1
     assert found["tidegate_remote_log_alarm", "stage-failing", "topic-0"] == 1
-    assert len(found) == SERIES_PER_TOPIC + series_per_partition()
+    assert len(found) == SERIES_PER_TOPIC + SERIES_PER_PARTITION + 1
 
 
 def test_topics_that_come_and_go_leave_no_series() -> None:
