@@ -47,9 +47,9 @@ class ExpectedPartition:
     has_other_history: bool = False
     """Whether a leader came that lacks records which were trimmed from the brokers, or all records."""
     last_cut_s: float = -1e9
-    cut_ranges: list[tuple[int, int, int]] = field(default_factory=list)
+    cut_ranges: list[tuple[int, int, int, int]] = field(default_factory=list)
     """The offsets, the ends exclusive, whose committed records an unclean election took. The third number is up to
-    where users had deleted records of that history."""
+    where users had deleted records of that history. The fourth is the lowest leader epoch of the records."""
     may_reappear: bool = False
     """Whether a broker lost its log start: it has deleted records again until the owner deletes them again."""
     expired_to: int = 0
@@ -71,7 +71,8 @@ class ExpectedPartition:
         common = [one for one in leader_batches if (one.base_offset, one.leader_epoch) in known]
         ends_at = common[-1].next_offset if common else leader_start
         if self.end > ends_at:
-            self.cut_ranges.append((ends_at, self.end, self.deleted_to))
+            first_epoch = min((one.leader_epoch for one in self.batches if one.next_offset > ends_at), default=0)
+            self.cut_ranges.append((ends_at, self.end, self.deleted_to, first_epoch))
             self.expired_to = max(self.expired_to, min(self._expired_by_size_to(), ends_at))
             self.histories += 1
             self.last_cut_s = at_s

@@ -270,11 +270,14 @@ class Oracle:
             )
         if self.truth.lost_records and not segment.is_in_quarantine:
             return  # as above: the metadata does not know any more that the copy was finished, and no clamp names it
-        for cut_from, cut_to, deleted_to in expected.cut_ranges:
-            if max(first, cut_from) < min(last + 1, cut_to) and last >= max(expected.deleted_to, deleted_to):
-                leader_epoch = segment.metadata.segment_leader_epochs[-1].epoch
-                if not self._may_have_expired(expected, segment, now_ms) and leader_epoch < partition.leader_epoch:
-                    self.fail(f"{client} deletes segment {first} to {last} of {partition}, which is in quarantine")
+        leader_epoch = segment.metadata.segment_leader_epochs[-1].epoch
+        for cut_from, cut_to, deleted_to, first_epoch in expected.cut_ranges:
+            # A segment of an older epoch is of a history before the one that was cut.
+            is_of_cut_history = first_epoch <= leader_epoch < partition.leader_epoch
+            is_cut = is_of_cut_history and max(first, cut_from) < min(last + 1, cut_to)
+            is_kept = last >= max(expected.deleted_to, deleted_to)
+            if is_cut and is_kept and not self._may_have_expired(expected, segment, now_ms):
+                self.fail(f"{client} deletes segment {first} to {last} of {partition}, which is in quarantine")
 
     def _may_have_expired(self, expected: ExpectedPartition, segment: TrueSegment, now_ms: int) -> bool:
         return any(
