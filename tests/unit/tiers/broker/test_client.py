@@ -67,7 +67,7 @@ async def test_metadata_is_read_as_the_broker_says() -> None:
 async def test_a_broker_that_answers_no_request_may_ask_for_sasl(answered: bool) -> None:
     """A listener with SASL answers ApiVersions to everybody, and ends the connection at the next request."""
     async with ScriptedBroker() as broker:
-        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test", request_timeout_ms=1000)
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test", request_timeout_ms=30_000)
         if answered:
             await client.metadata()
         broker.script(ApiKey.METADATA, deliver=delivery.closed_after(0), times=100)
