@@ -47,7 +47,7 @@ class RLMClampTask:
         self._partition = topic_id_partition
         self._manifest = manifest
         self._untold: dict[int, _Cut] = {}
-        """The clamps whose write has begun, by their valid end offset, until one takes effect. A write that failed with
+        """The clamps whose write has begun, by their valid end offset, until they take effect. A write that failed with
         an unknown outcome may take effect in any later round."""
         self._is_clamped = False
         """Whether a clamp has taken effect since the last run that returned."""
@@ -66,6 +66,8 @@ class RLMClampTask:
         the leader confirms. Raises `LogDivergedError` when the partition must stop."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         self._tell_of_effect()
+        if self._is_clamped:
+            await end_work()
         try:
             await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         except LogDivergedError:
@@ -107,7 +109,9 @@ class RLMClampTask:
             )
         services.require_ownership(partition)
         clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), common.leader_epoch, common.offset)
-        self._untold.setdefault(common.offset, _Cut(remote_end, self._last_clamp))
+        earlier = self._untold.get(common.offset)
+        last_clamp = self._last_clamp if earlier is None else earlier.last_clamp
+        self._untold[common.offset] = _Cut(remote_end, last_clamp)
         await services.metadata.put_remote_log_clamp(clamp)
         services.checkpoint("clamp-written")
         self._tell_of_effect()
@@ -122,7 +126,7 @@ class RLMClampTask:
         cut = None if last is None else self._untold.get(last.valid_end_offset)
         if last is None or cut is None or last == cut.last_clamp:
             return
-        self._untold.clear()
+        del self._untold[last.valid_end_offset]
         self._is_clamped = True
         self._services.metrics.clamps.labels(self._partition.topic).inc()
         self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.CLAMPED)

@@ -159,7 +159,13 @@ async def test_a_clamp_that_takes_effect_in_a_later_round_is_told(
     bounds = await bench.log.bounds(PARTITION, 1000)
     assert not await bench.clamp_task.run(bounds, None)
     await put(written[0])
-    assert await bench.clamp_task.run(bounds, None)
+    ended: list[int | None] = []
+
+    async def end_work() -> None:
+        ended.append(bench.metadata.remote_end_offset(PARTITION))
+
+    assert await bench.clamp_task.run(bounds, None, end_work)
+    assert ended == [49]
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 1
 
 
