@@ -38,8 +38,9 @@ class LogGapTask:
         self._manifest = manifest
         self._seen: tuple[int, int] | None = None
         """The first offset of a gap that is not recorded yet, and the time (ms) since which no witness disagrees."""
-        self._untold: LogGap | None = None
-        """The new gap whose write failed with an unknown outcome."""
+        self._untold: tuple[int, LogGap | None] | None = None
+        """The first offset of a gap whose write has begun, and the record of the gap before that. A write that failed
+        with an unknown outcome may take effect in any later round."""
 
     async def copy_start(self, bounds: LocalLogBounds, log_start: int | None) -> int | None:
         """Returns the offset at which the next segment begins. Records and ends gaps.
@@ -48,8 +49,7 @@ class LogGapTask:
         Returns None while the task has seen a gap for less than `gap_alarm_ms`: the broker executes a DeleteRecords
         before the proxy records its log start. Raises `MetadataLostError` when a witness does not agree to a gap."""
         metadata, partition = self._services.metadata, self._partition
-        if self._untold is not None and self._untold in metadata.gaps(partition):
-            self._tell(self._untold)
+        self._tell_of_effect()
         remote_end = metadata.remote_end_offset(partition)
         covered_to = 0 if remote_end is None else remote_end + 1
         next_offset = max(covered_to, log_start or 0)
@@ -97,24 +97,36 @@ class LogGapTask:
             is_sure = self._manifest.is_accepted or now_ms - self._seen[1] >= services.settings.gap_alarm_ms
             if not is_sure:
                 return None
-            self._untold = gap
+        if self._untold is None or self._untold[0] != gap.first_offset:
+            self._untold = gap.first_offset, self._recorded_at(gap.first_offset)
         self._check_ownership()
         await metadata.put_log_gap(partition, gap, leader_epoch)
         services.checkpoint("gap-written")
         self._seen = None
-        if is_new:
-            self._tell(gap)
-        elif all(known.next_offset < gap.next_offset for known in recorded if known.first_offset == gap.first_offset):
-            logger.warning("a gap of the log has grown", extra=self._fields(gap))
+        self._tell_of_effect()
         return gap.next_offset
 
-    def _tell(self, gap: LogGap) -> None:
+    def _recorded_at(self, first_offset: int) -> LogGap | None:
+        gaps = self._services.metadata.gaps(self._partition)
+        return next((gap for gap in gaps if gap.first_offset == first_offset), None)
+
+    def _tell_of_effect(self) -> None:
+        """Tells of a gap if the task wrote it, and it is new or has grown since."""
+        if self._untold is None:
+            return
+        first_offset, before = self._untold
+        gap = self._recorded_at(first_offset)
+        if gap is None or gap == before:
+            return
         self._untold = None
-        self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.GAP)
-        logger.error(
-            "the broker removed records before they were copied: the log has a gap, and copying continues after it",
-            extra=self._fields(gap),
-        )
+        if before is None:
+            self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.GAP)
+            logger.error(
+                "the broker removed records before they were copied: the log has a gap, and copying continues after it",
+                extra=self._fields(gap),
+            )
+        elif gap.next_offset > before.next_offset:
+            logger.warning("a gap of the log has grown", extra=self._fields(gap))
 
     def _fields(self, gap: LogGap) -> dict[str, object]:
         return {
