@@ -10,13 +10,15 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
+from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import EpochEndOffset
+from tiers.model.log_source import EpochEndOffset, LocalLogBounds
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
 from tiers.tasks.history.lineage import find_common_end
+from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
 AT_ONCE = replace(POLICY, segment_ms=0)
 
@@ -425,3 +427,45 @@ async def test_a_wish_does_not_delete_what_can_be_read(bench: Workbench) -> None
         if not one.is_cut_off:
             await bench.metadata.ask_for_quarantine_deletion(one.segment_id)
     assert await bench.expire(POLICY) == 0
+
+
+async def test_a_denied_open_segment_is_discarded_though_the_round_failed(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the next round, the broker removes the offsets, and then no leader denies the records."""
+    log, interval_ms = bench.log, bench.services.settings.remote_log.task_interval_ms
+    tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0))
+
+    async def round_of_all(rounds: int) -> None:
+        bench.now_ms += rounds * interval_ms
+        launched: list[tuple[Surveyed, int | None]] = []
+        await tasks.round(lambda surveyed, start: launched.append((surveyed, start)))
+        for surveyed, start in launched:
+            await tasks.run_copy(surveyed, start)
+
+    produce(bench, 8)
+    await round_of_all(1)
+    log.elect_unclean(60)
+    produce(bench, 8)
+    ask, bounds = log.end_offset_for_epoch, log.bounds
+
+    async def refuse(partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+        raise BrokerError("the leader does not answer", retriable=True)
+
+    async def answer_and_go(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+        answer = await ask(partition, leader_epoch, timeout_ms)
+        if answer.end_offset == 60:
+            monkeypatch.setattr(log, "bounds", refuse)
+        return answer
+
+    monkeypatch.setattr(log, "end_offset_for_epoch", answer_and_go)
+    await round_of_all(1)
+    assert tasks.stages["survey"].last_error == "the leader does not answer"
+    monkeypatch.setattr(log, "end_offset_for_epoch", ask)
+    monkeypatch.setattr(log, "bounds", bounds)
+    log.log_start_offset = 100
+    for _ in range(3):
+        await round_of_all(20)
+    replaced = [one for one in bench.segments if one.end_offset >= 60 and one.segment_leader_epochs[0].epoch == 0]
+    assert replaced == []
+    tasks.copy.discard()
