@@ -19,6 +19,7 @@ TOPIC_KEPT_MS: Final = 3_600_000
 
 _TOPIC = ("topic",)
 _PARTITION = ("topic", "partition")
+_MEASURED: Final = "once the owner has measured the partition"
 
 ALARM = GaugeSpec(
     "tidegate_remote_log_alarm",
@@ -98,15 +99,26 @@ DELETE_LAG_SEGMENTS = GaugeSpec(
 )
 FAILED_DELETIONS = GaugeSpec("tidegate_remote_failed_deletions", "Segments whose deletion failed and is retried.")
 LOG_SIZE_BYTES = GaugeSpec(
-    "tidegate_remote_log_size_bytes", "Bytes of readable remote segments.", _PARTITION, kafka="RemoteLogSizeBytes"
+    "tidegate_remote_log_size_bytes",
+    "Bytes of readable remote segments.",
+    _PARTITION,
+    since=_MEASURED,
+    kafka="RemoteLogSizeBytes",
 )
 METADATA_COUNT = GaugeSpec(
-    "tidegate_remote_log_metadata_count", "Remote segments with metadata.", _PARTITION, kafka="RemoteLogMetadataCount"
+    "tidegate_remote_log_metadata_count",
+    "Remote segments with metadata.",
+    _PARTITION,
+    since=_MEASURED,
+    kafka="RemoteLogMetadataCount",
 )
 LOG_GAPS = GaugeSpec(
-    "tidegate_remote_log_gaps", "Gaps: runs of offsets that brokers removed before they were copied.", _PARTITION
+    "tidegate_remote_log_gaps",
+    "Gaps: runs of offsets that brokers removed before they were copied.",
+    _PARTITION,
+    since=_MEASURED,
 )
-LOG_GAP_OFFSETS = GaugeSpec("tidegate_remote_log_gap_offsets", "Offsets in gaps.", _PARTITION)
+LOG_GAP_OFFSETS = GaugeSpec("tidegate_remote_log_gap_offsets", "Offsets in gaps.", _PARTITION, since=_MEASURED)
 CLAMPS = CounterSpec(
     "tidegate_remote_log_clamps", "Ends of remote logs that another leader's records replaced.", _TOPIC
 )
@@ -114,12 +126,16 @@ RECORDED_CLAMPS = GaugeSpec(
     "tidegate_remote_log_recorded_clamps",
     "Clamps on record: each cut the remote log where another leader's records began.",
     _PARTITION,
+    since=_MEASURED,
 )
 QUARANTINED_BYTES = GaugeSpec(
-    "tidegate_remote_quarantined_bytes", "Bytes of the segments that were cut off as a whole.", _PARTITION
+    "tidegate_remote_quarantined_bytes",
+    "Bytes of the segments that were cut off as a whole.",
+    _PARTITION,
+    since=_MEASURED,
 )
 QUARANTINED_SEGMENTS = GaugeSpec(
-    "tidegate_remote_quarantined_segments", "Segments that were cut off as a whole.", _PARTITION
+    "tidegate_remote_quarantined_segments", "Segments that were cut off as a whole.", _PARTITION, since=_MEASURED
 )
 BOUNDS_VIOLATIONS = CounterSpec(
     "tidegate_bounds_violations", "Bounds between the tiers that did not hold, by bound.", ("topic", "bound")
@@ -132,8 +148,9 @@ STAGE_FAILURES = CounterSpec(
 class RemoteLogManagerMetrics:
     """One set of metrics per registry.
 
-    The series of a topic and of a partition exist, with zero, since this process took the partition over. The gauges of
-    a partition go with the ownership. The series of a topic stay for `TOPIC_KEPT_MS` after its last partition here."""
+    The series of a topic and of a partition exist, with zero, since this process took the partition over, unless their
+    specs say otherwise. The gauges of a partition go with the ownership. The series of a topic stay for `TOPIC_KEPT_MS`
+    after its last partition here."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.alarms = RemoteLogAlarms(ALARMS.metric(registry), ALARM.metric(registry))

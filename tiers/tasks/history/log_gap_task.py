@@ -116,6 +116,8 @@ class LogGapTask:
             return
         first_offset, before = self._untold
         gap = self._recorded_at(first_offset)
+        if gap is None:
+            self._untold = first_offset, None  # an earlier record of the gap has ended
         if gap is None or gap == before:
             return
         self._untold = None
