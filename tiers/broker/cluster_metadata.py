@@ -7,7 +7,7 @@ tasks after each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -75,9 +75,9 @@ _NO_ID = UUID(int=0)
 
 
 async def read_cluster_metadata(
-    body: Buffer, version: int, asked_at_ms: int, known: ClusterMetadata | None
+    body: Buffer, version: int, asked_at_ms: int, last_known: Callable[[UUID], TopicMetadata | None]
 ) -> ClusterMetadata:
-    """Decodes the body of a Metadata response in slices. Its topics are not older than those of `known`.
+    """Decodes the body of a Metadata response in slices. Its topics are not older than `last_known` says.
 
     Raises `ProtocolError`."""
     reader = MetadataReader(body, version)
@@ -87,9 +87,9 @@ async def read_cluster_metadata(
         if entry is None:
             await asyncio.sleep(0)
         elif entry.name is not None:
-            before = None if known is None else known.topics_by_id.get(entry.topic_id)
             topic = await not_older(
-                TopicMetadata(entry.name, entry.topic_id, entry.partitions, entry.is_internal, entry.error), before
+                TopicMetadata(entry.name, entry.topic_id, entry.partitions, entry.is_internal, entry.error),
+                last_known(entry.topic_id),
             )
             topics[topic.name] = topic
             if topic.topic_id.int:

@@ -73,6 +73,8 @@ class MetadataReads:
         self._clock_ms = clock_ms
         self._on_brokers = on_brokers
         self._lock = asyncio.Lock()
+        self._missing: LRUCache[UUID, TopicMetadata] = LRUCache(_MAX_TOPICS_BY_ID)
+        """The topics that a later answer lacked. A broker may lag behind, and another broker names the topic again."""
         self._whole_at_ms = -1
         """The time of the last request for all topics; -1 before the first."""
         self._topic_asked_at_ms: dict[UUID, int] = {}
@@ -211,7 +213,7 @@ class MetadataReads:
             max_version=LAST_VERSION,
         )
         try:
-            metadata = await read_cluster_metadata(body, version, asked_at_ms, self.known)
+            metadata = await read_cluster_metadata(body, version, asked_at_ms, self._last_known)
         except ProtocolError as error:
             raise BrokerError(f"a response to Metadata v{version} cannot be read: {error}") from error
         return metadata if asked is None else without_unknown(metadata)
@@ -225,9 +227,17 @@ class MetadataReads:
         if asked is not None and known is not None:
             names = [name for name, _ in asked if name is not None]
             metadata = metadata.with_topics_of(known, names, [*(topic_id for _, topic_id in asked), *forgotten])
+        if known is not None:
+            for topic_id in known.topics_by_id.keys() - metadata.topics_by_id.keys():
+                self._missing[topic_id] = known.topics_by_id[topic_id]
         self.known = metadata
         self._read_known = self._reads_begun
         return metadata
+
+    def _last_known(self, topic_id: UUID) -> TopicMetadata | None:
+        """Returns what the last answer that had the topic said about it."""
+        topic = None if self.known is None else self.known.topics_by_id.get(topic_id)
+        return topic or self._missing.get(topic_id)
 
     def _hear(self, metadata: ClusterMetadata) -> None:
         """Checks the brokers that an answer names, and keeps their addresses. Raises `BrokerError`."""

@@ -188,7 +188,7 @@ class SimClient:
         self.last_code = found.error_code
         self.position = self.oracle.answered(
             self.partition, before, asked, found, f"a client of {self.machine.name}",
-            has_forgotten=self.machine.has_forgotten,
+            may_lack_metadata=self.machine.may_lack_metadata,
         )  # fmt: skip
         if self.position <= before:
             self._last_epoch = -1

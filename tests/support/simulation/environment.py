@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
+from uuid import UUID
 
 import lmdb
 from kafka.protocol.api_message import ApiMessage
@@ -24,7 +25,7 @@ from tests.support.simulation.compaction import DELETE_RETENTION_MS
 from tests.support.simulation.loop import VirtualLoop, current_process
 from tests.support.simulation.network import HandedOverResponses
 from tiers.broker import client, metadata_reads
-from tiers.broker.cluster_metadata import ClusterMetadata, from_response, not_older
+from tiers.broker.cluster_metadata import ClusterMetadata, TopicMetadata, from_response, not_older
 from tiers.metadata.topic import follower, metadata_topic
 from tiers.storage.blocking_calls import BlockingCalls
 
@@ -33,12 +34,11 @@ WALL_START_MS = 1_700_000_000_000
 
 
 async def _handed_over_metadata(
-    body: Any, version: int, asked_at_ms: int, known: ClusterMetadata | None
+    body: Any, version: int, asked_at_ms: int, last_known: Callable[[UUID], TopicMetadata | None]
 ) -> ClusterMetadata:
     """Does what `read_cluster_metadata` does with an answer that was never encoded."""
     metadata = from_response(body.answer, asked_at_ms)
-    before = {} if known is None else known.topics_by_id
-    topics = {name: await not_older(topic, before.get(topic.topic_id)) for name, topic in metadata.topics.items()}
+    topics = {name: await not_older(topic, last_known(topic.topic_id)) for name, topic in metadata.topics.items()}
     topics_by_id = {topic.topic_id: topic for topic in topics.values() if topic.topic_id.int}
     return replace(metadata, topics=topics, topics_by_id=topics_by_id)
 

@@ -71,6 +71,7 @@ class Oracle:
         self.deletions = 0
         self.confirmed_s: Callable[[str], float] = lambda client: 0.0
         """When the group last confirmed a process as a member of the present generation."""
+        self.on_metadata_cut: list[Callable[[int, int], None]] = []
         self._visible_after_ms = visible_after_ms
         self._is_tidegate = is_tidegate
         cluster.on_committed = self._committed
@@ -111,6 +112,8 @@ class Oracle:
         log, expected = partition.log, self.expected.get(partition)
         if expected is None:
             self.truth.lost(partition, log.end)
+            for tell in self.on_metadata_cut:
+                tell(partition.index, log.end)
             return
         before = expected.histories
         expected.cut(log.batches, log.start, log.end, self.loop.time())
@@ -316,12 +319,12 @@ class Oracle:
         return Asked(expected.histories, expected.end, expected.confirmed_deleted_to(known_since_s))
 
     def answered(
-        self, partition: SimPartition, offset: int, asked: Asked, answer: Any, reader: str, *, has_forgotten: bool
+        self, partition: SimPartition, offset: int, asked: Asked, answer: Any, reader: str, *, may_lack_metadata: bool
     ) -> int:
         """Checks the answer to a Fetch at `offset`. Returns the next offset to ask for.
 
-        A proxy that has forgotten how far it had read cannot see that the metadata topic lost records since
-        (docs/operations.md, "The metadata topic is lost")."""
+        A proxy that had not read records of the metadata topic, or has forgotten that, cannot see that the topic lost
+        them (docs/operations.md, "The metadata topic is lost")."""
         expected, now_ms = self.expected[partition], self.wall_ms()
         self.reads += 1
         code = answer.error_code
@@ -330,7 +333,7 @@ class Oracle:
             log_start = expected.log_start(now_ms)
             is_below = offset < log_start
             is_above = offset > asked.high_watermark or not is_same or answer.is_out_of_date
-            is_unaware = has_forgotten and bool(self.truth.lost_records)
+            is_unaware = may_lack_metadata and bool(self.truth.lost_records)
             if not (is_below or is_above or is_unaware) and not expected.has_other_history:
                 self.fail(
                     f"{reader}: offset {offset} of {partition} is in [{log_start}, {expected.end}] and was answered"

@@ -37,7 +37,9 @@ from tests.support.simulation.store import SimStore
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.topic_policy import TopicConfig
+from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.state.layout import STATE_FILE
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.storage.blocking_calls import BlockingCalls
 
@@ -177,8 +179,8 @@ class SimMachine:
         self.is_disk_full = False
         self.full_since_s: float | None = None
         """Since when the disk is full, if it stays so for good."""
-        self.has_forgotten = False
-        """Whether the machine ever lost its state, or got an older one."""
+        self.may_lack_metadata = False
+        """Whether the machine lost its state, got an older one, or had not read records before the topic lost them."""
         self.release = 1
         """The release of the next process. Release 2 knows one record type more."""
         self.process: SimProcess | None = None
@@ -212,7 +214,7 @@ class SimMachine:
             shutil.copytree(before, folder)
         else:
             folder.mkdir(parents=True)
-            self.has_forgotten = self.has_forgotten or bool(self.dead)
+            self.may_lack_metadata = self.may_lack_metadata or bool(self.dead)
         if self.dead:
             shutil.rmtree(before, ignore_errors=True)
         process = self.process = SimProcess(self, folder)
@@ -266,13 +268,36 @@ class SimMachine:
     def damage_state(self, size: float) -> None:
         """Leaves the state as a disk may have it after a power failure: without the last commit, torn, or empty."""
         path = self._folder / "metadata" / STATE_FILE
-        self.has_forgotten = True
+        self.may_lack_metadata = True
         if not path.exists():
             return
         if size < 0.6:
             forget_last_commit(path)
         else:
             os.truncate(path, int(path.stat().st_size * (size - 0.6) / 0.4) if size < 0.9 else 0)
+
+    def metadata_is_cut(self, metadata_partition: int, end: int) -> None:
+        """The metadata topic lost the records from `end` on. A machine that had not read them cannot see that."""
+        # A torn file must not be opened. The machine may lack metadata since it was torn.
+        if not self.may_lack_metadata:
+            self.may_lack_metadata = self.metadata_read_to(metadata_partition) <= end
+
+    def metadata_read_to(self, metadata_partition: int) -> int:
+        """Returns the next offset that the process reads, or that its saved state names."""
+        copied = self._root / f"{self.name}-metadata"  # lmdb cannot open a file twice
+        if not (self._folder / "metadata").exists():
+            return 0
+        shutil.copytree(self._folder / "metadata", copied)
+        try:
+            state = RemoteLogMetadataState.open_shared(copied)
+        except RemoteLogMetadataNotReadyError:
+            return 0
+        else:
+            read_to = state.reached(metadata_partition).offset
+            state.close()
+            return read_to
+        finally:
+            shutil.rmtree(copied)
 
     def copy_state(self) -> Path | None:
         """Returns a copy of the folder as it is now."""
@@ -285,7 +310,7 @@ class SimMachine:
 
     def restore_state(self, copied: Path) -> None:
         """Puts a copy in the place of the folder of the last process."""
-        self.has_forgotten = True
+        self.may_lack_metadata = True
         shutil.rmtree(self._folder, ignore_errors=True)
         copied.rename(self._folder)
 

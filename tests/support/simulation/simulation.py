@@ -86,6 +86,7 @@ class Simulation:
         self.machines = [
             SimMachine(name, root, loop, self.network_rng, self.network, self.store, self._config) for name in names
         ]
+        self.oracle.on_metadata_cut = [machine.metadata_is_cut for machine in self.machines]
         self.retention = Retention(self.rng.choice(_RETENTIONS_MS), self.rng.choice(_RETENTIONS_BYTES))
         self.producers: list[Producer] = []
         self.clients: list[SimClient] = []

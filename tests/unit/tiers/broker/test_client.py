@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -383,6 +384,26 @@ async def test_a_lagging_broker_takes_no_partition_back_to_an_older_leader() -> 
         assert await client.leader_of(partition, max_age_ms=0) == (1, 7)
         broker.topics = [led_by(2, 0, UUID(int=8))]
         assert await client.leader_of(TopicIdPartition(UUID(int=8), 0), max_age_ms=0) == (2, 0)
+        await client.close()
+
+
+async def test_a_topic_that_one_broker_lacks_keeps_its_leader_epoch() -> None:
+    def led_by(node_id: int, epoch: int) -> TopicMetadata:
+        return TopicMetadata("orders", TOPIC_ID, {0: PartitionMetadata(0, node_id, epoch)})
+
+    partition = TopicIdPartition(TOPIC_ID, 0)
+    async with ScriptedBroker() as broker:
+        client = client_of(broker)
+        broker.topics = [led_by(2, 6)]
+        assert await client.leader_of(partition) == (2, 6)
+        for read in (lambda: client.leader_of(partition, max_age_ms=0), lambda: client.metadata(0)):
+            broker.topics = []
+            with suppress(BrokerError):
+                await read()
+            assert client.cached_metadata is not None
+            assert client.cached_metadata.partition(partition) is None
+            broker.topics = [led_by(1, 5)]
+            assert await client.leader_of(partition, max_age_ms=0) == (2, 6)
         await client.close()
 
 

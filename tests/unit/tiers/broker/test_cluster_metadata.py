@@ -57,7 +57,8 @@ def answer_of(topic_id: int, leader_epochs: Mapping[int, int], name: str = "orde
 
 
 async def read(body: bytes, known: ClusterMetadata | None = None, asked_at_ms: int = 0) -> ClusterMetadata:
-    return await read_cluster_metadata(body, 12, asked_at_ms, known)
+    by_id = {} if known is None else known.topics_by_id
+    return await read_cluster_metadata(body, 12, asked_at_ms, by_id.get)
 
 
 def epochs_of(metadata: ClusterMetadata) -> dict[int, int]:
