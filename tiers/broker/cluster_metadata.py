@@ -55,12 +55,12 @@ class ClusterMetadata:
         topic = self.topics_by_id.get(partition.topic_id)
         return None if topic is None else topic.partitions.get(partition.partition)
 
-    def with_topics_of(self, known: ClusterMetadata, names: Collection[str], ids: Collection[UUID]) -> ClusterMetadata:
+    def with_topics_of(self, known: ClusterMetadata, ids: Collection[UUID]) -> ClusterMetadata:
         """Returns this answer about some topics together with the other topics of an earlier one.
 
-        The request asked for the topics `names` and `ids`. If the answer lacks one of them, there is no such topic."""
+        The request asked for the topics `ids`. If the answer lacks one of them, there is no such topic."""
         topics, topics_by_id = dict(known.topics), dict(known.topics_by_id)
-        gone = [known.topics.get(name) for name in names] + [known.topics_by_id.get(each) for each in ids]
+        gone = (known.topics_by_id.get(each) for each in ids)
         for topic in (*gone, *(known.topics.get(name) for name in self.topics)):
             if topic is not None:
                 topics.pop(topic.name, None)

@@ -25,6 +25,8 @@ from tiers.errors import BrokerError
 METADATA_WITH_TOPIC_IDS = 10
 _METADATA_BY_TOPIC_ID = 12
 _TOPICS_PER_REQUEST = 500
+_TOPICS_PER_SLICE = 2_000
+"""Looking for so many topics takes less than a millisecond."""
 _MAX_TOPICS_BY_ID = 10_000
 _BROKERS_AT_ONCE = 16
 _OTHER_BROKER_MS = 2_000
@@ -148,7 +150,7 @@ class MetadataReads:
         for each in forgotten:
             del times[each]
             self._topic_read.pop(each, None)
-        metadata = await self._read([(None, each) for each in ids], deadline, forgotten)
+        metadata = await self._read(ids, deadline, forgotten)
         found = [each for each in ids if each in metadata.topics_by_id]
         times.update(dict.fromkeys(found, asked_at_ms))
         self._topic_read.update(dict.fromkeys(ids, self._read_known))
@@ -218,21 +220,31 @@ class MetadataReads:
             raise BrokerError(f"a response to Metadata v{version} cannot be read: {error}") from error
         return metadata if asked is None else without_unknown(metadata)
 
-    async def _read(self, asked: _Asked | None, deadline: Deadline, forgotten: Sequence[UUID] = ()) -> ClusterMetadata:
-        """Reads the brokers and the topics `asked`, and keeps them. The caller holds the lock."""
+    async def _read(
+        self, ids: Sequence[UUID] | None, deadline: Deadline, forgotten: Sequence[UUID] = ()
+    ) -> ClusterMetadata:
+        """Reads the brokers and the topics `ids`, and keeps them. None: all topics. The caller holds the lock."""
         self._reads_begun += 1
+        asked = None if ids is None else [(None, each) for each in ids]
         metadata = await self._said_by(None, deadline.remaining_ms(), asked)
+        gone = None if ids is None else [*ids, *forgotten]
+        await self._remember_missing(metadata, gone)
         known = self.known
         self._hear(metadata)
-        if asked is not None and known is not None:
-            names = [name for name, _ in asked if name is not None]
-            metadata = metadata.with_topics_of(known, names, [*(topic_id for _, topic_id in asked), *forgotten])
-        if known is not None:
-            for topic_id in known.topics_by_id.keys() - metadata.topics_by_id.keys():
-                self._missing[topic_id] = known.topics_by_id[topic_id]
+        if known is not None and gone is not None:
+            metadata = metadata.with_topics_of(known, gone)
         self.known = metadata
         self._read_known = self._reads_begun
         return metadata
+
+    async def _remember_missing(self, metadata: ClusterMetadata, ids: Sequence[UUID] | None) -> None:
+        """Remembers the known topics among `ids` that an answer lacks. None: among all topics."""
+        known = {} if self.known is None else self.known.topics_by_id
+        for number, topic_id in enumerate(known if ids is None else ids, 1):
+            if topic_id in known and topic_id not in metadata.topics_by_id:
+                self._missing[topic_id] = known[topic_id]
+            if not number % _TOPICS_PER_SLICE:
+                await asyncio.sleep(0)
 
     def _last_known(self, topic_id: UUID) -> TopicMetadata | None:
         """Returns what the last answer that had the topic said about it."""

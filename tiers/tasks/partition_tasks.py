@@ -88,8 +88,6 @@ class PartitionTasks:
         self._gaps = LogGapTask(services, topic_id_partition, self.manifest)
         self._trim = TrimTask(services, topic_id_partition, self.manifest, self._is_in_effect)
         self._expiration = RLMExpirationTask(services, topic_id_partition, self._is_in_effect)
-        self._replaced_in: int | None = None
-        """The epoch of a leader that does not have the records of the open segment, until the segment is discarded."""
         self._stops: set[AlarmReason] = set()
         """The reasons for which the partition stopped since its last round that went through."""
 
@@ -166,27 +164,22 @@ class PartitionTasks:
         await self.manifest.check(bounds, log_start.offset)
         compared_end = services.metadata.remote_end_offset(partition)
         if await self._clamp.run(bounds, log_start.offset, self.end_work):
-            self._start_over()
+            self.copy.start_over()
         checked_epoch = bounds.leader_epoch
-        # The answer outlives a round that fails. When the broker has removed the records, no leader denies them.
-        if not await self.copy.is_continued_by(checked_epoch):
-            self._replaced_in = checked_epoch
+        if await self.copy.ask_leader(checked_epoch):
+            await self.end_work()
         # A copy beside the round may move the remote end beyond the bounds of an earlier answer.
         remote_bounds = services.metadata.earliest_offset(partition), services.metadata.remote_end_offset(partition)
         bounds = await services.source.bounds(partition, timeout_ms)
         if bounds.leader_epoch != checked_epoch:
             return None
-        if self._replaced_in == checked_epoch:
+        if self.copy.is_replaced(bounds.log_start_offset):
             await self.end_work()
-            self._start_over()
+            self.copy.start_over()
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start.offset)
         await self.manifest.keep_last_copies(bounds.log_start_offset, self.copy.holds)
         return Surveyed(bounds, log_start, compared_end)
-
-    def _start_over(self) -> None:
-        self.copy.start_over()
-        self._replaced_in = None
 
     async def copy_start(self, surveyed: Surveyed) -> int | None:
         """Returns where copying continues. Records gaps and ends them, also while the partition is not copied.

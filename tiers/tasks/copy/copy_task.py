@@ -79,6 +79,10 @@ class RLMCopyTask:
         """The finished open segment, after a failed attempt whose records the broker may have removed."""
         self._continuation: SegmentContinuation | None = None
         self._read_epoch = -1
+        self._denied: SegmentBuilder | None = None
+        """The open segment whose records a leader denied, until a later leader shows them."""
+        self._epoch_ends_at = -1
+        """The end offset of the epoch of the open segment, if the leader that was asked last confirmed its records."""
         self._read_bytes = 0
         self._read_offsets = 0
         self._behind_since_ms: int | None = None
@@ -238,21 +242,36 @@ class RLMCopyTask:
             )
         self._read_epoch = leader_epoch
 
-    async def is_continued_by(self, leader_epoch: int) -> bool:
-        """Returns whether the log of a new leader has the records of the open segment.
+    async def ask_leader(self, leader_epoch: int) -> bool:
+        """Asks a new leader for the records of the open segment. Returns whether a leader has denied them.
 
         The owner asks as soon as the leader changes. The attempts at a kept segment may have to wait for hours, and a
-        leader that has removed these offsets meanwhile confirms every history of them (docs/semantics.md 6.1)."""
-        builder = self._builder
-        if builder is None or builder.size_bytes == 0 or leader_epoch <= self._read_epoch:
-            return True
-        epoch, timeout_ms = builder.leader_epoch, self._services.settings.request_timeout_ms
-        assert epoch is not None
-        try:
-            await check_lineage(self._services.source, self._partition, epoch, builder.next_offset, timeout_ms)
-        except LogDivergedError:
-            return False
-        return True
+        leader that has removed these offsets meanwhile confirms every history of them (docs/semantics.md 6.1). For the
+        same reason a denial holds in later leader epochs too, until a leader shows that it has the records."""
+        services, builder = self._services, self._builder
+        self._epoch_ends_at = -1
+        if builder is not None and builder.size_bytes and leader_epoch > self._read_epoch:
+            epoch, timeout_ms = builder.leader_epoch, services.settings.request_timeout_ms
+            assert epoch is not None
+            answer = await services.source.end_offset_for_epoch(self._partition, epoch, timeout_ms)
+            if answer.leader_epoch == epoch and answer.end_offset >= builder.next_offset:
+                self._epoch_ends_at = answer.end_offset
+            else:
+                self._denied = builder
+        return self._is_denied
+
+    def is_replaced(self, log_start_offset: int) -> bool:
+        """Returns whether another leader's records replaced those of the open segment.
+
+        The leader that was asked last told `log_start_offset` after its answer. If the epoch of the records ends above
+        that offset, the log has a record of this epoch behind them. So the log has the records, or had them."""
+        if self._epoch_ends_at > log_start_offset:
+            self._denied = None
+        return self._is_denied
+
+    @property
+    def _is_denied(self) -> bool:
+        return self._builder is not None and self._builder is self._denied
 
     async def _check_open_segment(self, builder: SegmentBuilder) -> None:
         services = self._services

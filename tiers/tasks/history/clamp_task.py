@@ -33,10 +33,10 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The last offset (inclusive) that is remote before a clamp, and the last clamp before it."""
+    """The last offset (inclusive) that is remote before a clamp, and the earlier clamp with the same end."""
 
     remote_end: int | None
-    last_clamp: Clamp | None
+    before: Clamp | None
 
 
 class RLMClampTask:
@@ -110,34 +110,34 @@ class RLMClampTask:
         services.require_ownership(partition)
         clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), common.leader_epoch, common.offset)
         earlier = self._untold.get(common.offset)
-        last_clamp = self._last_clamp if earlier is None else earlier.last_clamp
-        self._untold[common.offset] = _Cut(remote_end, last_clamp)
+        before = self._recorded_at(common.offset) if earlier is None else earlier.before
+        self._untold[common.offset] = _Cut(remote_end, before)
         await services.metadata.put_remote_log_clamp(clamp)
         services.checkpoint("clamp-written")
         self._tell_of_effect()
 
-    @property
-    def _last_clamp(self) -> Clamp | None:
-        return next(reversed(self._services.metadata.recorded_clamps(self._partition)), None)
+    def _recorded_at(self, end_offset: int) -> Clamp | None:
+        clamps = self._services.metadata.recorded_clamps(self._partition)
+        return next((clamp for clamp in clamps if clamp.valid_end_offset == end_offset), None)
 
     def _tell_of_effect(self) -> None:
-        """Tells of a clamp if the task wrote it and it has taken effect since. `rebuild` writes clamps too."""
-        last = self._last_clamp
-        cut = None if last is None else self._untold.get(last.valid_end_offset)
-        if last is None or cut is None or last == cut.last_clamp:
-            return
-        del self._untold[last.valid_end_offset]
-        self._is_clamped = True
-        self._services.metrics.clamps.labels(self._partition.topic).inc()
-        self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.CLAMPED)
-        logger.error(
-            "another leader's records replaced copied records; the replaced records are in quarantine",
-            extra={
-                "partition": str(self._partition),
-                "valid_end_offset": last.valid_end_offset,
-                "remote_end": cut.remote_end,
-            },
-        )
+        """Tells of the clamps that the task wrote and that have taken effect since. `rebuild` writes clamps too."""
+        for end_offset, cut in list(self._untold.items()):
+            clamp = self._recorded_at(end_offset)
+            if clamp is None or clamp == cut.before:
+                continue
+            del self._untold[end_offset]
+            self._is_clamped = True
+            self._services.metrics.clamps.labels(self._partition.topic).inc()
+            self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.CLAMPED)
+            logger.error(
+                "another leader's records replaced copied records; the replaced records are in quarantine",
+                extra={
+                    "partition": str(self._partition),
+                    "valid_end_offset": end_offset,
+                    "remote_end": cut.remote_end,
+                },
+            )
 
     async def _is_led_in(self, leader_epoch: int) -> bool:
         """Returns whether the leader is still that of `leader_epoch`. In one leader epoch all answers are of one log.

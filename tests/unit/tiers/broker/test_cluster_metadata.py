@@ -88,13 +88,13 @@ async def test_partitions_that_come_out_of_order_are_found() -> None:
 async def test_an_answer_about_some_topics_leaves_the_others() -> None:
     known = await read(answer_of(7, {0: 1}))
     payments = await read(answer_of(9, {0: 1}, "payments"))
-    both = payments.with_topics_of(known, ["payments"], [])
+    both = payments.with_topics_of(known, [])
     assert sorted(both.topics) == ["orders", "payments"]
     nothing = without_unknown(replace(known, topics={}, topics_by_id={}))
-    assert nothing.with_topics_of(both, ["orders"], []).topics.keys() == {"payments"}
-    assert nothing.with_topics_of(both, [], [UUID(int=9)]).topics_by_id.keys() == {UUID(int=7)}
+    assert nothing.with_topics_of(both, [UUID(int=7)]).topics.keys() == {"payments"}
+    assert nothing.with_topics_of(both, [UUID(int=9)]).topics_by_id.keys() == {UUID(int=7)}
     made_again = await read(answer_of(8, {0: 1}))
-    assert made_again.with_topics_of(both, ["orders"], []).topics_by_id.keys() == {UUID(int=8), UUID(int=9)}
+    assert made_again.with_topics_of(both, []).topics_by_id.keys() == {UUID(int=8), UUID(int=9)}
 
 
 async def test_a_large_answer_gives_way_after_each_slice() -> None:

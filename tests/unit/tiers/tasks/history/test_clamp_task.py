@@ -171,6 +171,29 @@ async def test_a_clamp_that_takes_effect_in_a_later_round_is_told(
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 1
 
 
+async def test_each_of_two_clamps_that_take_effect_late_is_told(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await copied(bench, 10)
+    put = bench.metadata.put_remote_log_clamp
+    written: list[RemoteLogClampUpdate] = []
+
+    async def put_later(clamp: RemoteLogClampUpdate) -> None:
+        written.append(clamp)
+        raise RemoteLogMetadataNotReadyError("the record may be lost")
+
+    monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put_later)
+    for end in (60, 30):
+        bench.log.elect_unclean(end)
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    for clamp in written:
+        await put(clamp)
+    assert await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    assert answering(bench)[-1][1] == 29
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 2
+
+
 async def test_a_clamp_that_the_next_leader_does_not_need_is_not_told(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,10 +452,16 @@ async def test_a_wish_does_not_delete_what_can_be_read(bench: Workbench) -> None
     assert await bench.expire(POLICY) == 0
 
 
-async def test_a_denied_open_segment_is_discarded_though_the_round_failed(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "later",
+    ["the same leader", "another leader of the same log", "a leader with the old log"],
+)
+async def test_a_denial_holds_until_a_leader_shows_the_records(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:
-    """Before the next round, the broker removes the offsets, and then no leader denies the records."""
+    """The round that learns of the denial fails. Before the next one, the broker removes the offsets.
+
+    Then no leader denies the records. Only a leader with later records of their epoch shows that it had them."""
     log, interval_ms = bench.log, bench.services.settings.remote_log.task_interval_ms
     tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0))
 
@@ -445,6 +474,7 @@ async def test_a_denied_open_segment_is_discarded_though_the_round_failed(
 
     produce(bench, 8)
     await round_of_all(1)
+    old_records = log.records + b"".join(batch_of(offset, 10, value_bytes=15) for offset in (80, 90, 100, 110))
     log.elect_unclean(60)
     produce(bench, 8)
     ask, bounds = log.end_offset_for_epoch, log.bounds
@@ -463,9 +493,14 @@ async def test_a_denied_open_segment_is_discarded_though_the_round_failed(
     assert tasks.stages["survey"].last_error == "the leader does not answer"
     monkeypatch.setattr(log, "end_offset_for_epoch", ask)
     monkeypatch.setattr(log, "bounds", bounds)
+    if later != "the same leader":
+        log.leader_epoch += 1
+    if later == "a leader with the old log":
+        log.records = old_records
     log.log_start_offset = 100
     for _ in range(3):
         await round_of_all(20)
-    replaced = [one for one in bench.segments if one.end_offset >= 60 and one.segment_leader_epochs[0].epoch == 0]
-    assert replaced == []
     tasks.copy.discard()
+    denied = [one for one in bench.segments if one.end_offset >= 60 and one.segment_leader_epochs[0].epoch == 0]
+    found = [(one.start_offset, one.end_offset) for one in denied if one.start_offset < 100]
+    assert found == ([(60, 79)] if later == "a leader with the old log" else [])
