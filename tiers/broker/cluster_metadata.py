@@ -55,19 +55,22 @@ class ClusterMetadata:
         topic = self.topics_by_id.get(partition.topic_id)
         return None if topic is None else topic.partitions.get(partition.partition)
 
-    def with_topics_of(self, known: ClusterMetadata, ids: Collection[UUID]) -> ClusterMetadata:
+    def with_topics_of(
+        self, known: ClusterMetadata, ids: Collection[UUID]
+    ) -> tuple[ClusterMetadata, list[TopicMetadata]]:
         """Returns this answer about some topics together with the other topics of an earlier one.
 
-        The request asked for the topics `ids`. If the answer lacks one of them, there is no such topic."""
+        The request asked for the topics `ids`. If the answer lacks one of them, there is no such topic. Also returns
+        the topics of the earlier answer that it replaced or removed."""
         topics, topics_by_id = dict(known.topics), dict(known.topics_by_id)
-        gone = (known.topics_by_id.get(each) for each in ids)
-        for topic in (*gone, *(known.topics.get(name) for name in self.topics)):
-            if topic is not None:
-                topics.pop(topic.name, None)
-                topics_by_id.pop(topic.topic_id, None)
+        found = [*(known.topics_by_id.get(each) for each in ids), *(known.topics.get(name) for name in self.topics)]
+        replaced = [topic for topic in found if topic is not None]
+        for topic in replaced:
+            topics.pop(topic.name, None)
+            topics_by_id.pop(topic.topic_id, None)
         topics.update(self.topics)
         topics_by_id.update(self.topics_by_id)
-        return replace(self, topics=topics, topics_by_id=topics_by_id)
+        return replace(self, topics=topics, topics_by_id=topics_by_id), replaced
 
 
 _NO_ID = UUID(int=0)

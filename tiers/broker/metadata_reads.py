@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 from uuid import UUID
@@ -227,22 +227,22 @@ class MetadataReads:
         self._reads_begun += 1
         asked = None if ids is None else [(None, each) for each in ids]
         metadata = await self._said_by(None, deadline.remaining_ms(), asked)
-        gone = None if ids is None else [*ids, *forgotten]
-        await self._remember_missing(metadata, gone)
         known = self.known
         self._hear(metadata)
-        if known is not None and gone is not None:
-            metadata = metadata.with_topics_of(known, gone)
+        if known is not None:
+            replaced: Iterable[TopicMetadata] = known.topics_by_id.values()
+            if ids is not None:
+                metadata, replaced = metadata.with_topics_of(known, [*ids, *forgotten])
+            await self._remember_missing(metadata, replaced)
         self.known = metadata
         self._read_known = self._reads_begun
         return metadata
 
-    async def _remember_missing(self, metadata: ClusterMetadata, ids: Sequence[UUID] | None) -> None:
-        """Remembers the known topics among `ids` that an answer lacks. None: among all topics."""
-        known = {} if self.known is None else self.known.topics_by_id
-        for number, topic_id in enumerate(known if ids is None else ids, 1):
-            if topic_id in known and topic_id not in metadata.topics_by_id:
-                self._missing[topic_id] = known[topic_id]
+    async def _remember_missing(self, metadata: ClusterMetadata, replaced: Iterable[TopicMetadata]) -> None:
+        """Remembers the replaced topics that the new metadata lacks."""
+        for number, topic in enumerate(replaced, 1):
+            if topic.topic_id != _NO_ID and topic.topic_id not in metadata.topics_by_id:
+                self._missing[topic.topic_id] = topic
             if not number % _TOPICS_PER_SLICE:
                 await asyncio.sleep(0)
 

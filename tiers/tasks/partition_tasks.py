@@ -166,8 +166,7 @@ class PartitionTasks:
         if await self._clamp.run(bounds, log_start.offset, self.end_work):
             self.copy.start_over()
         checked_epoch = bounds.leader_epoch
-        if await self.copy.ask_leader(checked_epoch):
-            await self.end_work()
+        await self.copy.ask_leader(checked_epoch)
         # A copy beside the round may move the remote end beyond the bounds of an earlier answer.
         remote_bounds = services.metadata.earliest_offset(partition), services.metadata.remote_end_offset(partition)
         bounds = await services.source.bounds(partition, timeout_ms)

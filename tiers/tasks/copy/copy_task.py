@@ -242,23 +242,26 @@ class RLMCopyTask:
             )
         self._read_epoch = leader_epoch
 
-    async def ask_leader(self, leader_epoch: int) -> bool:
-        """Asks a new leader for the records of the open segment. Returns whether a leader has denied them.
+    async def ask_leader(self, leader_epoch: int) -> None:
+        """Asks a new leader for the records of the open segment. Afterwards, `is_replaced` tells the result.
 
         The owner asks as soon as the leader changes. The attempts at a kept segment may have to wait for hours, and a
         leader that has removed these offsets meanwhile confirms every history of them (docs/semantics.md 6.1). For the
         same reason a denial holds in later leader epochs too, until a leader shows that it has the records."""
         services, builder = self._services, self._builder
         self._epoch_ends_at = -1
-        if builder is not None and builder.size_bytes and leader_epoch > self._read_epoch:
-            epoch, timeout_ms = builder.leader_epoch, services.settings.request_timeout_ms
-            assert epoch is not None
-            answer = await services.source.end_offset_for_epoch(self._partition, epoch, timeout_ms)
-            if answer.leader_epoch == epoch and answer.end_offset >= builder.next_offset:
-                self._epoch_ends_at = answer.end_offset
-            else:
-                self._denied = builder
-        return self._is_denied
+        if builder is None or builder.size_bytes == 0 or (leader_epoch <= self._read_epoch and not self._is_denied):
+            return
+        # A copy beside the round may add records while the leader answers, or end the segment.
+        epoch, next_offset = builder.leader_epoch, builder.next_offset
+        assert epoch is not None
+        answer = await services.source.end_offset_for_epoch(
+            self._partition, epoch, services.settings.request_timeout_ms
+        )
+        if answer.leader_epoch != epoch or answer.end_offset < next_offset:
+            self._denied = builder
+        else:
+            self._epoch_ends_at = answer.end_offset
 
     def is_replaced(self, log_start_offset: int) -> bool:
         """Returns whether another leader's records replaced those of the open segment.
@@ -507,4 +510,4 @@ class RLMCopyTask:
         if self._builder is not None:
             self._services.spool.shrink(self._builder.size_bytes)
             self._builder.discard()
-            self._builder = self._built = None
+            self._builder = self._built = self._denied = None

@@ -407,6 +407,24 @@ async def test_a_topic_that_one_broker_lacks_keeps_its_leader_epoch() -> None:
         await client.close()
 
 
+async def test_a_topic_whose_name_an_older_topic_takes_keeps_its_leader_epoch() -> None:
+    """A broker that lags behind names the topic before it was made again."""
+
+    def led_by(node_id: int, epoch: int, topic_id: UUID) -> TopicMetadata:
+        return TopicMetadata("orders", topic_id, {0: PartitionMetadata(0, node_id, epoch)})
+
+    old, new = (TopicIdPartition(UUID(int=number), 0) for number in (7, 8))
+    async with ScriptedBroker() as broker:
+        client = client_of(broker)
+        broker.topics = [led_by(2, 6, new.topic_id)]
+        assert await client.leader_of(new) == (2, 6)
+        broker.topics = [led_by(1, 3, old.topic_id)]
+        assert await client.leader_of(old, max_age_ms=0) == (1, 3)
+        broker.topics = [led_by(1, 5, new.topic_id)]
+        assert await client.leader_of(new, max_age_ms=0) == (2, 6)
+        await client.close()
+
+
 async def test_another_cluster_at_the_same_address_is_refused() -> None:
     async with ScriptedBroker() as broker:
         client = client_of(broker)

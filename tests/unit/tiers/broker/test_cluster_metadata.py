@@ -88,13 +88,17 @@ async def test_partitions_that_come_out_of_order_are_found() -> None:
 async def test_an_answer_about_some_topics_leaves_the_others() -> None:
     known = await read(answer_of(7, {0: 1}))
     payments = await read(answer_of(9, {0: 1}, "payments"))
-    both = payments.with_topics_of(known, [])
+    both, replaced = payments.with_topics_of(known, [UUID(int=9)])
     assert sorted(both.topics) == ["orders", "payments"]
+    assert replaced == []
     nothing = without_unknown(replace(known, topics={}, topics_by_id={}))
-    assert nothing.with_topics_of(both, [UUID(int=7)]).topics.keys() == {"payments"}
-    assert nothing.with_topics_of(both, [UUID(int=9)]).topics_by_id.keys() == {UUID(int=7)}
+    rest, replaced = nothing.with_topics_of(both, [UUID(int=7)])
+    assert (set(rest.topics), replaced) == ({"payments"}, [known.topics["orders"]])
+    rest, replaced = nothing.with_topics_of(both, [UUID(int=9)])
+    assert (set(rest.topics_by_id), replaced) == ({UUID(int=7)}, [payments.topics["payments"]])
     made_again = await read(answer_of(8, {0: 1}))
-    assert made_again.with_topics_of(both, []).topics_by_id.keys() == {UUID(int=8), UUID(int=9)}
+    rest, replaced = made_again.with_topics_of(both, [UUID(int=8)])
+    assert (set(rest.topics_by_id), replaced) == ({UUID(int=8), UUID(int=9)}, [known.topics["orders"]])
 
 
 async def test_a_large_answer_gives_way_after_each_slice() -> None:

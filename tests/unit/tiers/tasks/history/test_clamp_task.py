@@ -452,6 +452,58 @@ async def test_a_wish_does_not_delete_what_can_be_read(bench: Workbench) -> None
     assert await bench.expire(POLICY) == 0
 
 
+@pytest.mark.parametrize("is_denied", [False, True], ids=["confirms", "denies"])
+async def test_a_copy_that_follows_the_leader_meanwhile_loses_no_last_copy(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_denied: bool
+) -> None:
+    """Before the owner has the answer of a new leader, a copy beside the round reads from the log that leads then.
+
+    If the leader denied the records, the log that has them leads again. Later, the broker removes a part of them."""
+    log, interval_ms = bench.log, bench.services.settings.remote_log.task_interval_ms
+    tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0))
+
+    async def round_of_all(rounds: int) -> None:
+        bench.now_ms += rounds * interval_ms
+        launched: list[tuple[Surveyed, int | None]] = []
+        await tasks.round(lambda surveyed, start: launched.append((surveyed, start)))
+        for surveyed, start in launched:
+            await tasks.run_copy(surveyed, start)
+
+    produce(bench, 8)
+    await round_of_all(1)
+    bounds, records, ask = await log.bounds(PARTITION, 1000), log.records, log.end_offset_for_epoch
+    log.leader_epoch = 1
+    if is_denied:
+        log.elect_unclean(70)
+        log.leader_epoch = 1
+    else:
+        produce(bench, 1)
+
+    async def answer_late(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+        answer = await ask(partition, leader_epoch, timeout_ms)
+        monkeypatch.setattr(log, "end_offset_for_epoch", ask)
+        if is_denied:
+            log.records, log.leader_epoch = records, 2
+        await tasks.copy.run(POLICY, bounds, 60)
+        log.log_start_offset = 70
+        return answer
+
+    ask_leader = tasks.copy.ask_leader
+
+    async def ask_leader_late(leader_epoch: int) -> None:
+        monkeypatch.setattr(tasks.copy, "ask_leader", ask_leader)
+        monkeypatch.setattr(log, "end_offset_for_epoch", answer_late)
+        await ask_leader(leader_epoch)
+
+    monkeypatch.setattr(tasks.copy, "ask_leader", ask_leader_late)
+    await round_of_all(0)
+    for _ in range(3):
+        await round_of_all(20)
+    tasks.copy.discard()
+    assert bench.metadata.gaps(PARTITION) == []
+    assert (60, 79 if is_denied else 89) in bench.finished
+
+
 @pytest.mark.parametrize(
     "later",
     ["the same leader", "another leader of the same log", "a leader with the old log"],
