@@ -38,7 +38,8 @@ class ExpectedPartition:
     deleted_without_epoch_to: int = 0
     """The part of them for which the leader changed, or an attempt failed: the log start may lack the last epoch."""
     trimmed_to: int = 0
-    """Up to where a broker removed records for Tidegate, by itself or for an administrator, and not for a user."""
+    """Up to where a broker removed records by itself or for an administrator, or may have for Tidegate: the trim is on
+    record. Removals for users do not count."""
     deletions_open: int = 0
     """How many deletions of users were not answered without an error. They may yet happen, also to another history."""
     removed: list[tuple[int, int]] = field(default_factory=list)

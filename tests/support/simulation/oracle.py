@@ -20,7 +20,7 @@ from tests.support.simulation.store import SimStore
 from tests.support.simulation.truth import MetadataTruth, Place, TrueSegment
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.log_source import AbortedTransaction
-from tiers.model.log_start import LogStart
+from tiers.model.log_start import LogStart, OffsetAndEpoch
 from tiers.storage.object_key import indexes_key, log_key, parse_partition_manifest_key, parse_segment_key
 
 _UNAVAILABLE = frozenset(
@@ -79,6 +79,7 @@ class Oracle:
         store.on_delete = self._deleting
         store.on_put = self._putting
         self.truth.on_log_start = self._log_start
+        self.truth.on_trim_recorded = self._trim_recorded
         self.truth.on_started = self._started
         self.has_rebalances_only = False
         """Whether the plan has no fault but rebalances. Then nothing may be copied twice."""
@@ -303,6 +304,17 @@ class Oracle:
                     f"the log start of {partition} moves to {start.offset} ({start.reason.name}), beyond offset"
                     f" {batch.base_offset}, whose records must be kept"
                 )
+
+    def _trim_recorded(self, place: Place, start: OffsetAndEpoch) -> None:
+        """The owner records a trim before it asks the broker, and then counts the trim as done."""
+        partition = self._partition(*place)
+        if partition is None:
+            return
+        expected = self.expected[partition]
+        if start.leader_epoch == partition.leader_epoch:
+            expected.trimmed_to = max(expected.trimmed_to, start.offset)
+        elif any(first < start.offset for first, *_ in expected.cut_ranges):
+            expected.has_other_history = True
 
     def may_be_of_another_history(self, partition: SimPartition, start: LogStart) -> bool:
         """Whether the leader may not confirm a log start. It deletes nothing then."""

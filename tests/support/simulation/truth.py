@@ -12,8 +12,9 @@ from tests.support.simulation.loop import VirtualLoop
 from tiers.broker.fetch import FetchedPartition
 from tiers.metadata.topic.committed_records import read_committed
 from tiers.model.log_source import AbortedTransaction
-from tiers.model.log_start import LogStart
+from tiers.model.log_start import LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
+    LocalLogStartUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     RemoteLogClampUpdate,
@@ -53,6 +54,7 @@ class MetadataTruth:
         self.gaps = 0
         self.clamps = 0
         self.on_log_start: Callable[[Place, LogStart], None] = lambda place, start: None
+        self.on_trim_recorded: Callable[[Place, OffsetAndEpoch], None] = lambda place, start: None
 
     def follow(self, partition: SimPartition) -> None:
         """Takes what was committed since the last call."""
@@ -100,6 +102,9 @@ class MetadataTruth:
             place = record.topic_id_partition.topic_id, record.topic_id_partition.partition
             self.log_starts.setdefault(place, []).append(record.log_start)
             self.on_log_start(place, record.log_start)
+        elif isinstance(record, LocalLogStartUpdate):
+            place = record.topic_id_partition.topic_id, record.topic_id_partition.partition
+            self.on_trim_recorded(place, record.local_log_start)
         elif isinstance(record, LogGapUpdate):
             self.gaps += 1
         elif isinstance(record, RemoteLogClampUpdate):
