@@ -21,6 +21,19 @@ class Retention(NamedTuple):
         return self != other
 
 
+class Cut(NamedTuple):
+    """The committed records that an unclean election took: offsets from `first` to `end` (exclusive)."""
+
+    first: int
+    end: int
+    deleted_to: int
+    """Up to where users had deleted records of that history."""
+    deleted_epoch: int
+    """The leader epoch of the last record that they had deleted. -1: none."""
+    lowest_epoch: int
+    """The lowest leader epoch of the records."""
+
+
 @dataclass
 class ExpectedPartition:
     name: str
@@ -48,9 +61,7 @@ class ExpectedPartition:
     has_other_history: bool = False
     """Whether a leader came that lacks records which were trimmed from the brokers, or all records."""
     last_cut_s: float = -1e9
-    cut_ranges: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """The offsets, the ends exclusive, whose committed records an unclean election took. The third number is up to
-    where users had deleted records of that history. The fourth is the lowest leader epoch of the records."""
+    cuts: list[Cut] = field(default_factory=list)
     may_reappear: bool = False
     """Whether a broker lost its log start: it has deleted records again until the owner deletes them again."""
     expired_to: int = 0
@@ -73,7 +84,8 @@ class ExpectedPartition:
         ends_at = common[-1].next_offset if common else leader_start
         if self.end > ends_at:
             first_epoch = min((one.leader_epoch for one in self.batches if one.next_offset > ends_at), default=0)
-            self.cut_ranges.append((ends_at, self.end, self.deleted_to, first_epoch))
+            deleted_epoch = self._epoch_at(self.deleted_to - 1)
+            self.cuts.append(Cut(ends_at, self.end, self.deleted_to, deleted_epoch, first_epoch))
             self.expired_to = max(self.expired_to, min(self._expired_by_size_to(), ends_at))
             self.histories += 1
             self.last_cut_s = at_s
@@ -96,6 +108,15 @@ class ExpectedPartition:
                 self.batches.append(batch)
                 self.ever.setdefault(batch.base_offset, set()).add(batch.data)
                 self.end = batch.next_offset
+        # A leader with the last record that users deleted has that history, and the deletion counts again.
+        for cut in self.cuts:
+            if cut.deleted_to > self.deleted_to and cut.deleted_epoch == self._epoch_at(cut.deleted_to - 1) >= 0:
+                self.deleted_to = cut.deleted_to
+
+    def _epoch_at(self, offset: int) -> int:
+        """Returns the leader epoch of a record. -1: the log does not have the record."""
+        batch = self.batch_at(offset)
+        return -1 if batch is None or batch.base_offset > offset else batch.leader_epoch
 
     def confirmed_deleted_to(self, before_s: float) -> int:
         """Returns up to where deletions that were answered before then have deleted."""

@@ -275,11 +275,11 @@ class Oracle:
         if self.truth.lost_records and not segment.is_in_quarantine:
             return  # as above: the metadata does not know any more that the copy was finished, and no clamp names it
         leader_epoch = segment.metadata.segment_leader_epochs[-1].epoch
-        for cut_from, cut_to, deleted_to, first_epoch in expected.cut_ranges:
+        for cut in expected.cuts:
             # A segment of an older epoch is of a history before the one that was cut.
-            is_of_cut_history = first_epoch <= leader_epoch < partition.leader_epoch
-            is_cut = is_of_cut_history and max(first, cut_from) < min(last + 1, cut_to)
-            is_kept = last >= max(expected.deleted_to, deleted_to)
+            is_of_cut_history = cut.lowest_epoch <= leader_epoch < partition.leader_epoch
+            is_cut = is_of_cut_history and max(first, cut.first) < min(last + 1, cut.end)
+            is_kept = last >= max(expected.deleted_to, cut.deleted_to)
             if is_cut and is_kept and not self._may_have_expired(expected, segment, now_ms):
                 self.fail(f"{client} deletes segment {first} to {last} of {partition}, which is in quarantine")
 
@@ -313,7 +313,7 @@ class Oracle:
         expected = self.expected[partition]
         if start.leader_epoch == partition.leader_epoch:
             expected.trimmed_to = max(expected.trimmed_to, start.offset)
-        elif any(first < start.offset for first, *_ in expected.cut_ranges):
+        elif any(cut.first < start.offset for cut in expected.cuts):
             expected.has_other_history = True
 
     def may_be_of_another_history(self, partition: SimPartition, start: LogStart) -> bool:
