@@ -33,16 +33,24 @@ class DeletedSegmentsTask:
         A segment whose objects cannot be deleted stays for the next run, and holds up no other segment. While a circuit
         breaker is open, the run ends. Raises the errors of the metadata manager at once."""
         services = self._services
-        until_ms = services.wall_clock_ms() - services.settings.remote_log.deleted_segment_retention_ms
-        due: dict[TopicIdPartition, list[RemoteLogSegmentMetadata]] = defaultdict(list)
-        for segment in services.metadata.deleted_segments(until_ms=until_ms):
+        retention_ms, max_skew_ms = (
+            services.settings.remote_log.deleted_segment_retention_ms,
+            services.settings.max_clock_skew_ms,
+        )
+        deleted: dict[TopicIdPartition, list[RemoteLogSegmentMetadata]] = defaultdict(list)
+        for segment in services.metadata.deleted_segments(
+            until_ms=services.wall_clock_ms() + max_skew_ms - retention_ms
+        ):
             if services.metadata.owns(segment.topic_id_partition):
-                due[segment.topic_id_partition].append(segment)
+                deleted[segment.topic_id_partition].append(segment)
         forgotten, troubles = 0, list[RemoteStorageError]()
-        for partition, segments in due.items():
-            # The time of a deletion is that of the brokers' clock.
-            if abs(await services.metadata.clock_skew_ms(partition)) > services.settings.max_clock_skew_ms:
+        for partition, candidates in deleted.items():
+            skew_ms = await services.metadata.clock_skew_ms(partition)
+            if abs(skew_ms) > max_skew_ms:
                 continue
+            # The time of a deletion is that of the brokers' clock.
+            until_ms = services.wall_clock_ms() + skew_ms - retention_ms
+            segments = [one for one in candidates if one.event_timestamp_ms <= until_ms]
             for first in range(0, len(segments), _FORGOTTEN_AT_ONCE):
                 forgotten += await self._forget(partition, segments[first : first + _FORGOTTEN_AT_ONCE], troubles)
                 if troubles and isinstance(troubles[-1], CircuitOpenError):

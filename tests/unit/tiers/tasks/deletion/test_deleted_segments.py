@@ -136,6 +136,23 @@ async def test_only_the_owner_forgets_and_only_with_a_clock_that_it_trusts(
     assert [one.segment_id for one in bench.metadata.deleted_segments()] == [late.segment_id]
 
 
+@pytest.mark.parametrize("skew_ms", [-50_000, 0, 50_000])
+async def test_the_time_since_a_deletion_is_counted_on_the_clock_of_the_brokers(
+    bench: Workbench, late: RemoteLogSegmentMetadata, monkeypatch: pytest.MonkeyPatch, skew_ms: int
+) -> None:
+    """The brokers' clock is ahead of this machine's by `skew_ms`, which the proxy tolerates."""
+
+    async def measured(*arguments: object, **options: object) -> int:
+        return skew_ms
+
+    monkeypatch.setattr(bench.metadata, "clock_skew_ms", measured)
+    (deleted,) = bench.metadata.deleted_segments()
+    bench.wall_ms = deleted.event_timestamp_ms + DAY_MS - skew_ms - 1
+    assert await DeletedSegmentsTask(bench.services).run() == 0
+    bench.wall_ms += 1
+    assert await DeletedSegmentsTask(bench.services).run() == 1
+
+
 async def test_the_manifest_calls_a_kept_segment_dead(bench: Workbench, late: RemoteLogSegmentMetadata) -> None:
     """Otherwise `rebuild` would take its late objects for those of a newer segment."""
     assert late.segment_id.id in manifest_of(bench.metadata, "cluster", PARTITION).dead
