@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from uuid import uuid4
 
@@ -22,13 +23,7 @@ from protocol.errors import ErrorCode
 from protocol.records.record_batch import cut_at_batches, iterate_batches
 from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
-from tiers.errors import (
-    BrokerError,
-    LogDivergedError,
-    OffsetGapError,
-    RemoteLogError,
-    RetriableRemoteStorageError,
-)
+from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, RemoteLogError, RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -39,7 +34,7 @@ from tiers.tasks.copy.copy_attempts import check_last_attempt
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
 from tiers.tasks.copy.segment_copy import copy_segment
 from tiers.tasks.copy.spool import SpoolError
-from tiers.tasks.history.lineage import check_lineage, check_remote_lineage
+from tiers.tasks.history.lineage import check_lineage, check_remote_lineage, shows_record
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.uncopied_watch import HeadBatch, head_of
@@ -67,6 +62,15 @@ def open_segment_hold(policy: TopicPolicy, first_append_ms: int, now_ms: int) ->
     return Hold(HoldReason.SEGMENT_OPEN, first_append_ms + policy.segment_ms, values)
 
 
+@dataclass(frozen=True, slots=True)
+class _Denial:
+    """A leader's log did not have `next_offset - 1` in `leader_epoch`, which was the last record of `segment`."""
+
+    segment: SegmentBuilder
+    leader_epoch: int
+    next_offset: int
+
+
 class RLMCopyTask:
     def __init__(
         self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
@@ -79,10 +83,7 @@ class RLMCopyTask:
         """The finished open segment, after a failed attempt whose records the broker may have removed."""
         self._continuation: SegmentContinuation | None = None
         self._read_epoch = -1
-        self._denied: SegmentBuilder | None = None
-        """The open segment whose records a leader denied, until a later leader shows them."""
-        self._epoch_ends_at = -1
-        """The end offset of the epoch of the open segment, if the leader that was asked last confirmed its records."""
+        self._denial: _Denial | None = None
         self._read_bytes = 0
         self._read_offsets = 0
         self._behind_since_ms: int | None = None
@@ -242,52 +243,43 @@ class RLMCopyTask:
             )
         self._read_epoch = leader_epoch
 
-    async def ask_leader(self, leader_epoch: int) -> None:
-        """Asks a new leader for the records of the open segment. Afterwards, `is_replaced` tells the result.
+    async def ask_leader(self, bounds: LocalLogBounds) -> None:
+        """Asks a new leader, which has just told `bounds`, for the records of the open segment.
 
         The owner asks as soon as the leader changes. The attempts at a kept segment may have to wait for hours, and a
         leader that has removed these offsets meanwhile confirms every history of them (docs/semantics.md 6.1). For the
-        same reason a denial holds in later leader epochs too, until a leader shows that it has the records."""
-        services, builder = self._services, self._builder
-        self._epoch_ends_at = -1
-        if builder is None or builder.size_bytes == 0 or (leader_epoch <= self._read_epoch and not self._is_denied):
+        same reason, a denial holds until a leader shows a record of that history."""
+        source, timeout_ms = self._services.source, self._services.settings.request_timeout_ms
+        builder, denial, log_start = self._builder, self._denial, bounds.log_start_offset
+        if denial is not None and denial.segment is builder:
+            last = denial.leader_epoch, denial.next_offset
+            if await shows_record(source, self._partition, *last, log_start, timeout_ms):
+                self._denial = None
             return
-        # A copy beside the round may add records while the leader answers, or end the segment.
+        if builder is None or builder.size_bytes == 0 or bounds.leader_epoch <= self._read_epoch:
+            return
         epoch, next_offset = builder.leader_epoch, builder.next_offset
         assert epoch is not None
-        answer = await services.source.end_offset_for_epoch(
-            self._partition, epoch, services.settings.request_timeout_ms
-        )
-        if answer.leader_epoch != epoch or answer.end_offset < next_offset:
-            self._denied = builder
-        else:
-            self._epoch_ends_at = answer.end_offset
-
-    def is_replaced(self, log_start_offset: int) -> bool:
-        """Returns whether another leader's records replaced those of the open segment.
-
-        The leader that was asked last told `log_start_offset` after its answer. If the epoch of the records ends above
-        that offset, the log has a record of this epoch behind them. So the log has the records, or had them."""
-        if self._epoch_ends_at > log_start_offset:
-            self._denied = None
-        return self._is_denied
+        answer = await source.end_offset_for_epoch(self._partition, epoch, timeout_ms)
+        is_confirmed = answer.leader_epoch == epoch and answer.end_offset >= next_offset
+        # Meanwhile, a copy beside the round may have found the records at a later leader, and have added others.
+        if not is_confirmed and self._read_epoch <= bounds.leader_epoch:
+            self._denial = _Denial(builder, epoch, next_offset)
 
     @property
-    def _is_denied(self) -> bool:
-        return self._builder is not None and self._builder is self._denied
+    def is_denied(self) -> bool:
+        """Whether a leader denied the records of the open segment, and no leader has shown them since.
+
+        The task begins no attempt to copy such a segment. An attempt in progress goes on: the next round compares the
+        copied records with the leader's log."""
+        return self._denial is not None and self._denial.segment is self._builder
 
     async def _check_open_segment(self, builder: SegmentBuilder) -> None:
-        services = self._services
         if builder.leader_epoch is None:
             return
+        source, timeout_ms = self._services.source, self._services.settings.request_timeout_ms
         try:
-            await check_lineage(
-                services.source,
-                self._partition,
-                builder.leader_epoch,
-                builder.next_offset,
-                services.settings.request_timeout_ms,
-            )
+            await check_lineage(source, self._partition, builder.leader_epoch, builder.next_offset, timeout_ms)
         except LogDivergedError:
             self.discard()
             raise
@@ -364,6 +356,9 @@ class RLMCopyTask:
         assert builder is not None
         is_kept = False
         try:
+            if self.is_denied:
+                text = f"{self._partition}: a leader denied the records of the open segment, and the next round decides"
+                raise BrokerError(text, retriable=True)
             await self._check_open_segment(builder)
             built = self._built
             if built is None:
@@ -510,4 +505,4 @@ class RLMCopyTask:
         if self._builder is not None:
             self._services.spool.shrink(self._builder.size_bytes)
             self._builder.discard()
-            self._builder = self._built = self._denied = None
+            self._builder = self._built = self._denial = None

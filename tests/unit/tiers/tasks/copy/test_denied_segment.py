@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
@@ -11,6 +13,8 @@ from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
+
+Work = Callable[[], Awaitable[None]]
 
 
 def produce(bench: Workbench, count: int) -> None:
@@ -27,93 +31,149 @@ async def round_of_all(bench: Workbench, tasks: PartitionTasks, rounds: int) -> 
         await tasks.run_copy(surveyed, start)
 
 
-@pytest.mark.parametrize("is_denied", [False, True], ids=["confirms", "denies"])
-async def test_a_copy_that_follows_the_leader_meanwhile_loses_no_last_copy(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_denied: bool
-) -> None:
-    """Before the owner has the answer of a new leader, a copy beside the round reads from the log that leads then.
-
-    If the leader denied the records, the log that has them leads again. Later, the broker removes a part of them."""
-    log = bench.log
+async def open_segment(bench: Workbench) -> PartitionTasks:
+    """Copies offsets 0 to 59, and reads 60 to 79 into the open segment."""
     tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0))
-
     produce(bench, 8)
     await round_of_all(bench, tasks, 1)
-    bounds, records, ask = await log.bounds(PARTITION, 1000), log.records, log.end_offset_for_epoch
-    log.leader_epoch = 1
-    if is_denied:
-        log.elect_unclean(70)
-        log.leader_epoch = 1
-    else:
-        produce(bench, 1)
-
-    async def answer_late(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
-        answer = await ask(partition, leader_epoch, timeout_ms)
-        monkeypatch.setattr(log, "end_offset_for_epoch", ask)
-        if is_denied:
-            log.records, log.leader_epoch = records, 2
-        await tasks.copy.run(POLICY, bounds, 60)
-        log.log_start_offset = 70
-        return answer
-
-    ask_leader = tasks.copy.ask_leader
-
-    async def ask_leader_late(leader_epoch: int) -> None:
-        monkeypatch.setattr(tasks.copy, "ask_leader", ask_leader)
-        monkeypatch.setattr(log, "end_offset_for_epoch", answer_late)
-        await ask_leader(leader_epoch)
-
-    monkeypatch.setattr(tasks.copy, "ask_leader", ask_leader_late)
-    await round_of_all(bench, tasks, 0)
-    for _ in range(3):
-        await round_of_all(bench, tasks, 20)
-    tasks.copy.discard()
-    assert bench.metadata.gaps(PARTITION) == []
-    assert (60, 79 if is_denied else 89) in bench.finished
+    assert bench.finished == [(0, 29), (30, 59)]
+    return tasks
 
 
-@pytest.mark.parametrize(
-    "later",
-    ["the same leader", "another leader of the same log", "a leader with the old log"],
-)
-async def test_a_denial_holds_until_a_leader_shows_the_records(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, later: str
-) -> None:
-    """The round that learns of the denial fails. Before the next one, the broker removes the offsets.
+async def denied_segment(bench: Workbench, monkeypatch: pytest.MonkeyPatch, batches: int = 8) -> PartitionTasks:
+    """The leader of epoch 1 has other records from 60 on. It denies the open segment, and fails before the round ends.
 
-    Then no leader denies the records. Only a leader with later records of their epoch shows that it had them."""
-    log = bench.log
-    tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0))
-
-    produce(bench, 8)
-    await round_of_all(bench, tasks, 1)
-    old_records = log.records + b"".join(batch_of(offset, 10, value_bytes=15) for offset in (80, 90, 100, 110))
+    A copy in progress goes on, because no round has ended it."""
+    tasks, log = await open_segment(bench), bench.log
     log.elect_unclean(60)
-    produce(bench, 8)
-    ask, bounds = log.end_offset_for_epoch, log.bounds
+    produce(bench, batches)
+    ask = log.end_offset_for_epoch
 
     async def refuse(partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
         raise BrokerError("the leader does not answer", retriable=True)
 
-    async def answer_and_go(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
-        answer = await ask(partition, leader_epoch, timeout_ms)
-        if answer.end_offset == 60:
-            monkeypatch.setattr(log, "bounds", refuse)
-        return answer
+    with monkeypatch.context() as failing:
 
-    monkeypatch.setattr(log, "end_offset_for_epoch", answer_and_go)
-    await round_of_all(bench, tasks, 1)
+        async def answer_and_fail(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+            answer = await ask(partition, leader_epoch, timeout_ms)
+            if answer.end_offset == 60:
+                failing.setattr(log, "bounds", refuse)
+            return answer
+
+        failing.setattr(log, "end_offset_for_epoch", answer_and_fail)
+        await round_of_all(bench, tasks, 1)
     assert tasks.stages["survey"].last_error == "the leader does not answer"
-    monkeypatch.setattr(log, "end_offset_for_epoch", ask)
-    monkeypatch.setattr(log, "bounds", bounds)
-    if later != "the same leader":
-        log.leader_epoch += 1
-    if later == "a leader with the old log":
-        log.records = old_records
-    log.log_start_offset = 100
+    assert tasks.copy.is_denied
+    return tasks
+
+
+async def copied_of_the_old_log(bench: Workbench, tasks: PartitionTasks) -> list[tuple[int, int]]:
+    """Runs some rounds. Returns the segments from 60 on that begin with a record of epoch 0, below offset 100."""
     for _ in range(3):
         await round_of_all(bench, tasks, 20)
     tasks.copy.discard()
-    denied = [one for one in bench.segments if one.end_offset >= 60 and one.segment_leader_epochs[0].epoch == 0]
-    found = [(one.start_offset, one.end_offset) for one in denied if one.start_offset < 100]
-    assert found == ([(60, 79)] if later == "a leader with the old log" else [])
+    old = [one for one in bench.segments if one.segment_leader_epochs[0].epoch == 0]
+    return [(one.start_offset, one.end_offset) for one in old if 60 <= one.start_offset < 100]
+
+
+def answered_late(bench: Workbench, monkeypatch: pytest.MonkeyPatch, tasks: PartitionTasks, work: Work) -> None:
+    """Lets `work` happen after a new leader has answered about the open segment, and before the owner knows it."""
+    ask, ask_leader = bench.log.end_offset_for_epoch, tasks.copy.ask_leader
+
+    async def answer_late(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+        answer = await ask(partition, leader_epoch, timeout_ms)
+        monkeypatch.setattr(bench.log, "end_offset_for_epoch", ask)
+        await work()
+        return answer
+
+    async def ask_leader_late(bounds: LocalLogBounds) -> None:
+        monkeypatch.setattr(tasks.copy, "ask_leader", ask_leader)
+        monkeypatch.setattr(bench.log, "end_offset_for_epoch", answer_late)
+        await ask_leader(bounds)
+
+    monkeypatch.setattr(tasks.copy, "ask_leader", ask_leader_late)
+
+
+async def test_a_copy_may_add_records_while_a_leader_confirms(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks, log = await open_segment(bench), bench.log
+    bounds = await log.bounds(PARTITION, 1000)
+    log.leader_epoch = 1
+    produce(bench, 1)
+
+    async def read_on() -> None:
+        await tasks.copy.run(POLICY, bounds, 60)
+        log.log_start_offset = 70
+
+    answered_late(bench, monkeypatch, tasks, read_on)
+    await round_of_all(bench, tasks, 0)
+    assert await copied_of_the_old_log(bench, tasks) == [(60, 89)]
+    assert bench.metadata.gaps(PARTITION) == []
+
+
+@pytest.mark.parametrize("log_start", [70, 90])
+async def test_a_denial_of_a_former_leader_does_not_count(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, log_start: int
+) -> None:
+    """The old log leads again, and a copy beside the round reads from it before the denial arrives.
+
+    Then the broker removes a part of the records, or all."""
+    tasks, log = await open_segment(bench), bench.log
+    bounds, records = await log.bounds(PARTITION, 1000), log.records
+    log.elect_unclean(70)
+
+    async def lead_again() -> None:
+        log.records, log.leader_epoch = records, 2
+        produce(bench, 1)
+        await tasks.copy.run(POLICY, bounds, 60)
+        log.log_start_offset = log_start
+
+    answered_late(bench, monkeypatch, tasks, lead_again)
+    await round_of_all(bench, tasks, 0)
+    assert await copied_of_the_old_log(bench, tasks) == [(60, 89)]
+    assert bench.metadata.gaps(PARTITION) == []
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        "the same leader",
+        "another leader of the same log",
+        "a leader whose log begins with a hole",
+        "a leader with the old log",
+    ],
+)
+async def test_a_denial_holds_until_a_leader_shows_a_record(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    """The broker removes the offsets before the next round. Then no leader denies the records any more."""
+    tasks, log = await denied_segment(bench, monkeypatch), bench.log
+    if later != "the same leader":
+        log.leader_epoch += 1
+    if later == "a leader whose log begins with a hole":
+        log.records = log.bytes_of(110, 139)
+    if later == "a leader with the old log":
+        log.records = b"".join(batch_of(offset, 10, value_bytes=15) for offset in range(0, 120, 10))
+    log.log_start_offset = 100
+    is_shown = later == "a leader with the old log"
+    assert await copied_of_the_old_log(bench, tasks) == ([(60, 79)] if is_shown else [])
+
+
+async def test_a_denial_holds_for_a_segment_that_grows(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log begins where the segment ends, so the leader confirms every history before that.
+
+    The copy reads on, and the last record of the segment is then one of the new leader's."""
+    tasks, log = await denied_segment(bench, monkeypatch, batches=3), bench.log
+    log.log_start_offset = 80
+    assert not await tasks.copy.run(POLICY, await log.bounds(PARTITION, 1000), 60)
+    assert await copied_of_the_old_log(bench, tasks) == []
+    assert [(gap.first_offset, gap.next_offset) for gap in bench.metadata.gaps(PARTITION)] == [(60, 80)]
+
+
+async def test_no_attempt_to_copy_a_denied_segment_begins(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = await denied_segment(bench, monkeypatch)
+    bench.log.log_start_offset = 100
+    with pytest.raises(BrokerError, match="a leader denied the records"):
+        await tasks.copy.finish_removed(await bench.log.bounds(PARTITION, 1000))
+    assert await copied_of_the_old_log(bench, tasks) == []
