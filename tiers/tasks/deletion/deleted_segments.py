@@ -33,14 +33,11 @@ class DeletedSegmentsTask:
         A segment whose objects cannot be deleted stays for the next run, and holds up no other segment. While a circuit
         breaker is open, the run ends. Raises the errors of the metadata manager at once."""
         services = self._services
-        retention_ms, max_skew_ms = (
-            services.settings.remote_log.deleted_segment_retention_ms,
-            services.settings.max_clock_skew_ms,
-        )
+        retention_ms = services.settings.remote_log.deleted_segment_retention_ms
+        max_skew_ms = services.settings.max_clock_skew_ms
+        latest_ms = services.wall_clock_ms() + max_skew_ms - retention_ms
         deleted: dict[TopicIdPartition, list[RemoteLogSegmentMetadata]] = defaultdict(list)
-        for segment in services.metadata.deleted_segments(
-            until_ms=services.wall_clock_ms() + max_skew_ms - retention_ms
-        ):
+        for segment in services.metadata.deleted_segments(until_ms=latest_ms):
             if services.metadata.owns(segment.topic_id_partition):
                 deleted[segment.topic_id_partition].append(segment)
         forgotten, troubles = 0, list[RemoteStorageError]()

@@ -369,10 +369,11 @@ async def test_bytes_that_are_no_response_end_the_connection() -> None:
     assert "out of order" in str(error)
 
 
-async def test_a_lagging_broker_takes_no_partition_back_to_an_older_leader() -> None:
-    def led_by(node_id: int, epoch: int, topic_id: UUID = TOPIC_ID) -> TopicMetadata:
-        return TopicMetadata("orders", topic_id, {0: PartitionMetadata(0, node_id, epoch)})
+def led_by(node_id: int, epoch: int, topic_id: UUID = TOPIC_ID) -> TopicMetadata:
+    return TopicMetadata("orders", topic_id, {0: PartitionMetadata(0, node_id, epoch)})
 
+
+async def test_a_lagging_broker_takes_no_partition_back_to_an_older_leader() -> None:
     partition = TopicIdPartition(TOPIC_ID, 0)
     async with ScriptedBroker() as broker:
         client = client_of(broker)
@@ -388,9 +389,6 @@ async def test_a_lagging_broker_takes_no_partition_back_to_an_older_leader() -> 
 
 
 async def test_a_topic_that_one_broker_lacks_keeps_its_leader_epoch() -> None:
-    def led_by(node_id: int, epoch: int) -> TopicMetadata:
-        return TopicMetadata("orders", TOPIC_ID, {0: PartitionMetadata(0, node_id, epoch)})
-
     partition = TopicIdPartition(TOPIC_ID, 0)
     async with ScriptedBroker() as broker:
         client = client_of(broker)
@@ -409,9 +407,6 @@ async def test_a_topic_that_one_broker_lacks_keeps_its_leader_epoch() -> None:
 
 async def test_a_topic_whose_name_an_older_topic_takes_keeps_its_leader_epoch() -> None:
     """A broker that lags behind names the topic before it was made again."""
-
-    def led_by(node_id: int, epoch: int, topic_id: UUID) -> TopicMetadata:
-        return TopicMetadata("orders", topic_id, {0: PartitionMetadata(0, node_id, epoch)})
 
     old, new = (TopicIdPartition(UUID(int=number), 0) for number in (7, 8))
     async with ScriptedBroker() as broker:
