@@ -166,15 +166,15 @@ class PartitionTasks:
         if await self._clamp.run(bounds, log_start.offset, self.end_work):
             self.copy.start_over()
         checked_epoch = bounds.leader_epoch
-        await self.copy.ask_leader(bounds)
+        await self.copy.ask_leader(checked_epoch)
+        if self.copy.is_denied:
+            await self.end_work()
+            self.copy.start_over()
         # A copy beside the round may move the remote end beyond the bounds of an earlier answer.
         remote_bounds = services.metadata.earliest_offset(partition), services.metadata.remote_end_offset(partition)
         bounds = await services.source.bounds(partition, timeout_ms)
         if bounds.leader_epoch != checked_epoch:
             return None
-        if self.copy.is_denied:
-            await self.end_work()
-            self.copy.start_over()
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start.offset)
         await self.manifest.keep_last_copies(bounds.log_start_offset, self.copy.holds)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from uuid import uuid4
 
@@ -34,7 +33,7 @@ from tiers.tasks.copy.copy_attempts import check_last_attempt
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
 from tiers.tasks.copy.segment_copy import copy_segment
 from tiers.tasks.copy.spool import SpoolError
-from tiers.tasks.history.lineage import check_lineage, check_remote_lineage, shows_record
+from tiers.tasks.history.lineage import check_lineage, check_remote_lineage
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.uncopied_watch import HeadBatch, head_of
@@ -62,15 +61,6 @@ def open_segment_hold(policy: TopicPolicy, first_append_ms: int, now_ms: int) ->
     return Hold(HoldReason.SEGMENT_OPEN, first_append_ms + policy.segment_ms, values)
 
 
-@dataclass(frozen=True, slots=True)
-class _Denial:
-    """A leader's log did not have `next_offset - 1` in `leader_epoch`, which was the last record of `segment`."""
-
-    segment: SegmentBuilder
-    leader_epoch: int
-    next_offset: int
-
-
 class RLMCopyTask:
     def __init__(
         self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
@@ -83,7 +73,8 @@ class RLMCopyTask:
         """The finished open segment, after a failed attempt whose records the broker may have removed."""
         self._continuation: SegmentContinuation | None = None
         self._read_epoch = -1
-        self._denial: _Denial | None = None
+        self.is_denied = False
+        """Whether a leader denied the records of the open segment. They are not copied, whatever a later leader has."""
         self._read_bytes = 0
         self._read_offsets = 0
         self._behind_since_ms: int | None = None
@@ -243,36 +234,25 @@ class RLMCopyTask:
             )
         self._read_epoch = leader_epoch
 
-    async def ask_leader(self, bounds: LocalLogBounds) -> None:
-        """Asks a new leader, which has just told `bounds`, for the records of the open segment.
+    async def ask_leader(self, leader_epoch: int) -> None:
+        """Asks a new leader for the records of the open segment. If the leader lacks them, `is_denied` becomes true.
 
         The owner asks as soon as the leader changes. The attempts at a kept segment may have to wait for hours, and a
         leader that has removed these offsets meanwhile confirms every history of them (docs/semantics.md 6.1). For the
-        same reason, a denial holds until a leader shows a record of that history."""
-        source, timeout_ms = self._services.source, self._services.settings.request_timeout_ms
-        builder, denial, log_start = self._builder, self._denial, bounds.log_start_offset
-        if denial is not None and denial.segment is builder:
-            last = denial.leader_epoch, denial.next_offset
-            if await shows_record(source, self._partition, *last, log_start, timeout_ms):
-                self._denial = None
+        same reason, no later answer ends a denial. The rule is that of a clamp: the first leader that lacks the records
+        decides, and the records of a later one are read again."""
+        builder = self._builder
+        if builder is None or builder.size_bytes == 0 or self.is_denied or leader_epoch <= self._read_epoch:
             return
-        if builder is None or builder.size_bytes == 0 or bounds.leader_epoch <= self._read_epoch:
-            return
-        epoch, next_offset = builder.leader_epoch, builder.next_offset
+        # A copy beside the round may add records. The builder adds their epoch first.
+        next_offset, epoch = builder.next_offset, builder.leader_epoch
         assert epoch is not None
-        answer = await source.end_offset_for_epoch(self._partition, epoch, timeout_ms)
-        is_confirmed = answer.leader_epoch == epoch and answer.end_offset >= next_offset
-        # Meanwhile, a copy beside the round may have found the records at a later leader, and have added others.
-        if not is_confirmed and self._read_epoch <= bounds.leader_epoch:
-            self._denial = _Denial(builder, epoch, next_offset)
-
-    @property
-    def is_denied(self) -> bool:
-        """Whether a leader denied the records of the open segment, and no leader has shown them since.
-
-        The task begins no attempt to copy such a segment. An attempt in progress goes on: the next round compares the
-        copied records with the leader's log."""
-        return self._denial is not None and self._denial.segment is self._builder
+        try:
+            await check_lineage(
+                self._services.source, self._partition, epoch, next_offset, self._services.settings.request_timeout_ms
+            )
+        except LogDivergedError:
+            self.is_denied = self._builder is builder
 
     async def _check_open_segment(self, builder: SegmentBuilder) -> None:
         if builder.leader_epoch is None:
@@ -356,14 +336,13 @@ class RLMCopyTask:
         assert builder is not None
         is_kept = False
         try:
-            if self.is_denied:
-                text = f"{self._partition}: a leader denied the records of the open segment, and the next round decides"
-                raise BrokerError(text, retriable=True)
             await self._check_open_segment(builder)
             built = self._built
             if built is None:
                 built = self._built = await services.spool.run(builder.finish)
             services.checkpoint("segment-built")
+            if self.is_denied:
+                raise BrokerError(f"{self._partition}: a leader denied the records of the open segment", retriable=True)
             next_offset, stages = built.end_offset + 1, count(1)
             await self._attempt(built, lambda: self._progress(next_offset, next(stages)))
         except BaseException as error:
@@ -505,4 +484,5 @@ class RLMCopyTask:
         if self._builder is not None:
             self._services.spool.shrink(self._builder.size_bytes)
             self._builder.discard()
-            self._builder = self._built = self._denial = None
+            self._builder = self._built = None
+        self.is_denied = False

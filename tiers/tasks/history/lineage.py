@@ -15,9 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
-from protocol.errors import ErrorCode
-from protocol.records.record_batch import iterate_batches
-from tiers.errors import BrokerError, LogDivergedError, RemoteLogMetadataNotReadyError
+from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import remote_epoch_before
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
@@ -58,30 +56,6 @@ async def check_lineage(
         f"{partition} was copied up to offset {next_offset - 1} in leader epoch {leader_epoch}, "
         f"but the leader ends epoch {answer.leader_epoch} at {answer.end_offset}"
     )
-
-
-async def shows_record(
-    source: LogSource,
-    partition: TopicIdPartition,
-    leader_epoch: int,
-    next_offset: int,
-    log_start_offset: int,
-    timeout_ms: int,
-) -> bool:
-    """Returns whether the leader's log has a record of `leader_epoch` at `next_offset - 1`, or behind it at its start.
-
-    An epoch has one leader. So a log with such a record has the same records before it, or had them. An answer about
-    epochs does not prove that when the log begins behind the offset. Raises `BrokerError` and `OffsetGapError`."""
-    try:
-        read = await source.read(partition, max(next_offset - 1, log_start_offset), 1, timeout_ms)
-    except LogDivergedError:  # the log ends before the offset
-        return False
-    except BrokerError as error:
-        if error.code == ErrorCode.CORRUPT_MESSAGE:
-            return False
-        raise
-    first = next(iterate_batches(read.records), None)
-    return first is not None and first.leader_epoch == leader_epoch
 
 
 async def check_remote_lineage(

@@ -1,7 +1,8 @@
-"""Open segments that a new leader denies: none of their records is copied, and no last copy is lost."""
+"""Open segments that a new leader denies: none of their records is copied. The leader's records are read again."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -41,9 +42,7 @@ async def open_segment(bench: Workbench) -> PartitionTasks:
 
 
 async def denied_segment(bench: Workbench, monkeypatch: pytest.MonkeyPatch, batches: int = 8) -> PartitionTasks:
-    """The leader of epoch 1 has other records from 60 on. It denies the open segment, and fails before the round ends.
-
-    A copy in progress goes on, because no round has ended it."""
+    """The leader of epoch 1 has other records from 60 on. It denies the open segment, and then fails."""
     tasks, log = await open_segment(bench), bench.log
     log.elect_unclean(60)
     produce(bench, batches)
@@ -63,8 +62,11 @@ async def denied_segment(bench: Workbench, monkeypatch: pytest.MonkeyPatch, batc
         failing.setattr(log, "end_offset_for_epoch", answer_and_fail)
         await round_of_all(bench, tasks, 1)
     assert tasks.stages["survey"].last_error == "the leader does not answer"
-    assert tasks.copy.is_denied
     return tasks
+
+
+def gaps(bench: Workbench) -> list[tuple[int, int]]:
+    return [(gap.first_offset, gap.next_offset) for gap in bench.metadata.gaps(PARTITION)]
 
 
 async def copied_of_the_old_log(bench: Workbench, tasks: PartitionTasks) -> list[tuple[int, int]]:
@@ -86,10 +88,10 @@ def answered_late(bench: Workbench, monkeypatch: pytest.MonkeyPatch, tasks: Part
         await work()
         return answer
 
-    async def ask_leader_late(bounds: LocalLogBounds) -> None:
+    async def ask_leader_late(leader_epoch: int) -> None:
         monkeypatch.setattr(tasks.copy, "ask_leader", ask_leader)
         monkeypatch.setattr(bench.log, "end_offset_for_epoch", answer_late)
-        await ask_leader(bounds)
+        await ask_leader(leader_epoch)
 
     monkeypatch.setattr(tasks.copy, "ask_leader", ask_leader_late)
 
@@ -109,16 +111,18 @@ async def test_a_copy_may_add_records_while_a_leader_confirms(
     answered_late(bench, monkeypatch, tasks, read_on)
     await round_of_all(bench, tasks, 0)
     assert await copied_of_the_old_log(bench, tasks) == [(60, 89)]
-    assert bench.metadata.gaps(PARTITION) == []
+    assert gaps(bench) == []
 
 
-@pytest.mark.parametrize("log_start", [70, 90])
-async def test_a_denial_of_a_former_leader_does_not_count(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, log_start: int
+@pytest.mark.parametrize(("log_start", "copied", "gap"), [(60, [(60, 89)], []), (70, [(70, 89)], [(60, 70)])])
+async def test_the_records_of_a_later_leader_are_read_again(
+    bench: Workbench,
+    monkeypatch: pytest.MonkeyPatch,
+    log_start: int,
+    copied: list[tuple[int, int]],
+    gap: list[tuple[int, int]],
 ) -> None:
-    """The old log leads again, and a copy beside the round reads from it before the denial arrives.
-
-    Then the broker removes a part of the records, or all."""
+    """The old log leads again, and a copy beside the round reads from it before the denial arrives."""
     tasks, log = await open_segment(bench), bench.log
     bounds, records = await log.bounds(PARTITION, 1000), log.records
     log.elect_unclean(70)
@@ -131,49 +135,79 @@ async def test_a_denial_of_a_former_leader_does_not_count(
 
     answered_late(bench, monkeypatch, tasks, lead_again)
     await round_of_all(bench, tasks, 0)
-    assert await copied_of_the_old_log(bench, tasks) == [(60, 89)]
-    assert bench.metadata.gaps(PARTITION) == []
+    assert await copied_of_the_old_log(bench, tasks) == copied
+    assert gaps(bench) == gap
 
 
-@pytest.mark.parametrize(
-    "later",
-    [
-        "the same leader",
-        "another leader of the same log",
-        "a leader whose log begins with a hole",
-        "a leader with the old log",
-    ],
-)
-async def test_a_denial_holds_until_a_leader_shows_a_record(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, later: str
+async def test_a_later_leader_without_the_offsets_does_not_end_a_denial(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before the denial arrives, another leader of the same log has removed the offsets, and confirms every history.
+
+    A copy beside the round reads on. The last record of the segment is then one of the new history."""
+    tasks, log = await open_segment(bench), bench.log
+    bounds = await log.bounds(PARTITION, 1000)
+    log.elect_unclean(60)
+    produce(bench, 3)
+
+    async def remove_and_read_on() -> None:
+        log.leader_epoch, log.log_start_offset = 2, 80
+        assert not await tasks.copy.run(POLICY, bounds, 60)
+
+    answered_late(bench, monkeypatch, tasks, remove_and_read_on)
+    await round_of_all(bench, tasks, 0)
+    assert await copied_of_the_old_log(bench, tasks) == []
+    assert gaps(bench) == [(60, 80)]
+
+
+@pytest.mark.parametrize("later", ["the same leader", "another leader of the same log", "a leader with the old log"])
+async def test_a_denial_holds_if_its_round_fails(bench: Workbench, monkeypatch: pytest.MonkeyPatch, later: str) -> None:
     """The broker removes the offsets before the next round. Then no leader denies the records any more."""
     tasks, log = await denied_segment(bench, monkeypatch), bench.log
     if later != "the same leader":
         log.leader_epoch += 1
-    if later == "a leader whose log begins with a hole":
-        log.records = log.bytes_of(110, 139)
     if later == "a leader with the old log":
         log.records = b"".join(batch_of(offset, 10, value_bytes=15) for offset in range(0, 120, 10))
     log.log_start_offset = 100
-    is_shown = later == "a leader with the old log"
-    assert await copied_of_the_old_log(bench, tasks) == ([(60, 79)] if is_shown else [])
-
-
-async def test_a_denial_holds_for_a_segment_that_grows(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log begins where the segment ends, so the leader confirms every history before that.
-
-    The copy reads on, and the last record of the segment is then one of the new leader's."""
-    tasks, log = await denied_segment(bench, monkeypatch, batches=3), bench.log
-    log.log_start_offset = 80
-    assert not await tasks.copy.run(POLICY, await log.bounds(PARTITION, 1000), 60)
     assert await copied_of_the_old_log(bench, tasks) == []
-    assert [(gap.first_offset, gap.next_offset) for gap in bench.metadata.gaps(PARTITION)] == [(60, 80)]
+    assert gaps(bench)[0] == (60, 100)
 
 
-async def test_no_attempt_to_copy_a_denied_segment_begins(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = await denied_segment(bench, monkeypatch)
-    bench.log.log_start_offset = 100
-    with pytest.raises(BrokerError, match="a leader denied the records"):
-        await tasks.copy.finish_removed(await bench.log.bounds(PARTITION, 1000))
+async def test_a_denial_holds_if_its_round_is_cancelled(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks, log = await open_segment(bench), bench.log
+    log.elect_unclean(60)
+    produce(bench, 8)
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as leaving:
+        leaving.setattr(tasks, "end_work", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await round_of_all(bench, tasks, 0)
+    log.log_start_offset = 100
     assert await copied_of_the_old_log(bench, tasks) == []
+    assert gaps(bench)[0] == (60, 100)
+
+
+async def test_no_attempt_begins_after_a_denial(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The denial arrives while the copy finishes the file of the segment. Then the broker removes the offsets."""
+    tasks, log, run = await open_segment(bench), bench.log, bench.services.spool.run
+
+    async def finish_late(work: Callable[[], object]) -> object:
+        finished = await run(work)
+        if work.__name__ == "finish":
+            log.elect_unclean(60)
+            produce(bench, 8)
+            await tasks.copy.ask_leader(log.leader_epoch)
+            log.log_start_offset = 100
+        return finished
+
+    log.log_start_offset = 70
+    bounds = await log.bounds(PARTITION, 1000)
+    with monkeypatch.context() as finishing:
+        finishing.setattr(bench.services.spool, "run", finish_late)
+        with pytest.raises(BrokerError, match="a leader denied the records"):
+            await tasks.copy.finish_removed(bounds)
+    assert await copied_of_the_old_log(bench, tasks) == []
+    assert gaps(bench)[0] == (60, 100)
