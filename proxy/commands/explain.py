@@ -308,8 +308,6 @@ def _offset_lines(answer: OffsetAnswer) -> Iterator[str]:
     yield f"  {answer.sentence}"
     if _has_record(answer):
         yield f"  A Fetch of it is answered by {answer.server}."
-    elif answer.continues_at is not None:
-        yield f"  A Fetch behind the missing offsets goes on at offset {answer.continues_at}."
     if answer.segment is not None:
         segment = answer.segment
         yield (

@@ -67,9 +67,12 @@ async def wait_for_cluster_id(client: BrokerClient) -> str | None:
 
 
 def metadata_folder(config: TidegateConfig) -> Path:
-    """Returns the folder of the metadata's state, and creates it if it is missing."""
+    """Returns the folder of the metadata's state, and creates it if it is missing. Raises `RemoteTierError`."""
     folder = config.state.path / METADATA_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RemoteTierError(f"[state] path: {folder} cannot be created: {error.strerror}") from error
     return folder
 
 

@@ -119,7 +119,7 @@ async def test_the_bounds_of_both_tiers(
 
         await copied(metadata, segment(partition, 60, 100))
         code, out, _ = await tier_command.as_process(operator.config, "bounds")
-        assert (code, "BROKEN: Ly>Ry" in out) == (1, True)
+        assert (code, "violated: Ly>Ry" in out) == (1, True)
 
         code, out, err = await operator.tier_bounds("no-such-topic")
         assert (code, out, err) == (3, "", "tidegate: the cluster has no topic no-such-topic\n")

@@ -68,7 +68,7 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class SegmentAnswer:
-    """One remote segment. `end_offset` is the last offset (inclusive) that may be read.
+    """One remote segment. `end_offset` is the last offset (inclusive) that may be read; in quarantine, the last one.
 
     `place` is REMOTE or BOTH for a readable segment, else UNKNOWN. `object` is the key of its log; empty: not known."""
 

@@ -124,7 +124,7 @@ class _Explanation:
         return SegmentAnswer(
             id=str(segment.segment_id.id),
             start_offset=segment.start_offset,
-            end_offset=segment.valid_end_offset,
+            end_offset=segment.end_offset if segment.is_cut_off else segment.valid_end_offset,
             size_bytes=segment.segment_size_bytes,
             state=segment.state.name,
             place=place,

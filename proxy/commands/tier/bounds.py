@@ -74,6 +74,8 @@ def bounds(
 ) -> None:
     """Prints the bounds of both tiers and the gaps of the log.
 
+    Ly > Ry >= Rx and Lz >= Ly >= Lx must hold. The last column says so, or names the rules that are violated.
+
     Exit code 1: the bounds of a partition do not hold or are unknown."""
     settings = load_config(config)
     check_topic(topic)
@@ -94,7 +96,7 @@ def show_bounds(found: list[PartitionBounds]) -> None:
         (
             f"{each.topic}-{each.partition}",
             *(getattr(each, field) for _, field in _COLUMNS),
-            each.trouble or ("hold" if each.holds else f"BROKEN: {', '.join(each.violated)}"),
+            each.trouble or ("hold" if each.holds else f"violated: {', '.join(each.violated)}"),
         )
         for each in found
     ]

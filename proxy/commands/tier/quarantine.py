@@ -1,4 +1,4 @@
-"""`tidegate tier quarantine`: lists the segments that unclean elections cut off, and requests their deletion.
+"""`tidegate tier quarantine`: lists the segments that other leaders' records replaced, and requests their deletion.
 
 The command itself deletes nothing. It records the operator's request. The partition's owner, a running `tidegate
 serve`, deletes the segment in its next round, if no part of it is readable then.
@@ -34,8 +34,8 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.retention.expiration_task import is_in_quarantine
 
 _HELP = (
-    "Lists segments that unclean elections cut off.\n\nThe leader's log does not have their records. An operator may"
-    " also have accepted a leader's log with another history. Only `quarantine delete` deletes these segments."
+    "Lists segments that another leader's records replaced.\n\nA segment is in quarantine after an unclean election, or"
+    " after an operator has accepted the leader's log with `tier accept`. Only `quarantine delete` deletes it."
 )
 
 quarantine = typer.Typer(
@@ -63,7 +63,7 @@ def _quarantine(
     config: ConfigFileOfGroup = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the segments that unclean elections cut off. Only `quarantine delete` deletes them."""
+    """Lists the segments that another leader's records replaced. Only `quarantine delete` deletes them."""
     if not runs_alone(context):
         return
     found = _run(load_config(config or default_config_file()), ())

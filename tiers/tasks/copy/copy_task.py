@@ -73,6 +73,8 @@ class RLMCopyTask:
         """The finished open segment, after a failed attempt whose records the broker may have removed."""
         self._continuation: SegmentContinuation | None = None
         self._read_epoch = -1
+        self._round_epoch = -1
+        """The leader epoch that the last round has seen. Records of an earlier leader are not appended any more."""
         self.is_denied = False
         """Whether a leader denied the records of the open segment. They are not copied, whatever a later leader has."""
         self._read_bytes = 0
@@ -221,8 +223,12 @@ class RLMCopyTask:
         """After a change of leader, checks that the new leader's log has the records that were read before.
 
         Otherwise an unclean election replaced them. If the open segment has no record, the task checks the end of the
-        remote log, which may be newer than at the round's own check. Raises `LogDivergedError`."""
+        remote log, which may be newer than at the round's own check. Raises `LogDivergedError`, and `BrokerError` if a
+        round has seen a newer leader."""
         services, builder = self._services, self._builder
+        if leader_epoch < self._round_epoch:
+            text = f"{self._partition}: the leader of epoch {leader_epoch} was replaced before its records arrived"
+            raise BrokerError(text, retriable=True)
         if leader_epoch == self._read_epoch:
             return
         if builder is not None and builder.leader_epoch is not None:
@@ -241,8 +247,9 @@ class RLMCopyTask:
         leader that has removed these offsets meanwhile confirms every history of them (docs/semantics.md 6.1). For the
         same reason, no later answer ends a denial. The rule is that of a clamp: the first leader that lacks the records
         decides, and the records of a later one are read again."""
+        self._round_epoch = leader_epoch
         builder = self._builder
-        if builder is None or builder.size_bytes == 0 or self.is_denied or leader_epoch <= self._read_epoch:
+        if builder is None or builder.size_bytes == 0 or self.is_denied or leader_epoch == self._read_epoch:
             return
         # A copy beside the round may add records. The builder adds their epoch first.
         next_offset, epoch = builder.next_offset, builder.leader_epoch
@@ -285,7 +292,7 @@ class RLMCopyTask:
             await append_records(
                 builder, records, read.aborted_transactions, spool, services.source, self._partition, timeout_ms
             )
-        except SpoolError:
+        except (SpoolError, LogDivergedError):  # the leader's next records begin in an earlier epoch, for example
             self.discard()
             raise
         finally:

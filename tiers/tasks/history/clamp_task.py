@@ -19,7 +19,7 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import Clamp, RemoteLogClampUpdate
 from tiers.tasks.alarms import AlarmReason
-from tiers.tasks.history.lineage import check_history, clamp_end, surviving_end
+from tiers.tasks.history.lineage import CommonEnd, check_history, clamp_end, surviving_end
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.history.stop_check import AcceptedLog
 from tiers.tasks.task_services import TaskServices
@@ -49,6 +49,8 @@ class RLMClampTask:
         self._untold: dict[int, _Cut] = {}
         """The clamps whose write has begun, by their valid end offset, until they take effect. A write that failed with
         an unknown outcome may take effect in any later round."""
+        self._decided: CommonEnd | None = None
+        """The end of a clamp that is not written yet. A later leader whose log begins behind it confirms everything."""
         self._is_clamped = False
         """Whether a clamp has taken effect since the last run that returned."""
 
@@ -75,6 +77,8 @@ class RLMClampTask:
             await self._agree(bounds, log_start)
             # Checked again after the clamp: the leader may have changed meanwhile.
             await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
+        else:
+            await self._end_decision(bounds, end_work)
         await self._record_divergence(is_diverged=False)
         is_clamped, self._is_clamped = self._is_clamped, False
         return is_clamped
@@ -107,12 +111,29 @@ class RLMClampTask:
                 f"{partition}: the leader of epoch {bounds.leader_epoch} was replaced, so nothing is cut off",
                 retriable=True,
             )
+        await self._clamp(common, remote_end)
+
+    async def _end_decision(self, bounds: LocalLogBounds, end_work: Callable[[], Awaitable[None]]) -> None:
+        """Writes a clamp that an earlier round could not write, unless the leader shows the last remote record."""
+        if self._decided is None:
+            return
+        remote_end = self._services.metadata.remote_end_offset(self._partition)
+        if remote_end is None or not self._decided.offset < remote_end < bounds.log_start_offset:
+            self._decided = None
+            return
+        await end_work()
+        await self._clamp(self._decided, remote_end)
+
+    async def _clamp(self, common: CommonEnd, remote_end: int | None) -> None:
+        services, partition = self._services, self._partition
+        self._decided = common
         services.require_ownership(partition)
         clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), common.leader_epoch, common.offset)
         earlier = self._untold.get(common.offset)
         before = self._recorded_at(common.offset) if earlier is None else earlier.before
         self._untold[common.offset] = _Cut(remote_end, before)
         await services.metadata.put_remote_log_clamp(clamp)
+        self._decided = None
         services.checkpoint("clamp-written")
         self._tell_of_effect()
 

@@ -14,7 +14,7 @@ from tests.support.repository import ROOT
 
 EXAMPLE = ROOT / "docs" / "tidegate.example.toml"
 HOLDS = PartitionBounds("orders", 0, 5, 0, 59, 60, 40, 100, 100)
-BROKEN = PartitionBounds("orders", 1, 0, 0, 120, 121, 40, 100, 100, violated=("Ly>Ry",))
+VIOLATED = PartitionBounds("orders", 1, 0, 0, 120, 121, 40, 100, 100, violated=("Ly>Ry",))
 UNKNOWN = PartitionBounds("a-topic-with-a-name-that-is-longer-than-most", 0, 0, 0, 9, 10, trouble="it was deleted")
 
 
@@ -45,7 +45,7 @@ def test_a_table_of_both_tiers(monkeypatch: pytest.MonkeyPatch, config: Path) ->
         assert heading in out
 
 
-@pytest.mark.parametrize(("bad", "said"), [(BROKEN, "BROKEN: Ly>Ry"), (UNKNOWN, "it was deleted")])
+@pytest.mark.parametrize(("bad", "said"), [(VIOLATED, "violated: Ly>Ry"), (UNKNOWN, "it was deleted")])
 def test_a_violated_bound_is_named_and_is_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, config: Path, bad: PartitionBounds, said: str
 ) -> None:

@@ -149,6 +149,7 @@ async def test_a_segment_in_quarantine_waits_for_an_operator(copied: Workbench) 
     await copied.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 29))
     facts = await facts_for(copied, KEEP_NOTHING)
     assert reasons(explain(facts), NOT_EXPIRED)[30] == StateReason.QUARANTINE
+    assert [(each.start_offset, each.end_offset) for each in explain(facts).segments] == [(0, 29), (30, 59), (60, 89)]
     copied.log.log_start_offset = 60
     lost = explain_offset(await facts_for(copied, KEEP_NOTHING), 45)
     assert (lost.place, "quarantine" in lost.sentence) == (Place.UNKNOWN, True)

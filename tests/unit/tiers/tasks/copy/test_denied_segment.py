@@ -9,10 +9,12 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.errors import BrokerError
+from tiers.errors import BrokerError, LogDivergedError, RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import EpochEndOffset, LocalLogBounds
+from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
+from tiers.model.segment_metadata import RemoteLogClampUpdate
+from tiers.tasks.copy import segment_copy
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
 Work = Callable[[], Awaitable[None]]
@@ -211,3 +213,91 @@ async def test_no_attempt_begins_after_a_denial(bench: Workbench, monkeypatch: p
             await tasks.copy.finish_removed(bounds)
     assert await copied_of_the_old_log(bench, tasks) == []
     assert gaps(bench)[0] == (60, 100)
+
+
+async def test_the_leader_is_asked_before_a_clamp_that_fails(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader lacks copied records too, but the clamp cannot be written. Then the broker removes the offsets."""
+    tasks, log = await open_segment(bench), bench.log
+    await tasks.write_manifest()
+    log.elect_unclean(50)
+    produce(bench, 8)
+
+    async def fail(clamp: RemoteLogClampUpdate) -> None:
+        raise RemoteLogMetadataError("the metadata topic does not answer")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(bench.metadata, "put_remote_log_clamp", fail)
+        await round_of_all(bench, tasks, 1)
+    assert tasks.stages["survey"].last_error == "the metadata topic does not answer"
+    log.log_start_offset = 100
+    assert await copied_of_the_old_log(bench, tasks) == []
+    assert gaps(bench) == [(50, 100)]
+
+
+async def test_records_of_a_former_leader_are_not_appended(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read was sent before the election. The answer arrives after the new leader has confirmed the segment."""
+    tasks, log = await open_segment(bench), bench.log
+    log.elect_unclean(80)
+    bounds, read, records = await log.bounds(PARTITION, 1000), log.read, log.records
+    produce(bench, 8)
+    await round_of_all(bench, tasks, 0)
+    log.records, log.leader_epoch = records, 0
+    produce(bench, 1)
+    late = await read(PARTITION, 80, 500, 1000)
+    log.records, log.leader_epoch = records, 1
+
+    async def answer_late(partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
+        return late
+
+    monkeypatch.setattr(log, "read", answer_late)
+    with pytest.raises(BrokerError, match="the leader of epoch 0 was replaced before its records arrived"):
+        await tasks.copy.run(POLICY, bounds, 60)
+
+
+async def test_records_of_an_earlier_epoch_end_the_open_segment(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old log leads again. Its records arrive, and then it removes all offsets before it is asked for an epoch."""
+    tasks, log = await open_segment(bench), bench.log
+    tasks.copy.start_over()
+    log.elect_unclean(60)
+    produce(bench, 2)
+    await round_of_all(bench, tasks, 1)
+    bounds, read = await log.bounds(PARTITION, 1000), log.read
+    log.records = b"".join(batch_of(offset, 10, value_bytes=15) for offset in range(0, 120, 10))
+    log.leader_epoch = 2
+
+    async def read_and_remove(partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
+        answer = await read(partition, offset, max_bytes, timeout_ms)
+        log.log_start_offset = 120
+        return answer
+
+    with monkeypatch.context() as removing:
+        removing.setattr(log, "read", read_and_remove)
+        with pytest.raises(LogDivergedError, match="leader epoch 0 at offset 80 after 1"):
+            await tasks.copy.run(POLICY, bounds, 60)
+    assert await copied_of_the_old_log(bench, tasks) == []
+    assert [one.start_offset for one in bench.segments if one.start_offset == 60] == []
+
+
+async def test_attempts_at_a_denied_segment_are_no_last_copies(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has all objects of an attempt that did not end. Then the broker removes the offsets."""
+    tasks, log = await open_segment(bench), bench.log
+    await tasks.write_manifest()
+    log.log_start_offset = 70
+
+    async def fail(*_: object) -> None:
+        raise RetriableRemoteStorageError("the copy cannot be read back")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(segment_copy, "verify_copied_segment", fail)
+        await round_of_all(bench, tasks, 1)
+    assert tasks.stages["copy"].last_error == "the copy cannot be read back"
+    log.elect_unclean(70)
+    produce(bench, 8)
+    await round_of_all(bench, tasks, 1)
+    assert tasks.stages["survey"].failures == 0
+    assert await copied_of_the_old_log(bench, tasks) == []
+    assert gaps(bench) == [(60, 70)]

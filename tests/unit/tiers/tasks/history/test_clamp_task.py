@@ -211,6 +211,32 @@ async def test_a_clamp_that_the_next_leader_does_not_need_is_not_told(
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 0
 
 
+@pytest.mark.parametrize("is_shown", [False, True])
+async def test_only_a_leader_that_shows_the_records_ends_a_clamp_that_failed(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_shown: bool
+) -> None:
+    """Its write failed. Then the leader removes all offsets, and so confirms every history of the copied records."""
+    await copied(bench, 10)
+    records = bench.log.records
+
+    async def put_nothing(clamp: RemoteLogClampUpdate) -> None:
+        raise RemoteLogMetadataNotReadyError("the record may be lost")
+
+    bench.log.elect_unclean(50)
+    with monkeypatch.context() as failing:
+        failing.setattr(bench.metadata, "put_remote_log_clamp", put_nothing)
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    if is_shown:
+        bench.log.records, bench.log.leader_epoch = records, 2
+        assert not await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    produce(bench, 8)
+    bench.log.log_start_offset = 110
+    assert await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None) is not is_shown
+    assert answering(bench)[-1][1] == (99 if is_shown else 49)
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == (0 if is_shown else 1)
+
+
 async def test_records_that_were_cut_off_leave_no_epoch_in_later_segments(bench: Workbench) -> None:
     await copied(bench, 3)
     bench.log.leader_epoch = 1
