@@ -22,8 +22,8 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         ("another leader's records replaced copied records; the replaced records are in quarantine",),
         "An unclean election replaced the end of the log, or an operator accepted the leader's log.",
         "Nothing.",
-        "Look at the replaced records with `tidegate tier quarantine`. If no operator accepted the log, find out why the"
-        " election was unclean.",
+        "Look at the replaced records with `tidegate tier quarantine`. If no operator accepted the log, find out why"
+        " the election was unclean.",
         metric='tidegate_remote_log_alarms_total{reason="clamped"}',
     ),
     Alarm(
