@@ -35,7 +35,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.copy_task import RLMCopyTask, copy_hold
-from tiers.tasks.deletion.segment_deletion import Leftovers, collect_leftovers, delete_replaced_attempts
+from tiers.tasks.deletion.segment_deletion import Leftovers, collect_leftovers
 from tiers.tasks.history.clamp_task import RLMClampTask
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.lost_copies import copies_to_spare
@@ -159,9 +159,13 @@ class PartitionTasks:
         services.require_ownership(partition)
         await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
-        await self._ask_leader(bounds.leader_epoch)
-        await self.watch.look(self.policy, bounds, self.copy)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        # Before the steps that may fail: the leader may remove the offsets until the next round.
+        await self.copy.ask_leader(bounds.leader_epoch, log_start.offset)
+        if self.copy.is_denied:
+            await self.end_work()
+            self.copy.start_over()
+        await self.watch.look(self.policy, bounds, self.copy)
         await self.manifest.check(bounds, log_start.offset)
         compared_end = services.metadata.remote_end_offset(partition)
         if await self._clamp.run(bounds, log_start.offset, self.end_work):
@@ -176,16 +180,6 @@ class PartitionTasks:
         self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start.offset)
         await self.manifest.keep_last_copies(bounds.log_start_offset, self.copy.holds)
         return Surveyed(bounds, log_start, compared_end)
-
-    async def _ask_leader(self, leader_epoch: int) -> None:
-        """Discards the open segment if a new leader lacks its records.
-
-        This comes before every step that may fail: the leader may remove the offsets before the next round."""
-        await self.copy.ask_leader(leader_epoch)
-        if self.copy.is_denied:
-            await self.end_work()
-            await delete_replaced_attempts(self._services, self.partition, self.copy.holds)
-            self.copy.start_over()
 
     async def copy_start(self, surveyed: Surveyed) -> int | None:
         """Returns where copying continues. Records gaps and ends them, also while the partition is not copied.

@@ -33,7 +33,7 @@ from tiers.tasks.copy.copy_attempts import check_last_attempt
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
 from tiers.tasks.copy.segment_copy import copy_segment
 from tiers.tasks.copy.spool import SpoolError
-from tiers.tasks.history.lineage import check_lineage, check_remote_lineage
+from tiers.tasks.history.lineage import check_lineage, check_remote_lineage, is_cut, lowest_common_end
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.uncopied_watch import HeadBatch, head_of
@@ -240,8 +240,11 @@ class RLMCopyTask:
             )
         self._read_epoch = leader_epoch
 
-    async def ask_leader(self, leader_epoch: int) -> None:
+    async def ask_leader(self, leader_epoch: int, log_start: int | None) -> None:
         """Asks a new leader for the records of the open segment. If the leader lacks them, `is_denied` becomes true.
+
+        `log_start` is the recorded one that the leader confirms. An emptied or restored broker denies nothing: the
+        partition stops, or the owner asks the next leader.
 
         The owner asks as soon as the leader changes. The attempts at a kept segment may have to wait for hours, and a
         leader that has removed these offsets meanwhile confirms every history of them (docs/semantics.md 6.1). For the
@@ -249,17 +252,17 @@ class RLMCopyTask:
         decides, and the records of a later one are read again."""
         self._round_epoch = leader_epoch
         builder = self._builder
-        if builder is None or builder.size_bytes == 0 or self.is_denied or leader_epoch == self._read_epoch:
+        if builder is None or builder.size_bytes == 0 or self.is_denied or leader_epoch <= self._read_epoch:
             return
         # A copy beside the round may add records. The builder adds their epoch first.
         next_offset, epoch = builder.next_offset, builder.leader_epoch
         assert epoch is not None
-        try:
-            await check_lineage(
-                self._services.source, self._partition, epoch, next_offset, self._services.settings.request_timeout_ms
-            )
-        except LogDivergedError:
-            self.is_denied = self._builder is builder
+        services, partition = self._services, self._partition
+        answer = await services.source.end_offset_for_epoch(partition, epoch, services.settings.request_timeout_ms)
+        if answer.leader_epoch == epoch and answer.end_offset >= next_offset:
+            return
+        lowest_end = lowest_common_end(services.metadata, partition, log_start)
+        self.is_denied = self._builder is builder and is_cut(answer, epoch, lowest_end)
 
     async def _check_open_segment(self, builder: SegmentBuilder) -> None:
         if builder.leader_epoch is None:

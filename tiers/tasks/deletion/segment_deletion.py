@@ -11,19 +11,12 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from tiers.bounded_gather import bounded_gather
-from tiers.errors import (
-    CircuitOpenError,
-    LogDivergedError,
-    RemoteLogError,
-    RemoteStorageError,
-    RetriableRemoteStorageError,
-)
+from tiers.errors import CircuitOpenError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate, leader_epoch_at
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import unfinished_attempts, unfinished_segments
 from tiers.tasks.deletion.failed_deletions import StillPublishedError
-from tiers.tasks.history.lineage import check_lineage
 from tiers.tasks.task_services import TaskServices
 
 _FAILURES_PER_ROUND = 3
@@ -194,26 +187,6 @@ async def collect_leftovers(
             raise troubles[0]
     await end_copy_plans(services, partition)
     return collected
-
-
-async def delete_replaced_attempts(
-    services: TaskServices, partition: TopicIdPartition, holds: Callable[[RemoteLogSegmentMetadata], bool]
-) -> None:
-    """Begins the deletion of the attempts at a denied segment, so that none passes for the last copy of its records.
-
-    An attempt counts if the leader lacks its last record, and if `holds` tells that its records are those of the denied
-    segment. The copy in progress has ended. Raises the errors of the broker and of the metadata manager."""
-    timeout_ms = services.settings.request_timeout_ms
-    for attempt in unfinished_segments(services.metadata, partition):
-        if attempt.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED or not holds(attempt):
-            continue
-        end_offset = attempt.end_offset
-        epoch = leader_epoch_at(attempt.segment_leader_epochs, end_offset)
-        try:
-            await check_lineage(services.source, partition, epoch, end_offset + 1, timeout_ms)
-        except LogDivergedError:
-            services.require_ownership(partition)
-            await write_state(services, attempt, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
 
 
 async def end_copy_plans(services: TaskServices, partition: TopicIdPartition) -> None:

@@ -19,7 +19,7 @@ from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import remote_epoch_before
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LocalLogBounds, LogSource
+from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogSource
 from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.segment_metadata import CUT_ALL, leader_epoch_at
 
@@ -166,10 +166,9 @@ async def clamp_end(
     """Returns where the owner clamps the tier, by itself, after `check_history` failed.
 
     Raises `LogDivergedError` unless an unclean election explains the divergence."""
-    trimmed_to, is_diverged = metadata.local_log_start(partition), metadata.is_diverged(partition)
-    local_log_start = None if trimmed_to is None else trimmed_to.offset
+    is_diverged = metadata.is_diverged(partition)
     log_start = None if is_diverged else log_start
-    common = await find_common_end(source, metadata, partition, local_log_start, log_start, timeout_ms)
+    common = await find_common_end(source, metadata, partition, log_start, timeout_ms)
     if is_diverged and common.offset < bounds.log_start_offset:
         raise LogDivergedError(
             f"{partition}: the leader had another history than the copied records, and has none of them now"
@@ -216,30 +215,41 @@ async def check_before_deletion(
     except LogDivergedError as error:
         if metadata.is_diverged(partition):
             raise
-        trimmed_to = metadata.local_log_start(partition)
-        await find_common_end(
-            source, metadata, partition, None if trimmed_to is None else trimmed_to.offset, log_start, timeout_ms
-        )
+        await find_common_end(source, metadata, partition, log_start, timeout_ms)
         raise RemoteLogMetadataNotReadyError(f"{error}; the owner is about to clamp the remote tier") from error
+
+
+def lowest_common_end(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None) -> int:
+    """Returns the lowest end that an unclean election can give the log, by what leaders have confirmed.
+
+    `log_start` is the recorded one that the leader confirms."""
+    trimmed_to = metadata.local_log_start(partition)
+    return max(1, 0 if trimmed_to is None else trimmed_to.offset, log_start or 0)
+
+
+def is_cut(answer: EpochEndOffset, leader_epoch: int, lowest_end: int) -> bool:
+    """Returns whether an unclean election explains where the leader ends `leader_epoch`.
+
+    Otherwise the broker was emptied or restored."""
+    return 0 <= answer.leader_epoch <= leader_epoch and answer.end_offset >= lowest_end
 
 
 async def find_common_end(
     source: LogSource,
     metadata: RemoteLogMetadataReader,
     partition: TopicIdPartition,
-    local_log_start: int | None,
     log_start: int | None,
     timeout_ms: int,
 ) -> CommonEnd:
     """Asks for the tier's leader epochs from the newest down until the leader's answer confirms an offset.
 
-    `local_log_start` and `log_start` are the last ones that a leader confirmed; None: no leader did. An unclean
-    election cannot lead to an offset below them, or to one that leaves no remote record. The function then raises
+    `log_start` is the last one that a leader confirmed; None: no leader did. An unclean election cannot lead to an
+    offset below that or below the last trim, or to one that leaves no remote record. The function then raises
     `LogDivergedError`. The epoch is -1 if the offset lies before all remote records."""
     ranges = _answering_epochs(metadata, partition, log_start)
     if not ranges:
         raise LogDivergedError(f"{partition}: the remote tier has no record to compare with the leader's log")
-    lowest_end = max(1, local_log_start or 0, log_start or 0)
+    lowest_end = lowest_common_end(metadata, partition, log_start)
     offset = ranges[-1].last_offset
     while True:
         place = bisect_right(ranges, offset, key=lambda one: one.first_offset) - 1
@@ -250,7 +260,7 @@ async def find_common_end(
         # An offset between two segments belongs to the segment before it.
         offset, epoch = min(offset, ranges[place].last_offset), ranges[place].leader_epoch
         answer = await source.end_offset_for_epoch(partition, epoch, timeout_ms)
-        if not 0 <= answer.leader_epoch <= epoch or answer.end_offset < lowest_end:
+        if not is_cut(answer, epoch, lowest_end):
             raise LogDivergedError(
                 f"{partition}: the leader ends epoch {answer.leader_epoch} (asked for {epoch}) at "
                 f"{answer.end_offset}, below {lowest_end}: was the broker emptied or restored?"

@@ -13,8 +13,8 @@ from tiers.errors import BrokerError, LogDivergedError, RemoteLogMetadataError, 
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
-from tiers.model.segment_metadata import RemoteLogClampUpdate
-from tiers.tasks.copy import segment_copy
+from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadata
+from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
 Work = Callable[[], Awaitable[None]]
@@ -90,10 +90,10 @@ def answered_late(bench: Workbench, monkeypatch: pytest.MonkeyPatch, tasks: Part
         await work()
         return answer
 
-    async def ask_leader_late(leader_epoch: int) -> None:
+    async def ask_leader_late(leader_epoch: int, log_start: int | None) -> None:
         monkeypatch.setattr(tasks.copy, "ask_leader", ask_leader)
         monkeypatch.setattr(bench.log, "end_offset_for_epoch", answer_late)
-        await ask_leader(leader_epoch)
+        await ask_leader(leader_epoch, log_start)
 
     monkeypatch.setattr(tasks.copy, "ask_leader", ask_leader_late)
 
@@ -201,7 +201,7 @@ async def test_no_attempt_begins_after_a_denial(bench: Workbench, monkeypatch: p
         if work.__name__ == "finish":
             log.elect_unclean(60)
             produce(bench, 8)
-            await tasks.copy.ask_leader(log.leader_epoch)
+            await tasks.copy.ask_leader(log.leader_epoch, None)
             log.log_start_offset = 100
         return finished
 
@@ -280,24 +280,23 @@ async def test_records_of_an_earlier_epoch_end_the_open_segment(
     assert [one.start_offset for one in bench.segments if one.start_offset == 60] == []
 
 
-async def test_attempts_at_a_denied_segment_are_no_last_copies(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store has all objects of an attempt that did not end. Then the broker removes the offsets."""
+async def test_an_emptied_broker_denies_nothing(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It started without its disk, and comes back with it before the owner has recorded the divergence."""
     tasks, log = await open_segment(bench), bench.log
     await tasks.write_manifest()
     log.log_start_offset = 70
 
-    async def fail(*_: object) -> None:
-        raise RetriableRemoteStorageError("the copy cannot be read back")
+    async def fail(segment: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        raise RetriableRemoteStorageError("the store does not answer")
 
     with monkeypatch.context() as failing:
-        failing.setattr(segment_copy, "verify_copied_segment", fail)
+        failing.setattr(bench.store, "copy_log_segment_data", fail)
         await round_of_all(bench, tasks, 1)
-    assert tasks.stages["copy"].last_error == "the copy cannot be read back"
-    log.elect_unclean(70)
-    produce(bench, 8)
-    await round_of_all(bench, tasks, 1)
-    assert tasks.stages["survey"].failures == 0
-    assert await copied_of_the_old_log(bench, tasks) == []
-    assert gaps(bench) == [(60, 70)]
+    assert tasks.stages["copy"].last_error == "the store does not answer"
+    records, log.records, log.log_start_offset, log.leader_epoch = log.records, b"", 0, 1
+    bounds = await log.bounds(PARTITION, 1000)
+    await tasks.copy.ask_leader(bounds.leader_epoch, None)
+    assert not tasks.copy.is_denied
+    log.records, log.log_start_offset, log.leader_epoch = records, 70, 2
+    assert await copied_of_the_old_log(bench, tasks) == [(60, 79)]
+    assert gaps(bench) == []

@@ -346,7 +346,7 @@ async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench
     bench.log.elect_unclean(30)
     bench.log.leader_epoch = 7
     produce(bench, 9)
-    common = await find_common_end(bench.log, bench.metadata, PARTITION, 0, None, 1000)
+    common = await find_common_end(bench.log, bench.metadata, PARTITION, None, 1000)
     assert common == (29, 0)
 
 
