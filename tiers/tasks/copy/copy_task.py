@@ -252,7 +252,7 @@ class RLMCopyTask:
         decides, and the records of a later one are read again."""
         self._round_epoch = leader_epoch
         builder = self._builder
-        if builder is None or builder.size_bytes == 0 or self.is_denied or leader_epoch <= self._read_epoch:
+        if builder is None or builder.size_bytes == 0 or leader_epoch <= self._read_epoch:
             return
         # A copy beside the round may add records. The builder adds their epoch first.
         next_offset, epoch = builder.next_offset, builder.leader_epoch
@@ -262,7 +262,8 @@ class RLMCopyTask:
         if answer.leader_epoch == epoch and answer.end_offset >= next_offset:
             return
         lowest_end = lowest_common_end(services.metadata, partition, log_start)
-        self.is_denied = self._builder is builder and is_cut(answer, epoch, lowest_end)
+        if self._builder is builder and is_cut(answer, epoch, lowest_end):
+            self.is_denied = True
 
     async def _check_open_segment(self, builder: SegmentBuilder) -> None:
         if builder.leader_epoch is None:
