@@ -159,13 +159,13 @@ class PartitionTasks:
         services.require_ownership(partition)
         await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
-        log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         # Before the steps that may fail: the leader may remove the offsets until the next round.
-        await self.copy.ask_leader(bounds.leader_epoch, log_start.offset)
+        await self.copy.ask_leader(bounds.leader_epoch)
         if self.copy.is_denied:
             await self.end_work()
             self.copy.start_over()
         await self.watch.look(self.policy, bounds, self.copy)
+        log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await self.manifest.check(bounds, log_start.offset)
         compared_end = services.metadata.remote_end_offset(partition)
         if await self._clamp.run(bounds, log_start.offset, self.end_work):

@@ -240,11 +240,11 @@ class RLMCopyTask:
             )
         self._read_epoch = leader_epoch
 
-    async def ask_leader(self, leader_epoch: int, log_start: int | None) -> None:
+    async def ask_leader(self, leader_epoch: int) -> None:
         """Asks a new leader for the records of the open segment. If the leader lacks them, `is_denied` becomes true.
 
-        `log_start` is the recorded one that the leader confirms. An emptied or restored broker denies nothing: the
-        partition stops, or the owner asks the next leader.
+        A broker that was emptied, or restored from a copy before the last trim, denies nothing. The partition stops, or
+        the owner asks the next leader.
 
         The owner asks as soon as the leader changes. The attempts at a kept segment may have to wait for hours, and a
         leader that has removed these offsets meanwhile confirms every history of them (docs/semantics.md 6.1). For the
@@ -261,7 +261,7 @@ class RLMCopyTask:
         answer = await services.source.end_offset_for_epoch(partition, epoch, services.settings.request_timeout_ms)
         if answer.leader_epoch == epoch and answer.end_offset >= next_offset:
             return
-        lowest_end = lowest_common_end(services.metadata, partition, log_start)
+        lowest_end = lowest_common_end(services.metadata, partition, None)
         if self._builder is builder and is_cut(answer, epoch, lowest_end):
             self.is_denied = True
 

@@ -222,7 +222,7 @@ async def check_before_deletion(
 def lowest_common_end(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None) -> int:
     """Returns the lowest end that an unclean election can give the log, by what leaders have confirmed.
 
-    `log_start` is the recorded one that the leader confirms."""
+    `log_start` is the recorded one that the leader confirms; None: it does not count."""
     trimmed_to = metadata.local_log_start(partition)
     return max(1, 0 if trimmed_to is None else trimmed_to.offset, log_start or 0)
 

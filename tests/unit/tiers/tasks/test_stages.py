@@ -356,7 +356,7 @@ async def test_a_copy_that_ends_during_the_comparison_does_not_expire_yet(
         await until(lambda: bench.finished == [(0, 29), (30, 59)])
         return answer
 
-    async def confirm(leader_epoch: int, log_start: int | None) -> None:
+    async def confirm(leader_epoch: int) -> None:
         pass
 
     monkeypatch.setattr(bench.store, "copy_log_segment_data", slowly)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import BrokerError, LogDivergedError, RemoteLogMetadataError, RetriableRemoteStorageError
@@ -90,10 +91,10 @@ def answered_late(bench: Workbench, monkeypatch: pytest.MonkeyPatch, tasks: Part
         await work()
         return answer
 
-    async def ask_leader_late(leader_epoch: int, log_start: int | None) -> None:
+    async def ask_leader_late(leader_epoch: int) -> None:
         monkeypatch.setattr(tasks.copy, "ask_leader", ask_leader)
         monkeypatch.setattr(bench.log, "end_offset_for_epoch", answer_late)
-        await ask_leader(leader_epoch, log_start)
+        await ask_leader(leader_epoch)
 
     monkeypatch.setattr(tasks.copy, "ask_leader", ask_leader_late)
 
@@ -201,7 +202,7 @@ async def test_no_attempt_begins_after_a_denial(bench: Workbench, monkeypatch: p
         if work.__name__ == "finish":
             log.elect_unclean(60)
             produce(bench, 8)
-            await tasks.copy.ask_leader(log.leader_epoch, None)
+            await tasks.copy.ask_leader(log.leader_epoch)
             log.log_start_offset = 100
         return finished
 
@@ -295,8 +296,22 @@ async def test_an_emptied_broker_denies_nothing(bench: Workbench, monkeypatch: p
     assert tasks.stages["copy"].last_error == "the store does not answer"
     records, log.records, log.log_start_offset, log.leader_epoch = log.records, b"", 0, 1
     bounds = await log.bounds(PARTITION, 1000)
-    await tasks.copy.ask_leader(bounds.leader_epoch, None)
+    await tasks.copy.ask_leader(bounds.leader_epoch)
     assert not tasks.copy.is_denied
     log.records, log.log_start_offset, log.leader_epoch = records, 70, 2
     assert await copied_of_the_old_log(bench, tasks) == [(60, 79)]
     assert gaps(bench) == []
+
+
+async def test_a_log_start_above_the_cut_does_not_end_a_denial(bench: Workbench) -> None:
+    """A user deletes records of the new leader, above the copied ones. The broker then restarts and forgets that."""
+    tasks, log = await open_segment(bench), bench.log
+    await tasks.write_manifest()
+    log.log_start_offset = 70
+    log.elect_unclean(70)
+    produce(bench, 8)
+    await bench.metadata.put_log_start(PARTITION, user_log_start(75, leader_epoch=1))
+    log.leader_epoch = 2
+    await round_of_all(bench, tasks, 0)
+    log.log_start_offset = 90
+    assert await copied_of_the_old_log(bench, tasks) == []
