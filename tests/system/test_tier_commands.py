@@ -70,6 +70,11 @@ class Site:
     def objects(self, topic_id: str, suffix: str) -> list[Path]:
         return sorted(path for path in self.bucket.rglob(f"*{suffix}") if topic_id in str(path))
 
+    def stored(self) -> dict[Path, bytes]:
+        """The objects of the tier, without those of a proxy's probe and the temporary files of the server."""
+        paths = [path for path in self.bucket.rglob("*") if path.is_file()]
+        return {path: path.read_bytes() for path in paths if "/." not in str(path.relative_to(self.bucket.parent))}
+
     def manifests(self) -> dict[str, PartitionManifest]:
         found = [decode_partition_manifest(path.read_bytes()) for path in self.bucket.rglob("manifest.json")]
         return {each.topic_id_partition.topic: each for each in found}
@@ -288,7 +293,7 @@ async def begin_without(site: Site) -> None:
     stranger = Producer({"bootstrap.servers": site.kafka.bootstrap_servers})
     stranger.produce(site.metadata_topic, key=b"of another program", value=b"a record")
     assert stranger.flush(60) == 0
-    before = {path: path.read_bytes() for path in site.bucket.rglob("*") if path.is_file()}
+    before = site.stored()
     with site.proxy() as proxy:
 
         def is_refused(name: str) -> bool:
@@ -296,7 +301,7 @@ async def begin_without(site: Site) -> None:
 
         for name in (site.plain, site.sealed):
             await asyncio.to_thread(until, partial(is_refused, name))
-    assert {path: path.read_bytes() for path in site.bucket.rglob("*") if path.is_file()} == before
+    assert site.stored() == before
     site.metadata_topic, site.home = topic, home
 
 
