@@ -201,6 +201,22 @@ class TimeThatPasses:
         return int(self.now_s * 1000)
 
 
+def test_a_state_folder_that_cannot_be_created_names_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    config = parse_config(
+        f"""
+[upstream]
+bootstrap.servers = "127.0.0.1:1"
+[listener]
+bootstrap.port = 1024
+[state]
+path = "{tmp_path}/file"
+"""
+    )
+    with pytest.raises(RemoteTierError, match=r"\[state\] path: .*file/metadata cannot be created: Not a directory"):
+        metadata_folder(config)
+
+
 @pytest.fixture
 def died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], float]]:
     """Begins after a supervisor died whose children let the state and then the port go; returns when, in seconds."""

@@ -115,14 +115,12 @@ class RLMClampTask:
 
     async def _end_decision(self, bounds: LocalLogBounds, end_work: Callable[[], Awaitable[None]]) -> None:
         """Writes a clamp that an earlier round could not write, unless the leader shows the last remote record."""
-        if self._decided is None:
-            return
-        remote_end = self._services.metadata.remote_end_offset(self._partition)
-        if remote_end is None or not self._decided.offset < remote_end < bounds.log_start_offset:
+        decided, remote_end = self._decided, self._services.metadata.remote_end_offset(self._partition)
+        if decided is not None and remote_end is not None and decided.offset < remote_end < bounds.log_start_offset:
+            await end_work()
+            await self._clamp(decided, remote_end)
+        else:
             self._decided = None
-            return
-        await end_work()
-        await self._clamp(self._decided, remote_end)
 
     async def _clamp(self, common: CommonEnd, remote_end: int | None) -> None:
         services, partition = self._services, self._partition

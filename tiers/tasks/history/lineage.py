@@ -224,7 +224,8 @@ def lowest_common_end(metadata: RemoteLogMetadataReader, partition: TopicIdParti
 
     `log_start` is the recorded one that the leader confirms; None: it does not count."""
     trimmed_to = metadata.local_log_start(partition)
-    return max(1, 0 if trimmed_to is None else trimmed_to.offset, log_start or 0)
+    trimmed_offset = 0 if trimmed_to is None else trimmed_to.offset
+    return max(1, trimmed_offset, log_start or 0)
 
 
 def is_cut(answer: EpochEndOffset, leader_epoch: int, lowest_end: int) -> bool:

@@ -44,11 +44,11 @@ async def open_segment(bench: Workbench) -> PartitionTasks:
     return tasks
 
 
-async def denied_segment(bench: Workbench, monkeypatch: pytest.MonkeyPatch, batches: int = 8) -> PartitionTasks:
+async def denied_segment(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> PartitionTasks:
     """The leader of epoch 1 has other records from 60 on. It denies the open segment, and then fails."""
     tasks, log = await open_segment(bench), bench.log
     log.elect_unclean(60)
-    produce(bench, batches)
+    produce(bench, 8)
     ask = log.end_offset_for_epoch
 
     async def refuse(partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:

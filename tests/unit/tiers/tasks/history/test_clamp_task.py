@@ -26,6 +26,10 @@ def produce(bench: Workbench, count: int) -> None:
         bench.log.append(batch_of(bench.log.end_offset, 10, value_bytes=15, leader_epoch=bench.log.leader_epoch))
 
 
+async def put_nothing(clamp: RemoteLogClampUpdate) -> None:
+    raise RemoteLogMetadataNotReadyError("the record may be lost")
+
+
 def answering(bench: Workbench) -> list[tuple[int, int]]:
     """Offsets (inclusive) that the segments answer for, in order."""
     found, offset = [], 0
@@ -199,9 +203,6 @@ async def test_a_clamp_that_the_next_leader_does_not_need_is_not_told(
     await copied(bench, 10)
     records = bench.log.records
 
-    async def put_nothing(clamp: RemoteLogClampUpdate) -> None:
-        raise RemoteLogMetadataNotReadyError("the record may be lost")
-
     monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put_nothing)
     bench.log.elect_unclean(50)
     with pytest.raises(RemoteLogMetadataNotReadyError):
@@ -218,9 +219,6 @@ async def test_only_a_leader_that_shows_the_records_ends_a_clamp_that_failed(
     """Its write failed. Then the leader removes all offsets, and so confirms every history of the copied records."""
     await copied(bench, 10)
     records = bench.log.records
-
-    async def put_nothing(clamp: RemoteLogClampUpdate) -> None:
-        raise RemoteLogMetadataNotReadyError("the record may be lost")
 
     bench.log.elect_unclean(50)
     with monkeypatch.context() as failing:
