@@ -173,6 +173,9 @@ class RLMCopyTask:
             fits = cut_at_batches(read.records, policy.segment_bytes - held_bytes, min_one=held_bytes == 0)
             if fits:
                 fits = await self._append_fitting(await self._builder_from(start), read, fits)
+                if read.leader_epoch < self._round_epoch:
+                    # Meanwhile a round asked the new leader, without the records that were appended just now.
+                    await self.ask_leader(self._round_epoch)
             builder = self._builder
             if builder is not None and builder.next_offset > next_offset:
                 self._progress(builder.next_offset)
@@ -492,8 +495,7 @@ class RLMCopyTask:
 
     def discard(self) -> None:
         """Discards the open segment and its spool file."""
-        if self._builder is not None:
-            self._services.spool.shrink(self._builder.size_bytes)
-            self._builder.discard()
-            self._builder = self._built = None
-        self.is_denied = False
+        builder, self._builder, self._built, self.is_denied = self._builder, None, None, False
+        if builder is not None:
+            self._services.spool.shrink(builder.size_bytes)
+            builder.discard()

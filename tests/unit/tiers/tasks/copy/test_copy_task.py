@@ -382,6 +382,26 @@ async def test_a_copy_that_is_cancelled_while_a_file_is_written_leaves_nothing(
     assert bench.services.spool.used_bytes == 0
 
 
+async def test_a_spool_file_that_cannot_be_removed_is_discarded_once(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, failures = SegmentBuilder.discard, []
+
+    def fail(builder: SegmentBuilder) -> None:
+        remove(builder)
+        failures.append(builder)
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(SegmentBuilder, "discard", fail)
+    bench.log.append(*batches(0, 1))
+    await bench.copy()
+    with pytest.raises(OSError, match="Read-only file system"):
+        bench.copy_task.discard()
+    bench.copy_task.discard()
+    assert len(failures) == 1
+    assert bench.services.spool.used_bytes == 0
+
+
 async def test_a_full_disk_costs_a_segment_its_beginning_again_and_nothing_else(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,41 @@ async def test_records_of_a_former_leader_are_not_appended(bench: Workbench, mon
         await tasks.copy.run(POLICY, bounds, 60)
 
 
+@pytest.mark.parametrize("first", [60, 70])
+async def test_a_leader_is_asked_for_records_that_are_appended_late(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """A round asks the new leader while the copy appends records of the former one. Then the leader removes them.
+
+    If `first` is 60, the segment begins with these records."""
+    tasks, log, run = (
+        PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0)),
+        bench.log,
+        bench.services.spool.run,
+    )
+    produce(bench, 7)
+    await round_of_all(bench, tasks, 1)
+    await tasks.write_manifest()
+    if first == 60:
+        tasks.copy.discard()
+    else:
+        produce(bench, 1)
+    bounds = await log.bounds(PARTITION, 1000)
+
+    async def append_late(work: Callable[[], object]) -> object:
+        monkeypatch.setattr(bench.services.spool, "run", run)
+        log.elect_unclean(first)
+        produce(bench, 8)
+        await tasks.round(lambda surveyed, start: None)
+        return await run(work)
+
+    monkeypatch.setattr(bench.services.spool, "run", append_late)
+    await tasks.copy.run(POLICY, bounds, 60)
+    log.log_start_offset = 100
+    assert await copied_of_the_old_log(bench, tasks) == []
+    assert gaps(bench) == [(60, 100)]
+
+
 async def test_records_of_an_earlier_epoch_end_the_open_segment(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
