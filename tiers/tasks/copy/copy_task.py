@@ -264,7 +264,7 @@ class RLMCopyTask:
         answer = await services.source.end_offset_for_epoch(partition, epoch, services.settings.request_timeout_ms)
         if answer.leader_epoch == epoch and answer.end_offset >= next_offset:
             return
-        lowest_end = lowest_common_end(services.metadata, partition, None)
+        lowest_end = lowest_common_end(services.metadata, partition)
         if self._builder is builder and is_cut(answer, epoch, lowest_end):
             self.is_denied = True
 

@@ -219,13 +219,13 @@ async def check_before_deletion(
         raise RemoteLogMetadataNotReadyError(f"{error}; the owner is about to clamp the remote tier") from error
 
 
-def lowest_common_end(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None) -> int:
-    """Returns the lowest end that an unclean election can give the log, by what leaders have confirmed.
+def lowest_common_end(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> int:
+    """Returns the lowest end that an unclean election can give the log, by the trims that leaders have confirmed.
 
-    `log_start` is the recorded one that the leader confirms; None: it does not count."""
+    A log start does not count. If a leader confirms one and ends an epoch below it, the records between them are of a
+    newer epoch. So the user deleted them after the election."""
     trimmed_to = metadata.local_log_start(partition)
-    trimmed_offset = 0 if trimmed_to is None else trimmed_to.offset
-    return max(1, trimmed_offset, log_start or 0)
+    return max(1, 0 if trimmed_to is None else trimmed_to.offset)
 
 
 def is_cut(answer: EpochEndOffset, leader_epoch: int, lowest_end: int) -> bool:
@@ -244,13 +244,13 @@ async def find_common_end(
 ) -> CommonEnd:
     """Asks for the tier's leader epochs from the newest down until the leader's answer confirms an offset.
 
-    `log_start` is the last one that a leader confirmed; None: no leader did. An unclean election cannot lead to an
-    offset below that or below the last trim, or to one that leaves no remote record. The function then raises
-    `LogDivergedError`. The epoch is -1 if the offset lies before all remote records."""
+    `log_start` is the recorded one that the leader confirms: the records below it do not count. An unclean election
+    cannot lead to an offset below the last trim, or to one that leaves no remote record. The function then raises
+    `LogDivergedError`. The epoch is -1 if the offset lies before all remote records that count."""
     ranges = _answering_epochs(metadata, partition, log_start)
     if not ranges:
         raise LogDivergedError(f"{partition}: the remote tier has no record to compare with the leader's log")
-    lowest_end = lowest_common_end(metadata, partition, log_start)
+    lowest_end = lowest_common_end(metadata, partition)
     offset = ranges[-1].last_offset
     while True:
         place = bisect_right(ranges, offset, key=lambda one: one.first_offset) - 1

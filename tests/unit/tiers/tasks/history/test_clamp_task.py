@@ -12,6 +12,7 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_ret
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
+from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.segment.indexes.indexes_object import decode_indexes_object
@@ -402,6 +403,25 @@ async def test_a_cut_above_the_last_trim_is_only_a_clamp(bench: Workbench) -> No
     bench.restart()
     await bench.copy_all(AT_ONCE)
     assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [start + 9]
+
+
+@pytest.mark.parametrize("last_epoch", [1, UNKNOWN_EPOCH])
+@pytest.mark.parametrize("log_start", [60, 90])
+async def test_a_log_start_above_the_cut_does_not_prevent_the_clamp(
+    bench: Workbench, log_start: int, last_epoch: int
+) -> None:
+    """A user deletes records of the new leader before the owner has clamped the tier."""
+    await copied(bench, 10)
+    bench.log.elect_unclean(50)
+    produce(bench, 10)
+    await bench.metadata.put_log_start(PARTITION, user_log_start(log_start, leader_epoch=1, last_epoch=last_epoch))
+    await bench.copy_all(AT_ONCE)
+    assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [49]
+    assert answering(bench)[-1][1] == 149
+    bench.log.leader_epoch, bench.log.log_start_offset = 2, log_start
+    await bench.copy_all(AT_ONCE)
+    await bench.expire(POLICY)
+    assert answering(bench)[0][0] == log_start
 
 
 async def test_records_below_the_log_start_do_not_diverge(bench: Workbench) -> None:
