@@ -143,6 +143,8 @@ class SimCluster:
         """Counts the changes of what Metadata says."""
         self.on_lost: Callable[[SimPartition, int], None] = lambda partition, old_end: None
         """Called after an unclean election, with the end of the log before it."""
+        self.on_removed: Callable[[SimPartition, int], None] = lambda partition, end: None
+        """Called before a clean election of a leader that lacks the records below `end`."""
         self.on_append: Callable[[SimPartition, Batch], None] = lambda partition, batch: None
         self.on_committed: Callable[[SimPartition, int], None] = lambda partition, before: None
         """Called when the high watermark has risen from `before`."""
@@ -228,6 +230,9 @@ class SimCluster:
                 return
             leader = self.rng.choice(able)
             partition.isr = {node for node in partition.isr if self._is_reachable(node)}
+            # A follower that cut its log below its log start has a log start above the leader's.
+            if partition.replicas[leader].start > partition.log.start:
+                self.on_removed(partition, partition.replicas[leader].start)
         else:
             leader, partition.isr = unclean, {unclean}
         old_end = partition.log.high_watermark

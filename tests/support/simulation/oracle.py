@@ -76,6 +76,7 @@ class Oracle:
         self._is_tidegate = is_tidegate
         cluster.on_committed = self._committed
         cluster.on_lost = self._lost
+        cluster.on_removed = self.broker_removes
         store.on_delete = self._deleting
         store.on_put = self._putting
         self.truth.on_log_start = self._log_start
@@ -122,7 +123,7 @@ class Oracle:
             expected.has_other_history = True
 
     def broker_removes(self, partition: SimPartition, end: int) -> None:
-        """Called before a broker removes records by itself, or for an administrator."""
+        """Called before a broker removes records by itself or for an administrator, or a leader without them comes."""
         expected = self.expected.get(partition)
         if expected is None:
             return
