@@ -72,6 +72,8 @@ class RLMCopyTask:
         self._built: BuiltSegment | None = None
         """The finished open segment, after a failed attempt whose records the broker may have removed."""
         self._continuation: SegmentContinuation | None = None
+        self._appending = asyncio.Lock()
+        """Held during an append, so that a round does not ask a new leader without the records that are appended."""
         self._read_epoch = -1
         self._round_epoch = -1
         """The leader epoch that the last round has seen. Records of an earlier leader are not appended any more."""
@@ -172,10 +174,9 @@ class RLMCopyTask:
                 self._head = None if first is None else head_of(first)
             fits = cut_at_batches(read.records, policy.segment_bytes - held_bytes, min_one=held_bytes == 0)
             if fits:
-                fits = await self._append_fitting(await self._builder_from(start), read, fits)
-                if read.leader_epoch < self._round_epoch:
-                    # Meanwhile a round asked the new leader, without the records that were appended just now.
-                    await self.ask_leader(self._round_epoch)
+                async with self._appending:
+                    self._refuse_former_leader(read.leader_epoch)
+                    fits = await self._append_fitting(await self._builder_from(start), read, fits)
             builder = self._builder
             if builder is not None and builder.next_offset > next_offset:
                 self._progress(builder.next_offset)
@@ -229,9 +230,7 @@ class RLMCopyTask:
         remote log, which may be newer than at the round's own check. Raises `LogDivergedError`, and `BrokerError` if a
         round has seen a newer leader."""
         services, builder = self._services, self._builder
-        if leader_epoch < self._round_epoch:
-            text = f"{self._partition}: the leader of epoch {leader_epoch} was replaced before its records arrived"
-            raise BrokerError(text, retriable=True)
+        self._refuse_former_leader(leader_epoch)
         if leader_epoch == self._read_epoch:
             return
         if builder is not None and builder.leader_epoch is not None:
@@ -242,6 +241,11 @@ class RLMCopyTask:
                 services.source, services.metadata, self._partition, None, self._log_start, timeout_ms
             )
         self._read_epoch = leader_epoch
+
+    def _refuse_former_leader(self, leader_epoch: int) -> None:
+        if leader_epoch < self._round_epoch:
+            text = f"{self._partition}: the leader of epoch {leader_epoch} was replaced before its records arrived"
+            raise BrokerError(text, retriable=True)
 
     async def ask_leader(self, leader_epoch: int) -> None:
         """Asks a new leader for the records of the open segment. If the leader lacks them, `is_denied` becomes true.
@@ -254,8 +258,11 @@ class RLMCopyTask:
         same reason, no later answer ends a denial. The rule is that of a clamp: the first leader that lacks the records
         decides, and the records of a later one are read again."""
         self._round_epoch = leader_epoch
-        builder = self._builder
-        if builder is None or builder.size_bytes == 0 or leader_epoch <= self._read_epoch:
+        if leader_epoch <= self._read_epoch:
+            return
+        async with self._appending:
+            builder = self._builder
+        if builder is None or builder.size_bytes == 0:
             return
         # A copy beside the round may add records. The builder adds their epoch first.
         next_offset, epoch = builder.next_offset, builder.leader_epoch

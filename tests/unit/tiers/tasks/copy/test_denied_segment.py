@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -255,18 +256,16 @@ async def test_records_of_a_former_leader_are_not_appended(bench: Workbench, mon
         await tasks.copy.run(POLICY, bounds, 60)
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
 @pytest.mark.parametrize("first", [60, 70])
-async def test_a_leader_is_asked_for_records_that_are_appended_late(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, first: int
+async def test_a_leader_is_asked_for_records_that_are_appended_meanwhile(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, first: int, is_cancelled: bool
 ) -> None:
     """A round asks the new leader while the copy appends records of the former one. Then the leader removes them.
 
     If `first` is 60, the segment begins with these records."""
-    tasks, log, run = (
-        PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0)),
-        bench.log,
-        bench.services.spool.run,
-    )
+    tasks, log = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 0)), bench.log
+    run, ask_leader, asking = bench.services.spool.run, tasks.copy.ask_leader, asyncio.Event()
     produce(bench, 7)
     await round_of_all(bench, tasks, 1)
     await tasks.write_manifest()
@@ -276,15 +275,27 @@ async def test_a_leader_is_asked_for_records_that_are_appended_late(
         produce(bench, 1)
     bounds = await log.bounds(PARTITION, 1000)
 
+    async def ask(leader_epoch: int) -> None:
+        asking.set()
+        await ask_leader(leader_epoch)
+
     async def append_late(work: Callable[[], object]) -> object:
         monkeypatch.setattr(bench.services.spool, "run", run)
         log.elect_unclean(first)
         produce(bench, 8)
-        await tasks.round(lambda surveyed, start: None)
+        rounds.append(asyncio.create_task(tasks.round(lambda surveyed, start: None)))
+        await asking.wait()
+        if is_cancelled:
+            copying.cancel()
         return await run(work)
 
+    rounds: list[asyncio.Task[None]] = []
+    monkeypatch.setattr(tasks.copy, "ask_leader", ask)
     monkeypatch.setattr(bench.services.spool, "run", append_late)
-    await tasks.copy.run(POLICY, bounds, 60)
+    copying = asyncio.create_task(tasks.copy.run(POLICY, bounds, 60))
+    with pytest.raises(asyncio.CancelledError) if is_cancelled else contextlib.nullcontext():
+        await copying
+    await rounds[0]
     log.log_start_offset = 100
     assert await copied_of_the_old_log(bench, tasks) == []
     assert gaps(bench) == [(60, 100)]
