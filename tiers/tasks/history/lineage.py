@@ -169,11 +169,13 @@ async def clamp_end(
     is_diverged = metadata.is_diverged(partition)
     log_start = None if is_diverged else log_start
     common = await find_common_end(source, metadata, partition, log_start, timeout_ms)
-    if is_diverged and common.offset < bounds.log_start_offset:
-        raise LogDivergedError(
-            f"{partition}: the leader had another history than the copied records, and has none of them now"
-        )
     end = await _contradicted_end(source, metadata, partition, timeout_ms)
+    if common.offset < bounds.log_start_offset and (is_diverged or end is None):
+        # The answer may be the start of the leader's log, and not the end of a common history (docs/semantics.md 6.1).
+        raise LogDivergedError(
+            f"{partition}: the leader has another history than the copied records, and its log begins at"
+            f" {bounds.log_start_offset}, so it shows none of them: was the broker emptied or restored?"
+        )
     if end is None or common.offset <= end:
         return common
     return CommonEnd(end, remote_epoch_before(metadata, partition, end + 1))
