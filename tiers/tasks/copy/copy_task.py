@@ -250,8 +250,8 @@ class RLMCopyTask:
     async def ask_leader(self, leader_epoch: int) -> None:
         """Asks a new leader for the records of the open segment. If the leader lacks them, `is_denied` becomes true.
 
-        A broker that was emptied, or restored from a copy before the last trim, denies nothing. The partition stops, or
-        the owner asks the next leader.
+        An empty broker, or one that was restored from a copy before the last trim, denies nothing. The partition stops,
+        or the owner asks the next leader.
 
         The owner asks as soon as the leader changes. The attempts at a kept segment may have to wait for hours, and a
         leader that has removed these offsets meanwhile confirms every history of them (docs/semantics.md 6.1). For the
@@ -260,14 +260,17 @@ class RLMCopyTask:
         self._round_epoch = leader_epoch
         if leader_epoch <= self._read_epoch:
             return
-        async with self._appending:
-            builder = self._builder
+        services, partition = self._services, self._partition
+        try:
+            async with asyncio.timeout(services.settings.request_timeout_ms / 1000), self._appending:
+                builder = self._builder
+        except TimeoutError:
+            return  # The spool's disk hangs. Trims and expiry do not wait for it, and the next round asks.
         if builder is None or builder.size_bytes == 0:
             return
         # A copy beside the round may add records. The builder adds their epoch first.
         next_offset, epoch = builder.next_offset, builder.leader_epoch
         assert epoch is not None
-        services, partition = self._services, self._partition
         answer = await services.source.end_offset_for_epoch(partition, epoch, services.settings.request_timeout_ms)
         if answer.leader_epoch == epoch and answer.end_offset >= next_offset:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -296,6 +297,35 @@ async def test_a_leader_is_asked_for_records_that_are_appended_meanwhile(
     with pytest.raises(asyncio.CancelledError) if is_cancelled else contextlib.nullcontext():
         await copying
     await rounds[0]
+    log.log_start_offset = 100
+    assert await copied_of_the_old_log(bench, tasks) == []
+    assert gaps(bench) == [(60, 100)]
+
+
+async def test_a_round_does_not_wait_for_a_disk_that_hangs(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy appends to the spool while the leader changes. A later round asks the leader."""
+    bench.services = replace(bench.services, settings=replace(bench.services.settings, request_timeout_ms=50))
+    tasks, log, run = await open_segment(bench), bench.log, bench.services.spool.run
+    appending, works = asyncio.Event(), asyncio.Event()
+    produce(bench, 1)
+    bounds = await log.bounds(PARTITION, 1000)
+
+    async def hang(work: Callable[[], object]) -> object:
+        appending.set()
+        await works.wait()
+        return await run(work)
+
+    monkeypatch.setattr(bench.services.spool, "run", hang)
+    copying = asyncio.create_task(tasks.copy.run(POLICY, bounds, 60))
+    await appending.wait()
+    log.elect_unclean(70)
+    produce(bench, 8)
+    launched: list[Surveyed] = []
+    await tasks.round(lambda surveyed, start: launched.append(surveyed))
+    assert len(launched) == 1
+    works.set()
+    await copying
+    await tasks.round(lambda surveyed, start: None)
     log.log_start_offset = 100
     assert await copied_of_the_old_log(bench, tasks) == []
     assert gaps(bench) == [(60, 100)]
