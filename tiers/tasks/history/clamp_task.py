@@ -79,6 +79,8 @@ class RLMClampTask:
             await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         else:
             await self._end_decision(bounds, end_work)
+        if services.metadata.is_diverged(partition):
+            await self._require_kept(bounds)
         await self._record_divergence(is_diverged=False)
         is_clamped, self._is_clamped = self._is_clamped, False
         return is_clamped
@@ -96,7 +98,7 @@ class RLMClampTask:
             )
             if not self._manifest.accepts(AcceptedLog(common.offset, bounds.leader_epoch)):
                 raise
-            if not await self._is_led_in(bounds.leader_epoch):
+            if not await self._has_kept(bounds):
                 raise
             services.require_ownership(partition)
             # The trims and log starts of the other history say nothing any more. After a crash right here, the recorded
@@ -106,11 +108,7 @@ class RLMClampTask:
             services.checkpoint("trim-reset")
         if common.offset == remote_end:
             return  # the leader changed back, and confirms all remote records
-        if not await self._is_led_in(bounds.leader_epoch):
-            raise BrokerError(
-                f"{partition}: the leader of epoch {bounds.leader_epoch} was replaced, so nothing is cut off",
-                retriable=True,
-            )
+        await self._require_kept(bounds)
         await self._clamp(common, remote_end)
 
     async def _end_decision(self, bounds: LocalLogBounds, end_work: Callable[[], Awaitable[None]]) -> None:
@@ -158,13 +156,21 @@ class RLMClampTask:
                 },
             )
 
-    async def _is_led_in(self, leader_epoch: int) -> bool:
-        """Returns whether the leader is still that of `leader_epoch`. In one leader epoch all answers are of one log.
+    async def _has_kept(self, bounds: LocalLogBounds) -> bool:
+        """Returns whether the leader and its log start are those of `bounds`. Then all answers since are of that log.
 
         The answers about epochs name the topic, and this question its id. So it fails for another topic that has the
         name by now. Raises `BrokerError`."""
-        timeout_ms = self._services.settings.request_timeout_ms
-        return (await self._services.source.bounds(self._partition, timeout_ms)).leader_epoch == leader_epoch
+        now = await self._services.source.bounds(self._partition, self._services.settings.request_timeout_ms)
+        return (now.leader_epoch, now.log_start_offset) == (bounds.leader_epoch, bounds.log_start_offset)
+
+    async def _require_kept(self, bounds: LocalLogBounds) -> None:
+        if not await self._has_kept(bounds):
+            raise BrokerError(
+                f"{self._partition}: the leader of epoch {bounds.leader_epoch} was replaced, or has removed records."
+                " The next round compares its log again",
+                retriable=True,
+            )
 
     async def _record_divergence(self, *, is_diverged: bool) -> None:
         is_recorded = is_diverged == self._services.metadata.is_diverged(self._partition)

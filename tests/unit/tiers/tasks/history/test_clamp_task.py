@@ -12,7 +12,7 @@ from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_ret
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
-from tiers.model.log_start import UNKNOWN_EPOCH, OffsetAndEpoch
+from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.segment.indexes.indexes_object import decode_indexes_object
@@ -366,22 +366,6 @@ async def test_an_answer_that_leaves_nothing_stops_the_partition(bench: Workbenc
         await bench.copy(AT_ONCE)
     assert bench.metadata.clamps == []
     assert bench.metadata.remote_end_offset(PARTITION) == 99
-
-
-@pytest.mark.parametrize("trimmed_to", [None, 40])
-async def test_the_start_of_another_log_is_no_common_end(bench: Workbench, trimmed_to: int | None) -> None:
-    """The broker was emptied and filled again, and its retention has removed the first records."""
-    await copied(bench, 10)
-    if trimmed_to is not None:
-        await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(trimmed_to, 0))
-    bench.log.elect_unclean(0)
-    produce(bench, 20)
-    bench.log.log_start_offset = 70
-    for _ in range(2):
-        with pytest.raises(LogDivergedError):
-            await bench.copy(AT_ONCE)
-    assert bench.metadata.clamps == []
-    assert bench.metadata.is_diverged(PARTITION)
 
 
 async def test_an_answer_below_the_confirmed_local_start_stops_the_partition(bench: Workbench) -> None:

@@ -15,6 +15,7 @@ from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
 from tiers.errors import (
+    BrokerError,
     LogDivergedError,
     OwnershipLostError,
     RemoteLogMetadataNotReadyError,
@@ -179,13 +180,38 @@ async def test_expiry_deletes_nothing_of_a_leader_that_came_during_the_survey(
     assert tier.process.metadata.log_starts(PARTITION) == []
 
 
-async def test_a_log_that_begins_among_the_copied_records_is_no_cut_one(tier: Tier) -> None:
+@pytest.mark.parametrize("is_recorded", [True, False])
+async def test_a_log_that_begins_among_the_copied_records_is_no_cut_one(tier: Tier, is_recorded: bool) -> None:
     """If no trim is recorded, it looks like one that an unclean election cut."""
     await tier.empty()
-    await tier.stops()
+    if is_recorded:
+        await tier.stops()
     await tier.process.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(0, 0))
     tier.log.log_start_offset = 100
     await tier.stops()
+    assert tier.process.metadata.is_diverged(PARTITION)
+
+
+@pytest.mark.parametrize(("is_recorded", "log_start"), [(False, 100), (True, 100), (True, 250)])
+async def test_a_log_start_that_moves_during_a_survey_hides_no_divergence(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch, is_recorded: bool, log_start: int
+) -> None:
+    await tier.empty()
+    await tier.process.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(0, 0))
+    tier.log.log_start_offset = 30
+    if is_recorded:
+        await tier.stops()
+    ask = tier.log.end_offset_for_epoch
+
+    async def remove_and_answer(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+        tier.log.log_start_offset = log_start
+        return await ask(partition, leader_epoch, timeout_ms)
+
+    monkeypatch.setattr(tier.log, "end_offset_for_epoch", remove_and_answer)
+    with pytest.raises(BrokerError, match="or has removed records"):
+        await tier.rounds(1)
+    await tier.stops()
+    assert tier.process.metadata.is_diverged(PARTITION)
 
 
 async def test_a_leader_with_the_copied_records_ends_a_divergence(tier: Tier) -> None:
