@@ -39,6 +39,7 @@ def test_no_seed_violates_a_rule() -> None:
         pytest.param(412, id="a-follower-cannot-append"),
         pytest.param(471, id="no-proxy-recorded-a-deletion"),
         pytest.param(8404749, id="all-disks-are-full"),
+        pytest.param(8703986, id="a-gap-follows-a-gap"),
     ],
 )
 def test_no_rare_state_violates_a_rule(seed: int) -> None:
