@@ -44,8 +44,7 @@ _METADATA_MANAGER = "tiers.metadata.topic.topic_based:TopicBasedRemoteLogMetadat
 METADATA_TOPIC = "__remote_log_metadata"
 VISIBLE_AFTER_MS = 3_000
 RECOVERY_S = 120.0
-"""Enough for a session that times out and two gaps, 30 s each: the brokers go on removing records while an owner waits
-until a gap is sure."""
+"""Enough for a session that times out and two gaps, 30 s each: while an owner waits, brokers go on removing records."""
 DELETED_SEGMENT_RETENTION_MS = 30_000
 MAX_CLOCK_SKEW_MS = 60_000
 _ROOT = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
