@@ -123,7 +123,8 @@ class Oracle:
             expected.has_other_history = True
 
     def broker_removes(self, partition: SimPartition, end: int) -> None:
-        """Called before a broker removes records by itself or for an administrator, or a leader without them comes."""
+        """Called before a broker removes records by itself or for an administrator, and before it loses its leadership
+        to a replica that lacks them."""
         expected = self.expected.get(partition)
         if expected is None:
             return

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _STEP_S = 1.0
 _HANDED_OVER_S = 30.0
 _FIT_AGAIN_S = RECOVERY_MS / 1000 + 15.0
-"""Within which time after its last fault a process is fit again. Its last failed probe ends within 15 s."""
+"""A process is fit again within this time after its last fault. Its last failed probe ends within 15 s."""
 _READ_WITHIN_MS = 5_000
 """How old the metadata may be of a process whose state is compared with what was deleted before."""
 

@@ -243,6 +243,7 @@ class RLMCopyTask:
         self._read_epoch = leader_epoch
 
     def _refuse_former_leader(self, leader_epoch: int) -> None:
+        """Raises `BrokerError` if a round has seen a newer leader than that of `leader_epoch`."""
         if leader_epoch < self._round_epoch:
             text = f"{self._partition}: the leader of epoch {leader_epoch} was replaced before its records arrived"
             raise BrokerError(text, retriable=True)
@@ -265,7 +266,7 @@ class RLMCopyTask:
             async with asyncio.timeout(services.settings.request_timeout_ms / 1000), self._appending:
                 builder = self._builder
         except TimeoutError:
-            return  # The spool's disk hangs. Trims and expiry do not wait for it, and the next round asks.
+            return  # The append hangs. Trims and expiry do not wait for it, and the next round asks the leader.
         if builder is None or builder.size_bytes == 0:
             return
         # A copy beside the round may add records. The builder adds their epoch first.

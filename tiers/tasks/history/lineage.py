@@ -172,6 +172,7 @@ async def clamp_end(
     end = await _contradicted_end(source, metadata, partition, timeout_ms)
     if common.offset < bounds.log_start_offset and (is_diverged or end is None):
         # The answer may be the start of the leader's log, and not the end of a common history (docs/semantics.md 6.1).
+        # A recorded log start that contradicts the tier shows an end by itself, unless a divergence is recorded.
         raise LogDivergedError(
             f"{partition}: the leader has another history than the copied records, and its log begins at"
             f" {bounds.log_start_offset}, so it shows none of them: was the broker emptied or restored?"
@@ -210,22 +211,22 @@ async def check_before_deletion(
 ) -> None:
     """Runs `check_remote_lineage` before a user deletes records of this leader's log.
 
-    Raises `LogDivergedError` when the partition stops, and `RemoteLogMetadataNotReadyError` when the owner is about to
-    clamp the tier: the user can try again after that."""
+    Raises `LogDivergedError` when the partition stops, and `RemoteLogMetadataNotReadyError` until the owner has clamped
+    the tier or recorded the divergence: the user can try again after that."""
     try:
         await check_remote_lineage(source, metadata, partition, local_log_start, log_start, timeout_ms)
     except LogDivergedError as error:
         if metadata.is_diverged(partition):
             raise
         await find_common_end(source, metadata, partition, log_start, timeout_ms)
-        raise RemoteLogMetadataNotReadyError(f"{error}; the owner is about to clamp the remote tier") from error
+        raise RemoteLogMetadataNotReadyError(f"{error}; the owner clamps the tier, or stops the partition") from error
 
 
 def lowest_common_end(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> int:
     """Returns the lowest end that an unclean election can give the log, by the trims that leaders have confirmed.
 
     A log start does not count. If a leader confirms one and ends an epoch below it, the records between them are of a
-    newer epoch. So the user deleted them after the election."""
+    newer epoch. This is no sign of an emptied broker. `clamp_end` recognizes that one by the start of its log."""
     trimmed_to = metadata.local_log_start(partition)
     return max(1, 0 if trimmed_to is None else trimmed_to.offset)
 

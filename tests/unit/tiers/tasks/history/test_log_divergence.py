@@ -410,7 +410,7 @@ async def test_a_user_may_delete_only_what_continues_the_copied_records(tier: Ti
     await check()
     records, start = tier.log.records, tier.log.log_start_offset
     tier.log.elect_unclean(OLD_END - 10)
-    with pytest.raises(RemoteLogMetadataNotReadyError, match="about to clamp"):
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="the owner clamps the tier, or stops"):
         await check()
     await tier.empty()
     with pytest.raises(LogDivergedError):
