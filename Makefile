@@ -16,7 +16,7 @@ VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/support/s
 # test starts compile its modules again.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-spark test test-all soak matrix simulate check fuzz drill bench docs lock jars frameworks clean
+.PHONY: help demo demo-spark test test-all soak matrix simulate mutants check fuzz drill bench docs lock jars frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -54,10 +54,11 @@ soak: jars $(TEST_TOOLS) $(CACHE)/bin/sarama $(CACHE)/kafkajs/installed drill fu
 	TIDEGATE_STORE_STOPPED_S=300 $(BIN)/pytest tests/system/test_foreign_clients.py -k stopped_store
 	TIDEGATE_STORE_GONE_S=900 $(BIN)/pytest tests/system/test_store_in_trouble.py
 	$(BIN)/python -m tests.support.simulation.planted_search
+	$(BIN)/python -m tests.support.simulation.removed_checks_search --unit --stories --seeds 200
 
-simulate: .venv/installed ## run a simulated cluster with faults (SEEDS=1000, FIRST=0, FEW_KINDS=1; SEED=7 for one)
+simulate: .venv/installed ## run a simulated cluster with faults (SEEDS=1000, FIRST=0, FEW_KINDS=1, DOUBTS=1; SEED=7 for one)
 	$(BIN)/python -m tests.support.simulation --seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0) $(if $(SEED),--seed $(SEED)) \
-		$(if $(FEW_KINDS),--few-kinds)
+		$(if $(FEW_KINDS),--few-kinds) $(if $(DOUBTS),--doubts)
 
 # The newest patch of each minor version whose artifacts are all on Maven Central.
 KAFKA_VERSIONS ?= 3.9.2 4.1.2 4.3.1
@@ -67,6 +68,13 @@ matrix: .venv/installed $(CACHE)/bin/franz ## test every client against Kafka 3.
 	  echo "Kafka $$version"; \
 	  KAFKA_VERSION=$$version $(BIN)/pytest -v tests/integration/test_client_matrix.py tests/system/test_api_audit.py $(ARGS) || failed="$$failed $$version"; \
 	done; test -z "$$failed" || { echo "failed on Kafka:$$failed"; exit 1; }
+
+# COMPARE=file fails if a kill rate is lower than in that report, for example tests/support/mutants/rates.json. SAVE=file
+# writes a report. PLANTED=200 searches the planted bugs of the simulation too, each in 200 seeds.
+mutants: .venv/installed ## measure how many small defects the unit tests find (FOLDERS="tiers/tasks", SEED=7, MAX=150, SECONDS=1800)
+	$(BIN)/python -m tests.support.mutants $(or $(FOLDERS),tiers/tasks tiers/metadata tiers/model) \
+		--seed $(or $(SEED),7) --max $(or $(MAX),150) --seconds $(or $(SECONDS),1800) $(if $(PLANTED),--planted $(PLANTED)) \
+		$(if $(COMPARE),--compare $(COMPARE)) $(if $(SAVE),--save $(SAVE)) $(ARGS)
 
 check: .venv/installed ## check style, types and layers
 	$(BIN)/ruff check .

@@ -31,7 +31,7 @@ from tests.support.fakes.segments import metadata_of
 from tests.support.servers.versitygw import VersityGateway
 from tiers.segment.segment_builder import SegmentBuilder
 from tiers.storage.s3.storage import S3RemoteStorageManager
-from tiers.verify.read_back import verify_copied_segment
+from tiers.verify.read_back import read_back
 
 MIB: Final = 1 << 20
 BUCKET: Final = "micro-copying"
@@ -91,7 +91,7 @@ async def copy(storage: S3RemoteStorageManager, answers: list[bytes], folder: Pa
     with spent.on("upload"):
         await storage.copy_log_segment_data(segment, built.log_segment_data(segment))
     with spent.on("read back and compare"):
-        await verify_copied_segment(storage, segment, built, VERIFY_BYTES)
+        await read_back(storage, segment, VERIFY_BYTES)
     builder.discard()
 
 

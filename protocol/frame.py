@@ -1,8 +1,8 @@
 """Frames on a byte stream: an int32 length, then as many bytes of payload (docs/semantics.md 1.1).
 
 `FrameTracker` follows a stream without buffering bodies, so that opaque frames can be forwarded as they arrive. It
-only keeps the head of a frame that arrives in pieces. `FrameDecoder` is built on it and collects whole payloads. Both
-accept bytes split at any position. After an error both are unusable, because the stream has lost its frame borders.
+only keeps the head of a frame that arrives in pieces. It accepts bytes split at any position. After an error it is
+unusable, because the stream has lost its frame borders.
 """
 
 from __future__ import annotations
@@ -155,34 +155,6 @@ class FrameTracker:
             raise FrameSizeError(
                 f"a frame of {size} bytes, above the limit of {self._max_frame_bytes} bytes{self._limit}"
             )
-
-
-class FrameDecoder:
-    """Collects whole payloads. Copies the bytes that it is fed, and allocates only for bytes that have arrived."""
-
-    __slots__ = ("_payload", "_tracker")
-
-    def __init__(self, max_frame_bytes: int = MAX_REQUEST_BYTES) -> None:
-        self._tracker = FrameTracker(0, max_frame_bytes)
-        self._payload = bytearray()
-
-    @property
-    def is_between_frames(self) -> bool:
-        return self._tracker.is_between_frames
-
-    def feed(self, data: Buffer) -> list[bytes]:
-        """Returns the payloads that `data` completes, in order. Raises `FrameSizeError`."""
-        payloads: list[bytes] = []
-        for part in self._tracker.feed(data):
-            body = part.data[LENGTH_BYTES:] if part.is_start else part.data
-            if part.is_start and not part.remaining:
-                payloads.append(bytes(body))
-                continue
-            self._payload += body
-            if not part.remaining:
-                payloads.append(bytes(self._payload))
-                self._payload = bytearray()
-        return payloads
 
 
 def frame_length(*payload: Buffer) -> bytes:

@@ -76,14 +76,6 @@ def response_header_version(api_key: int, api_version: int) -> int:
     return 1 if api_key != ApiKey.API_VERSIONS and is_flexible(api_key, api_version) else 0
 
 
-def parse_response_correlation_id(payload: Buffer) -> int:
-    try:
-        correlation_id: int = INT32.unpack_from(payload)[0]
-    except struct.error as error:
-        raise TruncatedError(f"a response of {len(payload)} bytes is shorter than its header") from error
-    return correlation_id
-
-
 def response_body_position(api_key: int, api_version: int, payload: Buffer) -> int:
     """Returns the position of the body in a response payload."""
     if len(payload) < INT32.size:

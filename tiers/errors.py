@@ -26,10 +26,6 @@ class StoreOverloadedError(RetriableRemoteStorageError):
     """The store throttles, or moved no byte within the deadline. Fewer requests at a time may help."""
 
 
-class SomeStoresInTroubleError(RetriableRemoteStorageError):
-    """Some stores of the remote tier completed the call; others are slow, throttle or are unreachable."""
-
-
 class RemoteResourceNotFoundError(RemoteStorageError):
     """The object does not exist, or an eventually consistent store does not show it yet."""
 
@@ -105,7 +101,7 @@ class LogDivergedError(RemoteLogError):
     anything."""
 
 
-class MetadataLostError(LogDivergedError):
+class MetadataLostError(RemoteLogError):
     """The brokers or the store have more of a partition than the metadata knows. The owner must not copy or delete."""
 
 

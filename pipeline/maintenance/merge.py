@@ -8,8 +8,8 @@
    writes the manifests and deletes the parts. Right before that, the driver looks whether the store has the merged
    segments: an executor may have another place at the same path.
 
-If the job ends early, the owners clean up: they treat an unfinished merged segment as a leftover, and a part whose
-offsets another segment answers for as a second copy, and delete both. The job never merges clamped segments, nor
+If the job ends early, the owners clean up: they delete an unfinished merged segment, since the parts have its records,
+and a part whose offsets a finished merged segment has. The job never merges clamped segments, nor
 segments that do not follow each other.
 """
 
@@ -265,7 +265,7 @@ async def _finish(services: TaskServices, group: MergeGroup, merged: RemoteLogSe
 
 
 async def _discard(services: TaskServices, merged: RemoteLogSegmentMetadata, custom_metadata: bytes | None) -> None:
-    """Deletes an unfinished merged segment. If that fails, the owner collects it as a leftover."""
+    """Deletes an unfinished merged segment. If that fails, the owner deletes it."""
     try:
         await until_owned(services, merged.topic_id_partition)
         known = services.metadata.remote_log_segment_metadata_by_id(merged.segment_id)

@@ -32,7 +32,7 @@ from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.retries import with_retries
 from tiers.tasks.copy.segment_copy import write_objects
 from tiers.tasks.copy.spool import Spool
-from tiers.verify.read_back import verify_copied_segment
+from tiers.verify.read_back import read_back
 from tiers.verify.segment_verification import DEFAULT_RUN_BYTES
 
 
@@ -90,9 +90,9 @@ async def merge_segments(
     parts = [await _indexes(storage, part) for part in group.parts]
     _check(parts, key_ring)
     built = await _built(storage, key_ring, spool, group, merged, parts)
-    stored, custom_metadata = await write_objects(storage, spool, key_ring, built, merged)
+    custom_metadata = await write_objects(storage, spool, key_ring, built, merged)
     named = replace(merged, custom_metadata=custom_metadata)
-    await verify_copied_segment(storage, named, stored, DEFAULT_RUN_BYTES, key_ring)
+    await read_back(storage, named, DEFAULT_RUN_BYTES, key_ring)
     return custom_metadata
 
 

@@ -1,7 +1,7 @@
 """`purge`: deletes many segments at once. The driver writes DELETE_SEGMENT_STARTED, the executors delete the objects,
 and the driver writes DELETE_SEGMENT_FINISHED for the segments whose objects are gone.
 
-If the purge ends early, the partition's owner treats the segments as leftovers and continues. Repeating it is harmless.
+If the purge ends early, the partition's owner goes on with the deletions. Repeating it is harmless.
 The manifests mark the segments as deleted before the first object goes, so that `rebuild` does not restore them.
 """
 

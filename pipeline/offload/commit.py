@@ -2,9 +2,9 @@
 after.
 
 * The driver announces every copy before an executor writes an object. The announcement is one record per partition and
-  wave, the plan. It names every attempt that Spark may make at every tile (`tiers/model/copy_plan.py`). Segments that
-  are not committed are deleted by these names, by the driver or, if the driver dies, by the partition's next owner.
-  Then the plan ends.
+  wave, the plan. It names every attempt that Spark may make at every tile (`tiers/model/copy_plan.py`). By these names,
+  the driver or the partition's next owner finishes what is whole and was not committed, and deletes what other copies
+  have replaced (`CopyAttempts`). Then the plan ends.
 * A segment is committed if it continues the remote log at that moment, and if the leader's log still has every leader
   epoch of the segment, up to the offset where it was copied, under the same topic id. Segments are committed one after
   the other. After one that is not committed, no later one is.
@@ -32,16 +32,15 @@ from tiers.errors import (
     OwnershipLostError,
     RemoteLogError,
     RemoteLogMetadataError,
-    RemoteStorageError,
 )
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.copy.copy_attempts import check_last_attempt
+from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
-from tiers.tasks.deletion.segment_deletion import collect_leftovers, delete_segment, write_state
+from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
 from tiers.tasks.history.clamp_task import RLMClampTask
 from tiers.tasks.history.lineage import check_lineage
 from tiers.tasks.history.log_gap_task import LogGapTask
@@ -51,8 +50,8 @@ from tiers.verify.read_back import check_stored
 
 ATTEMPTS = 3
 """Attempts of a task in one wave: the first, one after an executor died, and one speculative attempt."""
-_GAP_SEEN_AGAIN_MS = 1_000
-"""How often the job checks whether the metadata now says that a user deleted the records of a gap."""
+_AGAIN_MS = 1_000
+"""How often the job looks again at a gap that is not recorded yet, or at an attempt that may be whole."""
 _OWNED_STILL_MS = 5_000
 """Less than a session timeout: a member that sent no heartbeat for longer is no longer a member."""
 _AT_ONCE = 16
@@ -70,6 +69,7 @@ class PartitionOffload:
     policy: TopicPolicy
     clamp: RLMClampTask
     manifest: PartitionManifestTask
+    attempts: CopyAttempts
     gaps: LogGapTask
     log_starts: LogStartConfirmation
     first_offset: int = -1
@@ -117,17 +117,19 @@ class OffloadCommitter:
     def of(self, partition: TopicIdPartition, policy: TopicPolicy) -> PartitionOffload:
         services = self.services
         manifest = PartitionManifestTask(services, partition)
+        attempts = CopyAttempts(services, partition, manifest.require_stored)
         return PartitionOffload(
             partition,
             policy,
             RLMClampTask(services, partition, manifest),
             manifest,
-            LogGapTask(services, partition, manifest),
+            attempts,
+            LogGapTask(services, partition, manifest, attempts),
             LogStartConfirmation(services.source, services.metadata),
         )
 
     async def prepare(self, one: PartitionOffload) -> SegmentContinuation:
-        """Does what an owner's round begins with: checks the lineage, deletes leftovers and finds where to continue.
+        """Does what an owner's round begins with: checks the lineage, finishes attempts and finds where to continue.
         Raises `RemoteLogError`."""
         services, partition = self.services, one.partition
         timeout_ms = services.settings.request_timeout_ms
@@ -138,17 +140,23 @@ class OffloadCommitter:
         await one.manifest.check(bounds, log_start.offset)
         if await one.clamp.run(bounds, log_start.offset):
             bounds = await services.source.bounds(partition, timeout_ms)
-        await one.manifest.keep_last_copies(bounds.log_start_offset)
-        await collect_leftovers(services, partition)
-        while (start := await one.gaps.copy_start(bounds, log_start.offset)) is None:
-            await self.sleep(_GAP_SEEN_AGAIN_MS / 1000)
+        while True:
+            await one.attempts.run(bounds, log_start.offset)
+            start = await one.gaps.copy_start(bounds, log_start.offset)
+            if one.gaps.doubt is not None:
+                raise one.gaps.doubt
+            if start is not None and one.attempts.blocking(start) is None:
+                break
+            if start is not None and one.attempts.error is not None:
+                raise one.attempts.error
+            await self.sleep(_AGAIN_MS / 1000)
             bounds = await services.source.bounds(partition, timeout_ms)
             log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        await delete_attempts(services, partition, await one.attempts.give_up(bounds, log_start.offset or 0))
         if services.metadata.gaps(partition):
             await one.manifest.run()
             if not one.manifest.is_written:
                 raise RemoteLogError(f"{partition}: its manifest cannot be written")
-        check_last_attempt(services, partition)
         one.next_offset, one.remote_end = start, services.metadata.remote_end_offset(partition)
         one.first_offset = start if one.first_offset < 0 else one.first_offset
         if not one.is_poisoned:
@@ -156,13 +164,20 @@ class OffloadCommitter:
         return await continuation_at(services, partition, start)
 
     async def collect(self, one: PartitionOffload) -> None:
-        """Deletes the leftovers of plans that have not ended. Best effort, because every later owner does the same."""
+        """Finishes and deletes the attempts of plans that have not ended.
+
+        Best effort, because every later owner does the same."""
         if self.services.metadata.copy_plans(one.partition):
             with suppress(RemoteLogError):
                 await self._owned(one.partition)
-                bounds = await self.services.source.bounds(one.partition, self.services.settings.request_timeout_ms)
-                await one.manifest.keep_last_copies(bounds.log_start_offset)
-                await collect_leftovers(self.services, one.partition)
+                await self._settle(one)
+
+    async def _settle(self, one: PartitionOffload) -> None:
+        services, partition, timeout_ms = self.services, one.partition, self.services.settings.request_timeout_ms
+        bounds = await services.source.bounds(partition, timeout_ms)
+        log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        await one.attempts.run(bounds, log_start.offset)
+        await delete_attempts(services, partition, await one.attempts.give_up(bounds, log_start.offset or 0))
 
     async def announce(self, one: PartitionOffload, bounds: Sequence[int], leader_epoch: int) -> CopyPlan:
         """Announces the tiles between `bounds`. Raises `RemoteLogMetadataError`."""
@@ -179,7 +194,9 @@ class OffloadCommitter:
         return plan
 
     async def commit(self, one: PartitionOffload, plan: CopyPlan, result: OffloadResult) -> None:
-        """Commits the segments of `result` in order, and deletes everything else of the plan. Errors go to `one`."""
+        """Commits the segments of `result` in order, and ends the plan if it has no other attempt.
+
+        Errors go to `one`."""
         one.cpu_s += result.cpu_s
         segments_before = one.segments
         try:
@@ -194,7 +211,7 @@ class OffloadCommitter:
             self._learn(one, result.stopped)
         if one.segments > segments_before:
             one.failures = 0
-        await self._discard(one, plan, result)
+        await self._end(one, plan, result)
 
     async def _commit_one(self, one: PartitionOffload, segment: RemoteLogSegmentMetadata) -> None:
         # The executor that wrote and verified the segment may have another place at the same path: a folder whose file
@@ -209,7 +226,7 @@ class OffloadCommitter:
             if known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
                 return  # an earlier write without an answer took effect
             if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-                # Another owner took the copy for a leftover meanwhile and deleted it.
+                # Another owner has deleted it meanwhile.
                 raise NothingToContinueError(f"{one.partition}: segment {segment.segment_id.id} was deleted meanwhile")
             self._check_place(one, segment)
             await self.services.metadata.add_remote_log_segment_metadata(segment)
@@ -270,50 +287,27 @@ class OffloadCommitter:
         one.lost += stopped.why is Stop.LOST
         one.failures += stopped.why not in (Stop.TOO_LARGE, Stop.LONG_HOLE)
 
-    async def _discard(self, one: PartitionOffload, plan: CopyPlan, result: OffloadResult) -> None:
-        """Deletes by name everything of `plan` that was started and not committed. A later round deletes what the store
-        refuses to delete now, and ends the plan."""
-        answered = {each.segment.segment_id: each.segment.custom_metadata for each in result.copied}
-        if result.stopped is not None and result.stopped.custom_metadata is not None:
-            answered[plan.segment_id(result.stopped.tile, result.attempt)] = result.stopped.custom_metadata
+    async def _end(self, one: PartitionOffload, plan: CopyPlan, result: OffloadResult) -> None:
+        """Writes the manifest, and ends the plan unless an attempt may have objects. Then `collect` works on it."""
         attempts = plan.attempts if self.is_speculative else min(plan.attempts, result.attempt + 1)
         begun = [plan.segment_id(tile, attempt) for tile in range(len(plan.tiles)) for attempt in range(attempts)]
-        announced = {each.segment_id: each for each in plan.announced()}
-        add = self.services.metadata.add_remote_log_segment_metadata
         with suppress(RemoteLogMetadataError):
-            for segment_id in begun:
-                if self._is_known(segment_id) and self._unfinished(segment_id) is None:
-                    continue
-                await self._owned(one.partition)
-                if not self._is_known(segment_id):
-                    # Another owner deleted it meanwhile, and a task may have stored it after that.
-                    await self._written(one.partition, partial(add, announced[segment_id]))
-                # While another member owned the partition, a pending write, even our own, may have taken effect.
-                if (known := self._unfinished(segment_id)) is not None:
-                    with suppress(RemoteStorageError):
-                        await delete_segment(self.services, known, answered.get(segment_id))
+            await self._owned(one.partition)
             await one.manifest.run()
             if not any(map(self._is_left, begun)):
                 await self._written(one.partition, partial(self.services.metadata.end_copy_plan, plan))
-
-    def _is_known(self, segment_id: RemoteLogSegmentId) -> bool:
-        return self.services.metadata.remote_log_segment_metadata_by_id(segment_id) is not None
-
-    def _unfinished(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
-        known = self.services.metadata.remote_log_segment_metadata_by_id(segment_id)
-        return known if known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED else None
 
     def _is_left(self, segment_id: RemoteLogSegmentId) -> bool:
         known = self.services.metadata.remote_log_segment_metadata_by_id(segment_id)
         return known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
     async def abandon(self, ones: Sequence[PartitionOffload]) -> None:
-        """Deletes leftovers after a run that ended early. Best effort, because every later owner does the same. It
-        waits for the ownership only as long as a late heartbeat may take."""
+        """Finishes and deletes attempts after a run that ended early. Best effort, because every later owner does the
+        same. It waits for the ownership only as long as a late heartbeat may take."""
         patient = replace(self, owned_again_ms=_OWNED_STILL_MS)
 
-        async def collect(one: PartitionOffload) -> None:
+        async def settle(one: PartitionOffload) -> None:
             with suppress(RemoteLogError):
-                await patient._written(one.partition, partial(collect_leftovers, self.services, one.partition))
+                await patient._written(one.partition, partial(patient._settle, one))
 
-        await bounded_gather(ones, collect, _AT_ONCE)
+        await bounded_gather(ones, settle, _AT_ONCE)

@@ -182,10 +182,10 @@ class OffloadDriver:
                 one.bytes_per_offset = len(read.records) / max(1, batches[-1].next_offset - one.next_offset)
 
     async def collect(self) -> None:
-        """Deletes leftovers in partitions with nothing to copy, which no wave visits. A driver that died after its last
-        commit may have left them, or this one, if it lost its ownership for a moment."""
-        over = [one for one in self.partitions if one.is_over]
-        await bounded_gather(over, self._committer.collect, _AT_ONCE)
+        """Finishes or deletes the attempts of plans that no wave visits any more.
+
+        They are of a driver that died, of executors that died, or of speculative tasks."""
+        await bounded_gather(self.partitions, self._committer.collect, _AT_ONCE)
 
     async def planned(self, one: PartitionOffload) -> PlannedPartition:
         """Returns the dry run's line. If the partition cannot be examined, the line has no bytes and `one.error` holds
@@ -325,7 +325,7 @@ class OffloadDriver:
         self.is_failing = self.copied_bytes == before
 
     async def abandon(self) -> None:
-        """Deletes the leftovers of the last wave. Call it when no task writes any more."""
+        """Ends the plans of the last wave, and works on their attempts. Call it when no task writes any more."""
         await self._committer.abandon(list(self.under_way.values()))
 
     def report(self, seconds: float) -> OffloadReport:

@@ -4,7 +4,7 @@
   there meanwhile. The driver trims nothing.
 * In a wave, the driver checks each partition as an owner does and announces its tiles, the executors copy them, and the
   driver commits the valid results. A run may end at any moment: the metadata holds every name that an attempt may have
-  used, so this driver or the next owner deletes the leftovers by name, and the next run continues from the metadata.
+  used, so this driver or the next owner finishes or deletes them by name, and the next run continues from the metadata.
 * If a partition cannot be read or fails repeatedly, the driver leaves it alone, reports it and continues with the
   others.
 """

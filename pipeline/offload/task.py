@@ -43,7 +43,7 @@ from tiers.tasks.copy.segment_continuation import SegmentContinuation
 from tiers.tasks.copy.segment_copy import write_objects
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.task_services import wall_clock_ms
-from tiers.verify.read_back import verify_copied_segment
+from tiers.verify.read_back import read_back
 
 FETCH_BYTES = 4 << 20
 VERIFY_BYTES = 8 << 20
@@ -271,7 +271,7 @@ class TileCopier:
             state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
             txn_index_empty=built.txn_index_empty,
         )
-        stored, custom_metadata = await write_objects(self._storage, self._spool, self._key_ring, built, segment)
+        custom_metadata = await write_objects(self._storage, self._spool, self._key_ring, built, segment)
         segment = replace(segment, custom_metadata=custom_metadata)
         try:
             limit_bytes = self._task.config.remote_log.custom_metadata_max_bytes
@@ -279,7 +279,7 @@ class TileCopier:
                 raise CustomMetadataTooLargeError(
                     f"the store returned {len(custom_metadata)} bytes of custom metadata; the limit is {limit_bytes}"
                 )
-            await verify_copied_segment(self._storage, segment, stored, VERIFY_BYTES, self._key_ring)
+            await read_back(self._storage, segment, VERIFY_BYTES, self._key_ring)
         except RemoteLogError as error:
             raise StopError(Stopped(0, Stop.FAILED, str(error), custom_metadata=custom_metadata)) from error
         return segment

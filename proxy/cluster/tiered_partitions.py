@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from tiers.config.paused_work import TierWork, paused_work
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
-from tiers.metadata.log_bounds import earliest_readable
+from tiers.metadata.attempts import attempt_at, attempt_at_head
+from tiers.metadata.log_bounds import earliest_readable, unexplained_trim
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
@@ -159,15 +160,16 @@ class TieredPartitions:
         return segment is None or offset < segment.start_offset
 
     def unexplained_trim(self, partition: TopicIdPartition, log_start: int) -> OffsetAndEpoch | None:
-        """Returns the recorded trim, if it ends above `log_start` and the metadata knows no segment above `log_start`.
+        """Returns the recorded trim whose segments the metadata has lost, if the leader confirms the trim."""
+        return unexplained_trim(self.rlmm, partition, log_start)
 
-        The leader confirms `log_start`. If the leader confirms the trim too, then segments existed, and the metadata
-        has lost them. If an operator accepts the loss, the owner records another trim in its next round. Only the owner
-        can tell whether an acceptance is current."""
-        trim = self.rlmm.local_log_start(partition)
-        if trim is None or trim.offset <= log_start or self.rlmm.next_segment(partition, log_start) is not None:
-            return None
-        return trim
+    def has_attempt_at_head(self, partition: TopicIdPartition, log_start: int, local_log_start: int) -> bool:
+        """Whether a copy that has not ended may have records below everything that a client can read."""
+        return attempt_at_head(self.rlmm, partition, log_start, local_log_start) is not None
+
+    def has_attempt(self, partition: TopicIdPartition, offset: int) -> bool:
+        """Whether a copy that has not ended holds the offset, so that its record may become readable."""
+        return attempt_at(self.rlmm, partition, offset)
 
     def end_offset(self, partition: TopicIdPartition, log_start: int | None = None) -> int | None:
         """Returns the remote end offset (inclusive). None: no remote record lies at or above `log_start`.

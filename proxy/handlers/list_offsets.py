@@ -303,7 +303,7 @@ class ListOffsetsHandler:
         return await tools.log_starts.confirmed(partition, verified.bounds.leader_epoch, timeout_ms)
 
     async def _was_lost(self, partition: TopicIdPartition, log_start: int) -> bool:
-        """Whether the metadata knows no segment, though segments existed. Then the log start is unknown."""
+        """Whether the metadata lost the segments below a recorded trim. Then the log start is unknown."""
         tools = self._tools
         trim = tools.tiered.unexplained_trim(partition, log_start)
         if trim is None:
@@ -320,11 +320,16 @@ class ListOffsetsHandler:
         `RemoteLogMetadataNotReadyError`, and `BrokerError`."""
         end = answer if answer >= 0 else None
         explained = await explained_to(self._tools.tiered.rlmm, partition, log_start, end)
-        if explained is None:
-            is_hole = await self._was_lost(partition, log_start)
-        else:
-            is_answered_before = 0 <= answer <= explained
-            is_hole = not is_answered_before and (await self._local_bounds(partition)).log_start_offset > explained
+        is_hole = await self._was_lost(partition, log_start)
+        if not is_hole:
+            # The local bounds cost a request, so the method asks for them only if a hole may lie below `answer`.
+            tiered, far = self._tools.tiered, answer if answer >= 0 else _BEYOND_ALL
+            may_be_hole = tiered.has_attempt_at_head(partition, log_start, far)
+            may_be_hole |= explained is not None and not 0 <= answer <= explained
+            if may_be_hole:
+                local_start = (await self._local_bounds(partition)).log_start_offset
+                is_hole = explained is not None and local_start > explained and not 0 <= answer <= explained
+                is_hole |= tiered.has_attempt_at_head(partition, log_start, min(far, local_start))
         if is_hole:
             raise RemoteLogMetadataNotReadyError(
                 f"{partition}: neither tier has the offsets from {log_start if explained is None else explained} on"
@@ -332,7 +337,8 @@ class ListOffsetsHandler:
 
     async def _earliest(self, partition: TopicIdPartition, local_log_start: int) -> ListOffsetsAnswer | None:
         confirmed = await self._log_start(partition, local_log_start)
-        if await self._was_lost(partition, confirmed.offset or 0):
+        is_unknown = self._tools.tiered.has_attempt_at_head(partition, confirmed.offset or 0, local_log_start)
+        if is_unknown or await self._was_lost(partition, confirmed.offset or 0):
             return ListOffsetsAnswer(UNAVAILABLE)
         offset = self._tools.tiered.earliest_readable(partition, local_log_start, confirmed)
         if offset is None or offset == local_log_start:

@@ -435,19 +435,6 @@ async def test_an_accepted_history_ends_the_log_starts_above_its_begin(
     assert manager.is_known(partition)
 
 
-async def test_copies_that_did_not_end_can_be_forgotten_and_no_others(
-    manager: RemoteLogMetadataManager, partition: TopicIdPartition
-) -> None:
-    done, first, second = (segment(partition, start, start + 9) for start in (0, 10, 20))
-    await copied(manager, done)
-    for each in (first, second):
-        await manager.add_remote_log_segment_metadata(each)
-    with pytest.raises(InvalidTransitionError):
-        await manager.forget_unfinished_copies([done.segment_id])
-    await manager.forget_unfinished_copies([first.segment_id, second.segment_id])
-    assert [each.segment_id for each in manager.list_remote_log_segments(partition)] == [done.segment_id]
-
-
 async def test_a_copy_plan_announces_all_attempts_and_ends_when_none_is_left(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
@@ -482,6 +469,18 @@ async def test_clamps_come_in_the_order_in_which_they_were_written(
     for valid_end_offset in (59, 129, 59):
         await manager.put_remote_log_clamp(RemoteLogClampUpdate(partition, "", 0, 1, valid_end_offset))
     assert [clamp.valid_end_offset for clamp in manager.recorded_clamps(partition)] == [129, 59]
+
+
+async def test_a_clamp_cuts_a_copy_that_began_before_it_and_ends_after_it(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    begun = segment(partition, 0, 99, epoch=1)
+    await manager.add_remote_log_segment_metadata(begun)
+    await manager.put_remote_log_clamp(RemoteLogClampUpdate(partition, "", 0, 1, 59))
+    await manager.update_remote_log_segment_metadata(to(begun, State.COPY_SEGMENT_FINISHED))
+    assert [each.valid_end_offset for each in manager.list_remote_log_segments(partition)] == [59]
+    assert (manager.remote_end_offset(partition), manager.highest_offset_for_epoch(partition, 1)) == (59, 59)
+    assert manager.remote_log_segment_metadata(partition, 60) is None
 
 
 async def test_a_clamp_cuts_what_is_finished_and_an_operator_has_it_deleted(

@@ -18,7 +18,6 @@ from protocol.api_keys import ApiKey
 from protocol.apis.api_versions import unsupported_version_response
 from protocol.apis.coordinated_ids import refusal
 from protocol.errors import ErrorCode
-from protocol.frame import FrameDecoder
 from protocol.header import build_request_header, build_response_header, parse_request_head
 from protocol.primitives import INT16, INT32
 from proxy.handlers.addresses import AddressHandler
@@ -30,6 +29,7 @@ from proxy.wire.context import Router
 from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState, Prepare
 from proxy.wire.hold_budget import HoldBudget
 from tests.support.fakes.broker.wire import frame
+from tests.support.fakes.frame_decoder import FrameDecoder
 from tests.support.fakes.message_encoder import smallest
 from tests.support.proxy.virtual_network import Peer
 

@@ -32,7 +32,7 @@ from protocol.apis.offset_for_leader_epoch import (
 )
 from protocol.apis.produce import peek_acks
 from protocol.errors import FrameSizeError, ProtocolError, TruncatedError
-from protocol.frame import FrameDecoder, FramePart, FrameTracker
+from protocol.frame import FramePart, FrameTracker
 from protocol.header import (
     build_request_header,
     parse_request_head,
@@ -41,6 +41,7 @@ from protocol.header import (
     response_header_version,
 )
 from protocol.schema import MessagePlan, compile_message
+from tests.support.fakes.frame_decoder import FrameDecoder
 
 MAX_PREFIXES = 200
 _MESSAGE = Struct(">hhb")

@@ -15,11 +15,12 @@ from confluent_kafka.admin import AdminClient
 from protocol.api_keys import DECODED_APIS, ApiKey
 from protocol.apis.coordinated_ids import GROUP_APIS, TRANSACTION_APIS
 from protocol.errors import ErrorCode
-from protocol.frame import FrameDecoder, frame_length
+from protocol.frame import frame_length
 from protocol.header import build_request_header, response_body_position
 from protocol.message_schema import message_name
 from protocol.primitives import write_string
 from protocol.schema import compile_message
+from tests.support.fakes.frame_decoder import FrameDecoder
 from tests.support.fakes.message_encoder import message_names, smallest
 from tests.support.rigs.waiting import TIMEOUT_S, until
 from tests.support.servers.kafka import KafkaCluster

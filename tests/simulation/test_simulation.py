@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import combinations
 
 import pytest
 
 from tests.support.simulation.__main__ import outcomes
-from tests.support.simulation.faults import KINDS, LONG_CUTS, RELOADS, UNMOUNTS, Fault, few_kinds, plan
+from tests.support.simulation.coverage import GROUPS, LEAST_PAIRS, Coverage
+from tests.support.simulation.faults import DOUBTS, KINDS, LONG_CUTS, RELOADS, UNMOUNTS, Fault, Kinds, few_kinds, plan
 from tests.support.simulation.planted import PLANTED, planted
 from tests.support.simulation.planted_search import search
 from tests.support.simulation.shrinking import report, shortened
@@ -89,14 +91,25 @@ def test_a_run_without_faults_copies_trims_and_reads_both_tiers() -> None:
         assert outcome.counts[what] > 10
 
 
-def test_every_kind_of_fault_is_in_some_plan() -> None:
-    assert {fault.kind for seed in range(300) for fault in plan(seed)} == set(KINDS)
+@pytest.mark.parametrize("table", [KINDS, DOUBTS])
+def test_each_pair_of_faults_is_in_many_plans(table: Kinds) -> None:
+    coverage = Coverage()
+    for seed in range(1_000):
+        coverage.add(plan(seed, table))
+    assert min(coverage.pairs[pair] for pair in combinations(GROUPS, 2)) >= LEAST_PAIRS / 10
+    assert set(table) == set(coverage.kinds)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_doubt_violates_a_rule(seed: int) -> None:
+    outcome = simulate(seed, plan(seed, DOUBTS))
+    assert outcome.violation is None, report(outcome)
 
 
 def test_few_kinds_are_random_kinds_that_a_seed_repeats() -> None:
     chosen = [few_kinds(seed) for seed in range(300)]
     assert {len(kinds) for kinds in chosen} == set(range(3, 8))
-    assert {name for kinds in chosen for name in kinds} == {*RELOADS, *UNMOUNTS}
+    assert {name for kinds in chosen for name in kinds} == {*RELOADS, *UNMOUNTS, *DOUBTS}
     assert chosen == [few_kinds(seed) for seed in range(300)]
 
 
@@ -105,11 +118,10 @@ def test_few_kinds_are_random_kinds_that_a_seed_repeats() -> None:
     [
         ("trims-at-once", 0),
         ("forgets-aborts", 4),
-        ("rebalance-costs", 0),
         ("never-asks-the-group", 23),
         ("takes-any-store", 2),
         ("hole-moves-log-start", 3),
-        ("lost-metadata", 125),
+        ("lost-metadata", 27),
         ("foreign-log-start", 1),
     ],
 )

@@ -33,9 +33,10 @@ from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.storage.local import LocalRemoteStorageManager
+from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.copy.spool import Spool
-from tiers.tasks.deletion.segment_deletion import collect_leftovers
+from tiers.tasks.deletion.segment_deletion import delete_attempts
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
@@ -66,8 +67,9 @@ class Tasks:
             segment_ms=0,
         )
         self.manifest = PartitionManifestTask(self.services, self.partition)
-        self.copying = RLMCopyTask(self.services, self.partition, self.manifest)
-        self.gaps = LogGapTask(self.services, self.partition, self.manifest)
+        self.attempts = CopyAttempts(self.services, self.partition, self.manifest.require_stored)
+        self.copying = RLMCopyTask(self.services, self.partition, self.attempts)
+        self.gaps = LogGapTask(self.services, self.partition, self.manifest, self.attempts)
 
     async def bounds(self) -> LocalLogBounds:
         return await self.services.source.bounds(self.partition, TIMEOUT_MS)
@@ -76,11 +78,17 @@ class Tasks:
         """Runs copy rounds until no more records are ready."""
         while True:
             await self.manifest.check(await self.bounds(), (await self.log_start()).offset)
-            await collect_leftovers(self.services, self.partition)
-            bounds, log_start = await self.bounds(), await self.log_start()
-            await self.copying.finish_removed(bounds)
+            bounds, log_start, remote_end = await self.bounds(), await self.log_start(), self.remote_end
+            await self.copying.keep_removed(bounds)
+            await self.attempts.announce_kept(log_start.offset or 0)
+            await self.attempts.run(bounds, log_start.offset)
+            needless = await self.attempts.give_up(bounds, log_start.offset or 0)
+            await delete_attempts(self.services, self.partition, needless)
             start = await self.gaps.copy_start(bounds, log_start.offset)
-            more = start is not None and await self.copying.run(self.policy, bounds, start, log_start.offset)
+            more = self.remote_end != remote_end
+            if start is not None:
+                start = self.attempts.start_behind(start, is_urgent=False)
+                more = await self.copying.run(self.policy, bounds, start, log_start.offset) or more
             await self.manifest.run()
             if not more:
                 return

@@ -15,12 +15,13 @@ import pytest
 from protocol.addresses import Address, rewrite_addresses
 from protocol.api_keys import DECODED_APIS, FLEXIBLE_FROM, HIDDEN_APIS, NEVER_FLEXIBLE, ApiKey
 from protocol.apis.api_versions import intersect_api_versions, unsupported_version_response
-from protocol.frame import FrameDecoder, frame_length
-from protocol.header import build_request_header, parse_response_correlation_id, response_body_position
+from protocol.frame import frame_length
+from protocol.header import build_request_header, response_body_position
 from protocol.message_schema import FieldSchema, load_schema, message_name, parse_schema
 from protocol.primitives import write_string
 from protocol.schema import compile_message
 from tests.conftest import BROKER_HOST
+from tests.support.fakes.frame_decoder import FrameDecoder
 from tests.support.fakes.message_encoder import Value, encode, message_names
 from tests.support.servers.kafka import KafkaCluster, kafka_libs
 from tests.support.servers.ports import PORTS
@@ -52,7 +53,7 @@ class Peer:
             data = self._socket.recv(1 << 16)
             assert data, f"the broker closed the connection at {ApiKey(api_key).name} v{version}"
             for response in self._decoder.feed(data):
-                assert parse_response_correlation_id(response) == CORRELATION_ID
+                assert int.from_bytes(response[:4], "big", signed=True) == CORRELATION_ID
                 return response
 
     def ask_message(self, api_key: int, version: int, value: Value) -> bytes:

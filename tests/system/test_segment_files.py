@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 
 from protocol.records.record_batch import iterate_batches
 from tests.support.clients.kafka_tools import KafkaTools
+from tests.support.fakes.kafka_indexes import offset_index_entries
 from tests.support.fakes.segments import no_time
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import (
@@ -31,7 +32,6 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.model.log_source import LogRead
 from tiers.segment.indexes.indexes_object import SegmentIndexes
 from tiers.segment.indexes.leader_epoch_checkpoint import encode_leader_epoch_checkpoint
-from tiers.segment.indexes.offset_index import decode_offset_index
 from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
 from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
@@ -260,7 +260,7 @@ async def test_after_a_restart_a_broker_counts_the_index_interval_anew(
     assert encode_leader_epoch_checkpoint(segment.leader_epochs) == content(folder / "leader-epoch-checkpoint")
 
     positions = {batch.last_offset: batch.start for batch in iterate_batches(log)}
-    ours, theirs = (dict(decode_offset_index(0, one)) for one in (segment.indexes.offset_index, brokers))
+    ours, theirs = (dict(offset_index_entries(0, one)) for one in (segment.indexes.offset_index, brokers))
     assert (list(ours), list(theirs)) == ([4, 8, 12, 16], [4, 11, 15, 19])
     for entries in (ours, theirs):
         assert all(positions[offset] == position for offset, position in entries.items())

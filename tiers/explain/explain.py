@@ -242,8 +242,8 @@ class _Explanation:
                 yield why(Question.NOT_REMOTE, StateReason.COPY_BEGUN, sentence, {"age_ms": age_ms})
             else:
                 sentence = (
-                    f"A copy of this segment began {duration_text(age_ms)} ago. It failed, or it takes long. The owner"
-                    " deletes the objects of a failed attempt, and copies the records again."
+                    f"A copy of this segment began {duration_text(age_ms)} ago, and has not ended. The owner reads it"
+                    " back until it knows whether the store has it whole."
                 )
                 yield why(Question.NOT_REMOTE, StateReason.COPY_LEFT, sentence, {"age_ms": age_ms})
         elif segment.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:

@@ -19,13 +19,13 @@ from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
 from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataError
 from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
+from tiers.metadata.attempts import copy_failing_since_ms
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.metadata.topic.group.group_members import OwnerMember
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
-from tiers.tasks.copy.copy_attempts import copy_failing_since_ms
 from tiers.tasks.history.stop_check import may_be_stopped
 from tiers.tasks.retention.uncopied_watch import first_uncopied, head_batch
 

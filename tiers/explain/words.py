@@ -28,7 +28,6 @@ RULES: Final[Mapping[str, str]] = {
     HoldReason.COPY_DISABLED: _LOG_RANGE,
     HoldReason.COPYING_PAUSED: _LOG_RANGE,
     HoldReason.SEGMENT_OPEN: _LOG_RANGE,
-    HoldReason.LEFTOVERS_STAY: _RULE_3,
     HoldReason.NO_LOCAL_RETENTION: _LOG_RANGE,
     HoldReason.TRIMMING_PAUSED: _LOG_RANGE,
     HoldReason.LOG_START_ABOVE: _LOG_RANGE,
@@ -92,8 +91,6 @@ def sentence_of(hold: Hold, policy: TopicPolicy) -> str:
                 f"for segment.ms ({duration_text(values['segment.ms'])}). The open segment is neither full nor old "
                 f"enough.{since}"
             )
-        case HoldReason.LEFTOVERS_STAY:
-            return "The store keeps objects of the last attempt at this copy, so the next attempt waits."
         case HoldReason.NO_LOCAL_RETENTION:
             return (
                 "The topic has no local.retention.ms and no local.retention.bytes, so the owner trims nothing. The "

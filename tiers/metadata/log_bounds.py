@@ -1,16 +1,18 @@
 """The bounds of a log over both tiers: `earliest_readable` is its start, `next_local_offset` the end of its copy.
 
-`explained_to` finds the first offset that the metadata does not explain.
+`explained_to` finds the first offset that the metadata does not explain, and `holes` finds all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from tiers.metadata.attempts import attempt_at_head
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
+from tiers.model.log_start import LogGap, OffsetAndEpoch
 
 _RUNS_BETWEEN_YIELDS = 512
 
@@ -63,8 +65,8 @@ async def explained_to(
 
     It looks no further than `end`, and may return any explained offset that is at least `end`. None: no readable
     segment lies at or above `log_start`, which the leader confirms. The offsets between `log_start` and the first
-    segment count as explained: no owner records a gap at the head of the log. If the local log does not have the
-    returned offset, its records were lost, or the metadata of their copy was."""
+    segment count as explained: no record of them was copied, or `attempt_at_head` finds its attempt. If the local log
+    does not have the returned offset, its records were lost, or the metadata of their copy was."""
     position: int | None = None
     for number, (first, following) in enumerate(metadata.answered_offsets(partition, log_start), 1):
         if position is not None and first > position:
@@ -77,6 +79,51 @@ async def explained_to(
         if number % _RUNS_BETWEEN_YIELDS == 0:
             await asyncio.sleep(0)
     return None if position is None else _behind_gaps(metadata, partition, position)
+
+
+def next_uncopied(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> int:
+    """Returns the first offset, from `offset` on, that neither a readable segment nor a recorded gap has."""
+    for first, following in metadata.answered_offsets(partition, offset):
+        offset = _behind_gaps(metadata, partition, offset)
+        if first > offset:
+            return offset
+        offset = max(offset, following)
+    return _behind_gaps(metadata, partition, offset)
+
+
+async def holes(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int, end: int
+) -> list[LogGap]:
+    """Returns the runs of offsets below `end` that neither a readable segment nor a recorded gap has, ascending.
+
+    `end` is the start of the local log. The offsets between `log_start` and the first segment are in a run only from
+    the first attempt there on."""
+    found: list[LogGap] = []
+    begun_at = attempt_at_head(metadata, partition, log_start, end)
+    if begun_at is not None:
+        following = metadata.next_segment(partition, log_start)
+        found.append(LogGap(begun_at, end if following is None else min(end, following.start_offset)))
+    while (first := await explained_to(metadata, partition, log_start, end)) is not None and first < end:
+        following = metadata.next_segment(partition, first)
+        log_start = end if following is None else min(end, following.start_offset)
+        found.append(LogGap(first, log_start))
+    return found
+
+
+def unexplained_trim(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int
+) -> OffsetAndEpoch | None:
+    """Returns the recorded trim if it ends above `log_start` and the recorded gaps there, and no segment lies above
+    `log_start`, or the first one begins where the trim ends.
+
+    The owner never trims the newest segment, so segments existed below such a trim. The metadata has lost them if the
+    leader confirms both `log_start` and the trim. If an operator accepts the loss, the owner records another trim in
+    its next round. Only the owner can tell whether an acceptance is current."""
+    trim = metadata.local_log_start(partition)
+    if trim is None or trim.offset <= _behind_gaps(metadata, partition, log_start):
+        return None
+    first = metadata.next_segment(partition, log_start)
+    return trim if first is None or first.start_offset == trim.offset else None
 
 
 def _behind_gaps(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> int:

@@ -28,7 +28,6 @@ from tiers.metadata.written_records import (
     key_and_value,
     records_of_accepted_history,
     records_of_deletion,
-    records_of_forgotten_copies,
     records_of_forgotten_deletions,
     records_of_log_start,
     records_of_new_segment,
@@ -136,10 +135,6 @@ class RecordBackedMetadataManager(StateBackedReader, ABC):
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         partition = update.segment_id.topic_id_partition
         await self._append_as_owner(partition, lambda: records_of_update(self._state, update))
-
-    async def forget_unfinished_copies(self, segments: Sequence[RemoteLogSegmentId]) -> None:
-        partition = segments[0].topic_id_partition
-        await self._append_as_owner(partition, lambda: records_of_forgotten_copies(self._state, segments))
 
     async def forget_deleted_segments(self, segments: Sequence[RemoteLogSegmentId]) -> None:
         partition = segments[0].topic_id_partition

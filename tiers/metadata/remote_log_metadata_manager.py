@@ -36,7 +36,7 @@ A manager may assume:
 Rules for all implementations:
 
 * `start_offset` and `end_offset` are inclusive. Only COPY_SEGMENT_FINISHED segments answer offset look-ups.
-* A clamp cuts the segments that were finished before it. No such segment answers an offset look-up above the clamp's
+* A clamp cuts the segments whose copy began before it. No such segment answers an offset look-up above the clamp's
   end. A segment that reaches beyond it says how far it may be read (`valid_end_offset`). Later segments are not
   affected.
 * Every process reads the metadata of every partition.
@@ -239,11 +239,6 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         """Moves a known segment to a later state. Raises `InvalidTransitionError` for a transition that is invalid."""
 
-    async def forget_unfinished_copies(self, segments: Sequence[RemoteLogSegmentId]) -> None:
-        """Removes every record of segments of one partition that are COPY_SEGMENT_STARTED. Their objects stay.
-
-        `InvalidTransitionError` when a segment has another state."""
-
     async def forget_deleted_segments(self, segments: Sequence[RemoteLogSegmentId]) -> None:
         """Removes every record of segments of one partition that are DELETE_SEGMENT_FINISHED. Their objects are gone.
 
@@ -262,7 +257,7 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
         """Moves the deletion of a partition to a later state."""
 
     async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
-        """Cuts every segment that is finished by now at the clamp's end. `CUT_ALL` cuts before the first record.
+        """Cuts every segment whose copy has begun by now at the clamp's end. `CUT_ALL` cuts before the first record.
 
         The manager fills in the clamp's writer."""
 

@@ -96,16 +96,6 @@ def records_of_forgotten_deletions(
     return [tombstone(key) for segment_id in segments for key in segment_keys(segment_id)]
 
 
-def records_of_forgotten_copies(
-    state: RemoteLogMetadataState, segments: Sequence[RemoteLogSegmentId]
-) -> list[KeyAndValue]:
-    for segment_id in segments:
-        known = state.remote_log_segment_metadata_by_id(segment_id)
-        if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-            raise InvalidTransitionError(f"{segment_id.id} is no copy that did not end")
-    return [tombstone(key) for segment_id in segments for key in segment_keys(segment_id)]
-
-
 def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartitionDeleteMetadata) -> list[KeyAndValue]:
     partition = metadata.topic_id_partition
     known = state.remote_partition_delete_state(partition)

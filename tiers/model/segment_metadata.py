@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
@@ -73,15 +73,6 @@ class RemoteLogSegmentMetadata:
     @property
     def topic_id_partition(self) -> TopicIdPartition:
         return self.segment_id.topic_id_partition
-
-    def with_update(self, update: RemoteLogSegmentMetadataUpdate) -> RemoteLogSegmentMetadata:
-        return replace(
-            self,
-            state=update.state,
-            broker_id=update.broker_id,
-            event_timestamp_ms=update.event_timestamp_ms,
-            custom_metadata=update.custom_metadata if update.custom_metadata is not None else self.custom_metadata,
-        )
 
 
 def _segment_metadata(

@@ -86,7 +86,7 @@ def stored_leader_epochs(raw: bytes, fields: StoredFields) -> list[tuple[int, in
 def update_stored_segment(
     raw: bytes, fields: StoredFields, update: RemoteLogSegmentMetadataUpdate, event_timestamp_ms: int
 ) -> bytes:
-    """Does the same as `RemoteLogSegmentMetadata.with_update`, without decoding the segment."""
+    """Returns the stored segment after the update, without decoding it. An update without custom metadata keeps it."""
     custom = update.custom_metadata
     length = fields.custom_metadata_length if custom is None else len(custom)
     start, end, _, max_timestamp, _, size, _, no_txn, epoch_count, _ = fields

@@ -1,7 +1,7 @@
 """`SegmentBuilder` makes a log segment and all its indexes from batches (docs/semantics.md 6.5, 7, 10, 13).
 
 * It writes the batches to the spool file byte for byte. Positions count from the start of that file.
-* If `append` raises a batch error, it has changed nothing. After an `OSError` only `discard` may be called.
+* If `append` or `finish` raises an error, it has changed nothing, and may be called again.
 * Offsets ascend without overlap. The log may lack offsets, for example if its topic was compacted once. The segment
   covers them, and the builder counts them so that the copier can raise an alarm.
 * The caller decides when a segment is full. It reads `size_bytes` and `first_append_ms` between appends.
@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,12 +75,6 @@ class BuiltSegment:
         """Returns the data that a storage manager copies. The `.indexes` object includes `metadata`."""
         return LogSegmentData(self.log_segment, encode_indexes_object(metadata, self.indexes))
 
-    def is_intact(self) -> bool:
-        """Returns whether the spool file still has the bytes that were appended. Raises `OSError`."""
-        with self.log_segment.open("rb") as file:
-            pieces = ((chunk, file.read(chunk.log_bytes)) for chunk in self.chunks)
-            return all(crc32c(piece, 0, len(piece)) == chunk.crc32c for chunk, piece in pieces)
-
 
 class SegmentBuilder:
     def __init__(
@@ -104,7 +97,7 @@ class SegmentBuilder:
         self.missing_offsets = 0
         self.first_append_ms: int | None = None
         self._path = path
-        self._file = path.open("xb")
+        self._file = path.open("xb", buffering=0)
         self._clock_ms = clock_ms
         self._leader_epochs = list(leader_epochs)
         self._transactions = TransactionTracker(base_offset, open_transactions)
@@ -150,9 +143,9 @@ class SegmentBuilder:
         batches = self._checked(records, named)
         if not batches:
             return
+        self._write(records)
         if self.first_append_ms is None:
             self.first_append_ms = self._clock_ms()
-        self._file.write(records)
         self._transactions.on_report(aborted_transactions)
         run_start = 0
         position = self.size_bytes
@@ -187,7 +180,7 @@ class SegmentBuilder:
         """Makes the log file durable, closes it and returns the segment. Raises `ValueError` when it is empty."""
         if self._chunk is None:
             raise ValueError("cannot finish an empty segment")
-        self._file.flush()
+        os.ftruncate(self._file.fileno(), self.size_bytes)
         os.fsync(self._file.fileno())
         self._file.close()
         self._close_chunk(self._chunk)
@@ -223,9 +216,15 @@ class SegmentBuilder:
 
     def discard(self) -> None:
         """Closes and removes the spool file. Safe to call twice, and after `finish`."""
-        with contextlib.suppress(OSError):  # closing flushes the buffer, which fails again on a full disk
-            self._file.close()
+        self._file.close()
         self._path.unlink(missing_ok=True)
+
+    def _write(self, records: bytes) -> None:
+        """Writes behind the records of the segment, over what an append that failed left there."""
+        rest, position = memoryview(records), self.size_bytes
+        while rest:
+            written = os.pwrite(self._file.fileno(), rest, position)
+            rest, position = rest[written:], position + written
 
     def _checked(
         self, records: bytes, named: Sequence[LeaderEpochEntry] | None

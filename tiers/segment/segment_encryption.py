@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import secrets
 import struct
 from collections.abc import Mapping
@@ -24,9 +25,13 @@ from uuid import UUID
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
+from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers
 from tiers.segment.indexes.remote_log_index import encode_remote_log_index
+from tiers.segment.indexes.segment_index import Chunk
 from tiers.segment.segment_builder import BuiltSegment
+from tiers.segment.transaction_tracker import OpenTransactions
 
 KEY_BYTES = 32
 TAG_BYTES = 16
@@ -156,6 +161,41 @@ def seal_segment(built: BuiltSegment, uuid: UUID, ring: KeyRing, path: Path) -> 
             position += len(sealed)
     indexes = replace(built.indexes, remote_log_index=encode_remote_log_index(sealed_chunks), encryption=section)
     return replace(built, log_segment=path, chunks=tuple(sealed_chunks), indexes=indexes)
+
+
+def unsealed_segment(sealed: IndexesObject, log: Path, ciphers: SegmentCiphers, path: Path) -> BuiltSegment:
+    """Writes the log bytes of a segment, whose stored bytes are in `log`, into the new file `path`.
+
+    The result can be stored with another uuid. It has no state for a segment that continues it. Blocks on the disk.
+    Raises `CorruptSegmentError` and `EncryptionKeyError`."""
+    index, opened, position = sealed.remote_log_index(ciphers), list[Chunk](), 0
+    with log.open("rb") as stored, path.open("xb") as file:
+        for number, chunk in enumerate(index.chunks()):
+            stored.seek(chunk.stored_position)
+            log_bytes = index.open_chunk(number, memoryview(stored.read(chunk.stored_bytes)))
+            if crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c:
+                raise CorruptSegmentError(f"{log}: the CRC at {chunk.stored_position} differs")
+            file.write(log_bytes)
+            opened.append(replace(chunk, stored_position=position, stored_bytes=len(log_bytes)))
+            position += len(log_bytes)
+        file.flush()
+        os.fsync(file.fileno())
+    metadata, indexes = sealed.metadata, sealed.indexes
+    return BuiltSegment(
+        log_segment=path,
+        start_offset=metadata.start_offset,
+        end_offset=metadata.end_offset,
+        size_bytes=metadata.segment_size_bytes,
+        max_timestamp_ms=metadata.max_timestamp_ms,
+        segment_leader_epochs=metadata.segment_leader_epochs,
+        leader_epochs=indexes.leader_epochs,
+        txn_index_empty=metadata.txn_index_empty,
+        open_transactions=OpenTransactions(),
+        producers=(),
+        missing_offsets=0,
+        chunks=tuple(opened),
+        indexes=replace(indexes, remote_log_index=encode_remote_log_index(opened), encryption=None),
+    )
 
 
 def read_key_file(path: Path) -> bytes:

@@ -163,6 +163,7 @@ class FileSystemRemoteStorageManager:
                 size_bytes = source.stat().st_size
             except OSError as error:
                 raise RemoteStorageError(f"{source}: the segment to copy cannot be read: {error.strerror}") from error
+            self._delete_leftovers(attempt)
             self._create(call, log, size_bytes, attempt, lambda: _pieces_of(call, source, size_bytes))
             self._create(call, indexes, len(data.indexes), attempt, lambda: _one_piece(call, data.indexes))
 
@@ -186,9 +187,7 @@ class FileSystemRemoteStorageManager:
         def delete(_: Call[bool]) -> bool:
             self._files.delete(indexes)
             self._files.delete(log)
-            if not self._files.shows_on_close:
-                for leftover in list(self._files.walk(f"{_TEMPORARY}/{metadata.segment_id.id}.")):
-                    self._files.delete(leftover.key)
+            self._delete_leftovers(str(metadata.segment_id.id))
             return True
 
         return await self._run(delete, lane=_Lane.DELETIONS)
@@ -264,6 +263,12 @@ class FileSystemRemoteStorageManager:
             raise RemoteResourceNotFoundError(f"{self._files.name}: no such object") from error
         except Exception as error:
             raise self._files.error_of(error) from error
+
+    def _delete_leftovers(self, attempt: str) -> None:
+        """Deletes the temporary files that earlier writers of an attempt left when they were killed."""
+        if not self._files.shows_on_close:
+            for leftover in list(self._files.walk(f"{_TEMPORARY}/{attempt}.")):
+                self._files.delete(leftover.key)
 
     def _create(
         self, call: Call[Any], path: str, size_bytes: int, attempt: str, pieces: Callable[[], Iterator[bytes]]

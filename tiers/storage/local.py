@@ -96,6 +96,7 @@ class LocalRemoteStorageManager:
         def copy(call: Call[None]) -> None:
             if not source.is_file():
                 raise RemoteStorageError(f"{source}: the segment to copy does not exist")
+            self._remove_leftovers(name)
             self._store(log, source.stat().st_size, name, lambda to: _link_or_copy(source, to), call)
             self._store(indexes, len(data.indexes), name, lambda to: _write(to, data.indexes), call)
 
@@ -119,8 +120,7 @@ class LocalRemoteStorageManager:
         def delete(_: Call[bool]) -> bool:
             for path in paths:
                 self._unlink(path)
-            for leftover in (self._root / _TEMPORARY).glob(f"{metadata.segment_id.id}.*"):
-                self._unlink(leftover)
+            self._remove_leftovers(str(metadata.segment_id.id))
             return True
 
         return await self._run(delete, self._deletions)
@@ -201,6 +201,11 @@ class LocalRemoteStorageManager:
             with contextlib.suppress(FileNotFoundError):
                 if leftover.stat().st_mtime < abandoned_before_s:
                     leftover.unlink(missing_ok=True)
+
+    def _remove_leftovers(self, name: str) -> None:
+        """Removes the temporary files that earlier writers of an attempt left when they were killed."""
+        for leftover in (self._root / _TEMPORARY).glob(f"{name}.*"):
+            self._unlink(leftover)
 
     def _store(self, path: Path, size_bytes: int, name: str, write: Callable[[Path], None], call: Call[None]) -> None:
         """Creates the object unless this attempt has created it before."""

@@ -24,7 +24,6 @@ from tiers.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RetriableRemoteStorageError,
-    SomeStoresInTroubleError,
 )
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.circuit_breaker import CircuitBreakers, loop_ms
@@ -183,8 +182,6 @@ class LocatedRemoteStorageManager:
                     deleted.append(await (await self._ready(place)).delete_log_segment_data(metadata))
             except RemoteStorageError as error:
                 troubles.append(_named(name, error))
-        if troubles and deleted and troubles[0].retriable:
-            raise SomeStoresInTroubleError(str(troubles[0])) from troubles[0]
         if troubles:
             raise troubles[0]
         return all(deleted)

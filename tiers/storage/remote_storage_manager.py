@@ -149,7 +149,7 @@ class RemoteStorageManager(SegmentReads, Protocol):
         """Removes a small object. A missing object is no error."""
 
     def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
-        """Yields every object under `prefix`. Listing costs money, so only `rebuild` and `orphans` may call it."""
+        """Yields every object under `prefix`. Listing costs money, so no request of a client may cause it."""
 
     async def close(self) -> None:
         """Releases the connections. Safe to call twice."""

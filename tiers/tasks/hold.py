@@ -22,8 +22,6 @@ class HoldReason(StrEnum):
     COPYING_PAUSED = "copying-paused"
     SEGMENT_OPEN = "segment-open"
     """The open segment is neither full nor old enough."""
-    LEFTOVERS_STAY = "leftovers-stay"
-    """The store keeps objects of the last attempt at a copy."""
 
     NO_LOCAL_RETENTION = "no-local-retention"
     TRIMMING_PAUSED = "trimming-paused"

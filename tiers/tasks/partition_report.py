@@ -47,7 +47,7 @@ def report_of(tasks: PartitionTasks) -> PartitionReport:
         for name, stage in tasks.stages.items()
     )
     alarms = tuple(sorted(map(str, tasks.alarms)))
-    stopped = tasks.stages["survey"].last_error if STOPS & set(alarms) else ""
+    stopped = tasks.doubt or (tasks.stages["survey"].last_error if STOPS & set(alarms) else "")
     return PartitionReport(
         tasks.copy.lag_bytes, tasks.copy.behind_ms, alarms, stages, stopped, tasks.copy.open_since_ms
     )

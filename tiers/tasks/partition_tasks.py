@@ -4,10 +4,13 @@ A round begins with the *survey*, which every stage needs: fresh metadata, the l
 the log start, the partition manifest, and the leader's history. Then each stage does its own work:
 
 * **gap**: finds where copying continues, and records gaps.
-* **copy**: deletes the leftovers of the next segment, and copies.
+* **copy**: finishes the attempts that have not ended, and copies.
 * **expiry**: moves the log start. It needs the brokers and the metadata alone.
 * **manifest** and **trim**: write the manifest, and trim what the stored manifest accepts.
-* **deletion**: deletes the objects of expired segments and of leftovers.
+* **deletion**: deletes the objects of expired segments, and of attempts that other copies have replaced.
+
+While the owner doubts that the metadata knows all copies, it records no gap, and trims, expires and deletes nothing.
+Copying goes on.
 
 What one stage needs of another: a gap is recorded, and in the manifest, before anything behind it is copied; a segment
 is in the stored manifest before it is trimmed, or replaces another one; the log start is behind a segment before that
@@ -34,11 +37,11 @@ from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.alarms import AlarmReason
+from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.copy_task import RLMCopyTask, copy_hold
-from tiers.tasks.deletion.segment_deletion import Leftovers, collect_leftovers
+from tiers.tasks.deletion.segment_deletion import delete_attempts
 from tiers.tasks.history.clamp_task import RLMClampTask
 from tiers.tasks.history.log_gap_task import LogGapTask
-from tiers.tasks.history.lost_copies import copies_to_spare
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import STAGES
 from tiers.tasks.partition_watch import PartitionWatch
@@ -47,10 +50,8 @@ from tiers.tasks.retention.trim_task import TrimTask
 from tiers.tasks.stage import Stage
 from tiers.tasks.task_services import TaskServices
 
-_STOPS = {
-    AlarmReason.METADATA_LOST: "the metadata of a partition was lost: the partition is not copied, trimmed or expired",
-    AlarmReason.DIVERGED: "the log diverged from the copied records: the partition is not copied, trimmed or expired",
-}
+_DIVERGED = "the log diverged from the copied records: the partition is not copied, trimmed or expired"
+_METADATA_LOST = "the metadata of a partition was lost: the partition is copied, and not trimmed or expired"
 logger = logging.getLogger(__name__)
 
 
@@ -76,7 +77,8 @@ class PartitionTasks:
         self.tenure = tenure
         self.policy = policy
         self.manifest = PartitionManifestTask(services, topic_id_partition)
-        self.copy = RLMCopyTask(services, topic_id_partition, self.manifest)
+        self.attempts = CopyAttempts(services, topic_id_partition, self.manifest.require_stored)
+        self.copy = RLMCopyTask(services, topic_id_partition, self.attempts)
         self.watch = PartitionWatch(services, topic_id_partition)
         self.is_copy_stopped = False
         self.running: dict[str, asyncio.Task[None]] = {}
@@ -85,14 +87,20 @@ class PartitionTasks:
         self._services = services
         self._log_starts = LogStartConfirmation(services.source, services.metadata)
         self._clamp = RLMClampTask(services, topic_id_partition, self.manifest)
-        self._gaps = LogGapTask(services, topic_id_partition, self.manifest)
+        self._gaps = LogGapTask(services, topic_id_partition, self.manifest, self.attempts)
         self._trim = TrimTask(services, topic_id_partition, self.manifest, self._is_in_effect)
         self._expiration = RLMExpirationTask(services, topic_id_partition, self._is_in_effect)
-        self._stops: set[AlarmReason] = set()
-        """The reasons for which the partition stopped since its last round that went through."""
+        self._has_diverged = False
+        """Whether the partition stopped since its last round that went through."""
+        self._doubts: dict[str, MetadataLostError] = {}
 
     def _is_in_effect(self, policy: TopicPolicy) -> bool:
-        return policy == self.policy
+        return policy == self.policy and not self._doubts
+
+    @property
+    def doubt(self) -> str:
+        """Why the owner doubts that the metadata knows all copies; empty: it does not."""
+        return str(next(iter(self._doubts.values()), ""))
 
     @property
     def is_copied(self) -> bool:
@@ -101,12 +109,13 @@ class PartitionTasks:
     @property
     def has_copy_trouble(self) -> bool:
         failures = sum(self.stages[name].failures for name in ("survey", "gap", "copy"))
-        return failures > 0 or self.is_copy_stopped or self.copy.throttled_ms > 0
+        return failures > 0 or self.attempts.error is not None or self.is_copy_stopped or self.copy.throttled_ms > 0
 
     @property
     def copy_error(self) -> str:
         """Why copying makes no progress; empty without an error."""
-        return next(filter(None, (self.stages[name].last_error for name in ("copy", "gap", "survey"))), "")
+        errors = [self.stages[name].last_error for name in ("copy", "gap", "survey")]
+        return next(filter(None, (*errors, str(self.attempts.error or ""))), "")
 
     @property
     def alarms(self) -> set[AlarmReason]:
@@ -131,9 +140,9 @@ class PartitionTasks:
         # While a copy is in progress, the remote end is behind, and the records of the copy look like a gap.
         is_copying = "copy" in self.running
         gap = self.stages["gap"]
-        if not (is_copying or self._must_finish(surveyed) or gap.is_postponed):
+        if not (is_copying or gap.is_postponed):
             start = await gap.run(partial(self.copy_start, surveyed))
-        is_gap_known = not is_copying and gap.failures == 0 and not self._must_finish(surveyed)
+        is_gap_known = not is_copying and gap.failures == 0
         if self.stages["expiry"].is_due and not self._has_stopped:
             surveyed = await self.stages["expiry"].run(partial(self.expire, surveyed)) or surveyed
         if self._has_stopped:
@@ -161,12 +170,13 @@ class PartitionTasks:
         bounds = await services.source.bounds(partition, timeout_ms)
         # Before the steps that may fail: the leader may remove the offsets until the next round.
         await self.copy.ask_leader(bounds.leader_epoch)
+        await self.attempts.drop_denied()
         if self.copy.is_denied:
             await self.end_work()
             self.copy.start_over()
         await self.watch.look(self.policy, bounds, self.copy)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        await self.manifest.check(bounds, log_start.offset)
+        await self._check_manifest(bounds, log_start.offset)
         compared_end = services.metadata.remote_end_offset(partition)
         if await self._clamp.run(bounds, log_start.offset, self.end_work):
             self.copy.start_over()
@@ -178,34 +188,43 @@ class PartitionTasks:
             return None
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start.offset)
-        await self.manifest.keep_last_copies(bounds.log_start_offset, self.copy.holds)
         return Surveyed(bounds, log_start, compared_end)
+
+    async def _check_manifest(self, bounds: LocalLogBounds, log_start: int | None) -> None:
+        try:
+            await self.manifest.check(bounds, log_start)
+        except MetadataLostError as error:
+            self._show_doubt("manifest", error)
+        else:
+            self._show_doubt("manifest", None)
 
     async def copy_start(self, surveyed: Surveyed) -> int | None:
         """Returns where copying continues. Records gaps and ends them, also while the partition is not copied.
 
-        No client gets past removed records that no gap explains, and copying may be disabled for good."""
-        return await self._gaps.copy_start(surveyed.bounds, surveyed.log_start.offset)
-
-    def _must_finish(self, surveyed: Surveyed) -> bool:
-        """Whether the open segment has the last copy of records that the broker removed."""
-        # A pause must not cost the last copy.
-        is_wanted = self.manifest.is_accepted or not self.policy.copy_disable
-        return is_wanted and not self.is_copy_stopped and self.copy.holds_removed(surveyed.bounds)
+        No client gets past removed records that no gap explains, and copying may be disabled for good. The spool keeps
+        the open segment first if the broker has removed any of its records, whatever the policy is."""
+        await self.copy.keep_removed(surveyed.bounds)
+        await self.attempts.announce_kept(surveyed.log_start.offset or 0)
+        start = await self._gaps.copy_start(surveyed.bounds, surveyed.log_start.offset)
+        self._show_doubt("gap", self._gaps.doubt)
+        return start
 
     async def copy_segments(self, surveyed: Surveyed, start: int | None) -> bool:
-        """Copies the segments that are ready. Returns True when more are ready.
+        """Finishes attempts, and copies the segments that are ready. Returns True when more are ready.
 
-        The manifest has a new gap before the owner copies any record behind that gap."""
-        await self._collect(surveyed, Leftovers.OF_THE_NEXT_SEGMENT)
-        if self._must_finish(surveyed):
-            await self.copy.finish_removed(surveyed.bounds)
-            return True
+        Attempts are finished whatever the policy is. The manifest has a new gap before the owner copies any record
+        behind that gap."""
+        if self.is_copy_stopped:
+            return False
+        bounds, log_start, metadata = surveyed.bounds, surveyed.log_start.offset, self._services.metadata
+        if await self.attempts.run(bounds, log_start):
+            return True  # the next round finds where copying continues
         if start is None or not self.is_copied:
             return False
-        if self._services.metadata.gaps(self.partition) and not await self.manifest.run():
+        if metadata.gaps(self.partition) and not (self._doubts or await self.manifest.run()):
             return False
-        return await self.copy.run(self.policy, surveyed.bounds, start, surveyed.log_start.offset)
+        start = self.attempts.start_behind(start, is_urgent=self.watch.is_retention_half_used)
+        return await self.copy.run(self.policy, bounds, start, log_start)
 
     async def run_copy(self, surveyed: Surveyed, start: int | None) -> None:
         copying = self.stages["copy"]
@@ -216,6 +235,8 @@ class PartitionTasks:
         elif more is not None and self.copy.throttled_ms:
             pause_ms = max(self.copy.throttled_ms, remote_log.task_retry_backoff_ms)
             copying.due_ms = now_ms + min(remote_log.task_interval_ms, pause_ms)
+        if self.attempts.due_ms is not None:
+            copying.due_ms = min(copying.due_ms, self.attempts.due_ms)
 
     async def _copy_unless_stopped(self, surveyed: Surveyed, start: int | None) -> bool:
         try:
@@ -233,6 +254,8 @@ class PartitionTasks:
 
     async def expire(self, surveyed: Surveyed) -> Surveyed:
         """Moves the log start, and applies it to the broker. Returns what the survey would find now."""
+        if self._doubts:
+            return surveyed
         log_start = await self._expiration.run(
             self.policy, surveyed.bounds, surveyed.log_start, self.copy.local_only_bytes, surveyed.remote_end
         )
@@ -245,53 +268,71 @@ class PartitionTasks:
         await self.stages["trim"].run(partial(self.trim, surveyed))
 
     async def write_manifest(self) -> None:
-        """Raises the store's errors."""
-        if not await self.manifest.run() and self.manifest.error is not None:
+        """Writes the manifest, unless the owner doubts the past: `rebuild` needs it then. Raises the store's errors."""
+        if not self._doubts and not await self.manifest.run() and self.manifest.error is not None:
             raise self.manifest.error
 
     async def trim(self, surveyed: Surveyed) -> None:
-        await self._trim.run(
-            self.policy, self.copy.local_only_bytes, surveyed.log_start.offset, surveyed.bounds.leader_epoch
-        )
+        log_start, leader_epoch = surveyed.log_start.offset, surveyed.bounds.leader_epoch
+        if not self._doubts:
+            await self._trim.run(self.policy, self.copy.local_only_bytes, log_start, leader_epoch)
 
     async def run_deletion(self, surveyed: Surveyed) -> None:
         await self.stages["deletion"].run(partial(self.delete, surveyed))
 
     async def delete(self, surveyed: Surveyed) -> None:
-        """Deletes the objects of segments that expired, and of leftovers that no copy waits for.
+        """Deletes the objects of segments that expired, and of attempts that other copies have replaced.
 
         While expiring is paused, no copied segment is deleted."""
-        await self._collect(surveyed, Leftovers.OTHERS)
+        if self._doubts:
+            return
+        needless = await self.attempts.give_up(surveyed.bounds, surveyed.log_start.offset or 0)
+        await delete_attempts(self._services, self.partition, needless, self._may_delete)
         if TierWork.EXPIRING not in self.policy.paused:
-            await self._expiration.delete(surveyed.log_start, self.manifest.has_accepted, self.manifest.confirm)
+            await self._expiration.delete(
+                surveyed.log_start, self.manifest.has_accepted, self.manifest.confirm, self._may_delete
+            )
 
-    async def _collect(self, surveyed: Surveyed, which: Leftovers) -> None:
-        spared = await copies_to_spare(self._services, self.partition, surveyed.bounds.log_start_offset)
-        await collect_leftovers(self._services, self.partition, which, {*spared, self.copy.attempt})
+    def _may_delete(self) -> bool:
+        return not self._doubts
+
+    def _show_doubt(self, about: str, error: MetadataLostError | None) -> None:
+        """Begins or ends a doubt about the past, and shows the alarm once while there is any."""
+        was_in_doubt = bool(self._doubts)
+        if error is None:
+            self._doubts.pop(about, None)
+        else:
+            self._doubts[about] = error
+        alarms, alarm = self._services.metrics.alarms, (self.partition.topic, AlarmReason.METADATA_LOST)
+        fields = {"partition": str(self.partition)}
+        if self._doubts and not was_in_doubt:
+            alarms.begin(*alarm, str(self.partition), self.doubt)
+            logger.error(_METADATA_LOST, extra={**fields, "error": self.doubt})
+        elif was_in_doubt and not self._doubts:
+            alarms.end(*alarm, str(self.partition))
+            logger.info("the metadata of a partition knows all copies again", extra=fields)
 
     def stop(self, error: LogDivergedError, name: str) -> None:
         """Stops the whole partition until a round goes through. Raises the alarm once until then.
 
-        `name` is the stage that found the divergence. If it is not the survey, only lost metadata raises the alarm. The
+        `name` is the stage that found the divergence. If it is not the survey, the stage fails without an alarm: the
         next survey compares the histories itself, and clamps the tier if an unclean election explains the divergence.
         """
         topic, fields = self.partition.topic, {"partition": str(self.partition), "error": str(error)}
-        reason = AlarmReason.METADATA_LOST if isinstance(error, MetadataLostError) else AlarmReason.DIVERGED
-        if name == "survey" or reason is AlarmReason.METADATA_LOST:
-            if reason not in self._stops:
-                self._services.metrics.alarms.begin(topic, reason, str(self.partition), str(error))
-            logger.log(logging.DEBUG if reason in self._stops else logging.ERROR, _STOPS[reason], extra=fields)
-            self._stops.add(reason)
+        if name == "survey":
+            if not self._has_diverged:
+                self._services.metrics.alarms.begin(topic, AlarmReason.DIVERGED, str(self.partition), str(error))
+            logger.log(logging.DEBUG if self._has_diverged else logging.ERROR, _DIVERGED, extra=fields)
+            self._has_diverged = True
         else:
             self.stages[name].failed(error)
         self.stages["survey"].postpone(error)
         self.cancel_work()
 
     def _go_on(self) -> None:
-        if self._stops:
-            for reason in self._stops:
-                self._services.metrics.alarms.end(self.partition.topic, reason, str(self.partition))
-            self._stops.clear()
+        if self._has_diverged:
+            self._has_diverged = False
+            self._services.metrics.alarms.end(self.partition.topic, AlarmReason.DIVERGED, str(self.partition))
             logger.info("a partition that stopped goes on", extra={"partition": str(self.partition)})
 
     def cancel_work(self) -> list[asyncio.Task[None]]:

@@ -37,6 +37,11 @@ class PartitionWatch:
         self._alarms: set[AlarmReason] = set()
         self._is_stalled = False
 
+    @property
+    def is_retention_half_used(self) -> bool:
+        """Whether records that are not copied have used half of the broker's retention, which is not the total."""
+        return self._uncopied.share >= 0.5
+
     async def look(self, policy: TopicPolicy, bounds: LocalLogBounds, copy: RLMCopyTask) -> None:
         """Looks at the leader's bounds, once a round."""
         self._watch(policy, bounds, copy.behind_ms)

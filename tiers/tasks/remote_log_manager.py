@@ -27,6 +27,7 @@ from tiers.lasting_trouble import LastingTrouble
 from tiers.metadata.tenure import begin_in
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.alarms import ActiveAlarm
+from tiers.tasks.copy.copy_attempts import store_for_its_owner
 from tiers.tasks.copy.copy_task import copy_hold
 from tiers.tasks.copy.spool_opening import open_spool
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
@@ -93,6 +94,7 @@ class RemoteLogManager:
                     tasks.create_task(self._keep_deletions()),
                     tasks.create_task(self._keep_disabled()),
                     tasks.create_task(self._keep_deleted_segments()),
+                    tasks.create_task(self._keep_kept_segments()),
                     tasks.create_task(self._keep_totals()),
                     tasks.create_task(self._keep_watch()),
                 ]
@@ -220,6 +222,32 @@ class RemoteLogManager:
             except Exception:  # the copying goes on
                 logger.exception("the objects of deleted segments could not be deleted once more")
 
+    async def _keep_kept_segments(self) -> None:
+        """Stores the segments in the spool whose partitions other members own by now."""
+        failing = self._lasting(
+            "a segment in the spool could not be stored for its owner",
+            "segments in the spool can be stored for their owners again",
+        )
+        stored: set[UUID] = set()
+        while True:
+            await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
+            troubles: list[str] = []
+            kept_segments = [each for each in self._services.spool.kept() if not self._is_worked_on(each.partition)]
+            stored &= {each.metadata.segment_id.id for each in kept_segments}
+            for kept in kept_segments:
+                uuid = kept.metadata.segment_id.id
+                try:
+                    if await store_for_its_owner(self._services, kept, is_stored=uuid in stored):
+                        stored.add(uuid)
+                except RemoteLogError as error:
+                    troubles.append(str(error))
+                except Exception:  # the copying goes on
+                    logger.exception("a segment in the spool could not be stored for its owner")
+            if troubles:
+                failing.found(error=troubles[0])
+            else:
+                failing.ended()
+
     async def _keep_totals(self) -> None:
         totals = TotalRetentionTask(self._services)
         while True:
@@ -268,7 +296,7 @@ class RemoteLogManager:
                 known.policy = policy
                 continue
             if partition in self._ending:
-                # Ownership was lost and won again. A copy that is still being cancelled must not look like a leftover.
+                # Ownership was lost and won again. The cancelled copy ends first.
                 continue
             self._managed[partition] = PartitionTasks(self._services, partition, policy, tenure)
             self._services.metrics.add(partition)
@@ -278,7 +306,7 @@ class RemoteLogManager:
     def _give_up(self, partition: TopicIdPartition) -> None:
         """Gives up a partition, and cancels the work on it. Later writes of that work are fenced.
 
-        The next owner collects the leftovers."""
+        The next owner finishes the attempts."""
         managed = self._managed.pop(partition, None)
         if managed is None:
             return

@@ -1,6 +1,6 @@
 """`Stage`: one kind of work of a partition, with its own due time, failures, backoff, alarm and log lines.
 
-The failure of a stage postpones that stage alone. Only a divergence (lost metadata included) and a lost ownership are
+The failure of a stage postpones that stage alone. Only a divergence and a lost ownership are
 raised, since they stop every stage of the partition (docs/design.md, "Log range").
 """
 
@@ -18,7 +18,7 @@ from tiers.tasks.task_services import TaskServices
 
 T = TypeVar("T")
 STOPPING: Final = (LogDivergedError, OwnershipLostError)
-"""The errors that stop the whole partition. `MetadataLostError` is a `LogDivergedError`."""
+"""The errors that stop the whole partition."""
 logger = logging.getLogger(__name__)
 
 

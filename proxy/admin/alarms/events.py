@@ -72,10 +72,18 @@ EVENTS: Final[tuple[Alarm, ...]] = (
     Alarm(
         "spool-damaged",
         Kind.EVENT,
-        ("the spool has damaged the last copy of records that the broker removed",),
-        "The disk of the spool changed a segment whose copy had failed. Its records are lost.",
-        "Nothing, unless the store has an attempt at the copy: then the partition stops as `metadata-lost`.",
+        ("the spool has damaged a segment whose copy has not ended",),
+        "The disk of the spool changed a segment whose copy had failed.",
+        "Nothing. If the broker has removed the records meanwhile, they are lost, and leave a gap.",
         "Check the disk.",
+    ),
+    Alarm(
+        "spool-unreadable",
+        Kind.EVENT,
+        ("a segment in the spool cannot be read",),
+        "A later release wrote the files of a segment whose copy has not ended, or the disk damaged them.",
+        "Nothing. The files stay in the spool.",
+        "Start the later release on this machine. If the disk damaged the files, remove them.",
     ),
     Alarm(
         "manifest-damaged",
@@ -175,6 +183,11 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         "second-deletion-failed",
         "the objects of deleted segments could not be deleted once more",
         "That deletion, until the next run.",
+    ),
+    defect(
+        "spooled-segment-not-stored",
+        "a segment in the spool could not be stored for its owner",
+        "The storing of segments whose partitions other members own, until the next run.",
     ),
     defect(
         "total-retentions-not-recorded",

@@ -112,15 +112,8 @@ STATES: Final[tuple[Alarm, ...]] = (
             "A broker lost its log start in an unclean stop. It has records again that its retention or an "
             "administrator removed before they were copied."
         ),
-        (
-            "Trimming of the partition at these records, until the total retention has removed them. Consumers can "
-            "read them."
-        ),
-        (
-            "If they lie before the offset `Rx` that `tidegate tier bounds` shows and are not wanted, delete them "
-            "with `kafka-delete-records` up to `Rx`. If they lie in a gap, do nothing: a deletion would remove the "
-            "remote records before the gap as well."
-        ),
+        ("Trimming of the partition at these records, until the owner has copied them. Consumers can read them."),
+        "Do nothing: the owner copies them. A deletion would remove the remote records before them as well.",
     ),
     Alarm(
         "custom-metadata",
@@ -136,11 +129,10 @@ STATES: Final[tuple[Alarm, ...]] = (
         ("the metadata of a partition was lost",),
         (
             "The metadata topic lost records of the partition or the topic's tier settings. Or records are in neither "
-            "tier, and the witnesses do not prove that they were never copied. Or the store has neither the manifest "
-            "nor the oldest segments of the partition: `[storage]` may name another place than that of the other "
-            "proxies."
+            "tier, and it is not proved that they were never copied. Or the store has neither the manifest nor the "
+            "oldest segments of the partition: `[storage]` may name another place than that of the other proxies."
         ),
-        "Copying, trimming and expiration of the partition.",
+        "Trimming, expiration and deletion of the partition. Copying goes on.",
         'See "A partition stops" in [operations.md](operations.md).',
     ),
     Alarm(

@@ -18,10 +18,10 @@ from tiers.config.paused_work import paused_work
 from tiers.config.topic_policy import Refusal, TopicConfig, exclusion, managed_rule
 from tiers.config.topic_settings import TierValue, tier_values
 from tiers.explain.gathering import policy_from
+from tiers.metadata.attempts import copy_failing_since_ms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.copy.copy_attempts import copy_failing_since_ms
 from tiers.texts import size_text
 
 

@@ -273,7 +273,7 @@ class FetchJudge:
         if confirmed is None:
             confirmed = await tools.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         log_start = confirmed.offset or 0
-        if not tiered.is_at_head(partition, offset, log_start):
+        if not tiered.is_at_head(partition, offset, log_start) or tiered.has_attempt(partition, offset):
             return None
         trim = tiered.unexplained_trim(partition, log_start)
         if trim is not None and await tools.log_starts.holds(partition, trim, bounds.leader_epoch, timeout_ms):

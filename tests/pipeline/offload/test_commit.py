@@ -1,8 +1,9 @@
-"""A commit counts a task's result only if it continues the tier and the present log. The rest is deleted."""
+"""A commit counts a task's result only if it continues the tier and the present log. The rest are attempts."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ from tiers.model.log_source import LogRead
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.deletion.segment_deletion import collect_leftovers, write_state
+from tiers.tasks.deletion.segment_deletion import write_state
 
 
 async def test_a_segment_that_continues_the_tier_counts(bench: Workbench) -> None:
@@ -73,6 +74,7 @@ async def test_the_second_of_two_attempts_is_deleted_by_its_name_in_the_plan(
     assert len(bench.segments) == ATTEMPTS * 2
     await offload.commit(result)
     assert bench.finished == [(0, 99), (100, 149)]
+    await offload.collect()
     assert [one.segment_id for one in bench.segments] == [one.segment.segment_id for one in result.copied]
     assert len(await offload.objects()) == 4
     assert bench.metadata.copy_plans(PARTITION) == []
@@ -85,6 +87,7 @@ async def test_speculative_attempts_that_did_not_answer_are_deleted(bench: Workb
     first = replace(result.copied[0].segment, segment_id=offload.plan.segment_id(0, 0)) if offload.plan else None
     assert first is not None
     await offload.commit(OffloadResult((replace(result.copied[0], segment=first),), attempt=0))
+    await offload.collect()
     assert [one.segment_id for one in bench.segments] == [first.segment_id]
     assert len(await offload.objects()) == 2
 
@@ -101,20 +104,6 @@ async def test_the_next_owner_deletes_the_leftovers_of_a_dead_driver(
     assert bench.metadata.copy_plans(PARTITION) == []
 
 
-async def test_a_late_object_of_a_deleted_leftover_is_deleted_by_its_name(
-    bench: Workbench,
-) -> None:
-    offload = Offload(bench)
-    continuation = await offload.announced(100, 150)
-    await collect_leftovers(bench.services, PARTITION)
-    assert (bench.segments, bench.metadata.copy_plans(PARTITION)) == ([], [])
-    result = await offload.stored(continuation, attempts=2)
-    assert len(await offload.objects()) == 8
-    await offload.commit(result)
-    assert "was deleted meanwhile" in offload.one.error
-    assert (bench.segments, await offload.objects()) == ([], [])
-
-
 async def test_while_the_store_deletes_nothing_the_plan_keeps_the_names(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +115,7 @@ async def test_while_the_store_deletes_nothing_the_plan_keeps_the_names(
     assert bench.finished == [(0, 99)]
     assert len(await offload.objects()) == 4
     assert bench.metadata.copy_plans(PARTITION) == [offload.plan]
-    await collect_leftovers(bench.services, PARTITION)
+    await offload.collect()
     assert len(await offload.objects()) == 2
     assert bench.metadata.copy_plans(PARTITION) == []
 
@@ -135,7 +124,7 @@ async def no_time(seconds: float) -> None:
     await asyncio.sleep(0)
 
 
-async def test_unwritable_metadata_ends_the_partition_and_deletes_nothing(
+async def test_copies_that_could_not_be_committed_are_finished_later(
     bench: Workbench,
 ) -> None:
     offload = Offload(bench)
@@ -147,8 +136,9 @@ async def test_unwritable_metadata_ends_the_partition_and_deletes_nothing(
     assert "TOPIC_AUTHORIZATION_FAILED" in offload.one.error
     assert len(await offload.objects()) == 4
     bench.metadata.fail_writes = None
-    await collect_leftovers(bench.services, PARTITION)
-    assert (bench.segments, await offload.objects()) == ([], [])
+    await offload.collect()
+    assert bench.finished == [(0, 99), (100, 149)]
+    assert (len(bench.segments), bench.metadata.copy_plans(PARTITION)) == (2, [])
 
 
 async def test_a_commit_without_an_answer_stays(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +159,9 @@ async def test_a_commit_without_an_answer_stays(bench: Workbench, monkeypatch: p
     await offload.commit(result)
     assert "timed out" in offload.one.error
     monkeypatch.undo()
-    await collect_leftovers(bench.services, PARTITION)
-    assert [one.segment_id for one in bench.segments] == [first]
-    assert len(await offload.objects()) == 2
+    await offload.collect()
+    assert [one.segment_id for one in bench.segments] == [one.segment.segment_id for one in result.copied]
+    assert bench.finished == [(0, 99), (100, 149)]
 
 
 async def test_a_plan_ends_though_its_end_is_not_written_at_once(
@@ -193,7 +183,7 @@ async def test_a_plan_ends_though_its_end_is_not_written_at_once(
     assert len(bench.segments) == len(bench.finished) == 1
 
 
-async def test_an_ended_run_deletes_its_leftovers_after_a_lost_ownership(
+async def test_an_ended_run_finishes_its_copies_after_a_lost_ownership(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offload = Offload(bench)
@@ -210,7 +200,8 @@ async def test_an_ended_run_deletes_its_leftovers_after_a_lost_ownership(
 
     monkeypatch.setattr(bench.metadata, "update_remote_log_segment_metadata", lost_at_first)
     await offload.committer.abandon([offload.one])
-    assert (bench.segments, bench.metadata.copy_plans(PARTITION), await offload.objects()) == ([], [], [])
+    assert bench.finished == [(0, 99), (100, 149)]
+    assert (len(bench.segments), bench.metadata.copy_plans(PARTITION)) == (2, [])
 
 
 async def refused(segment: object) -> bool:
@@ -228,14 +219,18 @@ async def test_records_that_lost_executors_left_uncopied_are_reported(bench: Wor
     assert (offload.one.failures, offload.one.error) == (0, "")
 
 
-async def test_behind_a_tile_that_failed_none_counts(bench: Workbench) -> None:
+async def test_a_tile_behind_one_that_failed_counts_when_that_is_copied_again(bench: Workbench) -> None:
     offload = Offload(bench)
     result = await offload.copied(100, 150, 200)
-    failed = OffloadResult((result.copied[0], result.copied[2]), Stopped(1, Stop.FAILED, "503"))
-    await offload.commit(failed)
+    await bench.store.delete_log_segment_data(result.copied[1].segment)
+    await offload.commit(OffloadResult((result.copied[0], result.copied[2]), Stopped(1, Stop.FAILED, "503")))
+    await offload.collect()
     assert bench.finished == [(0, 99)]
-    assert len(await offload.objects()) == 2
-    assert [one for one in bench.segments if (one.start_offset, one.end_offset) != (0, 99)] == []
+    await offload.commit(await offload.copied(150))
+    await offload.collect()
+    assert bench.finished == [(0, 99), (100, 149), (150, 199)]
+    assert bench.segments[2].segment_id == result.copied[2].segment.segment_id
+    assert len(await offload.objects()) == 2 * len(bench.segments) == 6
 
 
 async def test_records_that_a_copier_copied_are_not_copied_twice(bench: Workbench) -> None:
@@ -275,6 +270,15 @@ async def test_a_commit_that_is_seen_after_a_lost_ownership_is_not_deleted(
     assert len(await offload.objects()) == 2
 
 
+async def copied_by_the_next_owner(bench: Workbench) -> None:
+    bench.restart()
+    with suppress(RetriableRemoteStorageError):  # copying waits until the attempts are read for the second time
+        await bench.copy_all()
+    bench.now_ms += bench.services.settings.remote_log.visible_after_ms
+    await bench.copy_all()
+    await bench.copy()
+
+
 @pytest.mark.parametrize("end_offset", [0, 50, 90])
 async def test_segments_that_a_new_leader_does_not_confirm_do_not_count(bench: Workbench, end_offset: int) -> None:
     offload = Offload(bench)
@@ -282,8 +286,10 @@ async def test_segments_that_a_new_leader_does_not_confirm_do_not_count(bench: W
     bench.log.elect_unclean(end_offset)
     bench.log.append(*(batch_of(end_offset + 10 * number, 10, leader_epoch=1) for number in range(40)))
     await offload.commit(result)
+    await offload.collect()
     assert bench.finished == []
-    assert await offload.objects() == []
+    await copied_by_the_next_owner(bench)
+    assert len(await offload.objects()) == 2 * len(bench.segments) == 2 * len(bench.finished)
     assert offload.one.is_over
 
 
@@ -301,8 +307,10 @@ async def test_the_log_is_looked_at_again_before_a_write_is_tried_again(
 
     monkeypatch.setattr(bench.metadata, "add_remote_log_segment_metadata", failing)
     await offload.commit(result)
+    await offload.collect()
     assert bench.finished == []
-    assert await offload.objects() == []
+    await copied_by_the_next_owner(bench)
+    assert len(await offload.objects()) == 2 * len(bench.segments) == 2 * len(bench.finished)
 
 
 async def test_a_tile_read_from_two_leaders_counts_only_if_both_agree(bench: Workbench) -> None:
@@ -314,7 +322,7 @@ async def test_a_tile_read_from_two_leaders_counts_only_if_both_agree(bench: Wor
         if offset == 0:
             return await read(PARTITION, 0, log.records.index(batch_of(50, 10)), timeout_ms)
         log.elect_unclean(30)
-        log.append(batch_of(30, 10, leader_epoch=1), *(batch_of(40 + 10 * n, 10, leader_epoch=1) for n in range(6)))
+        log.append(*(batch_of(30 + 10 * n, 10, leader_epoch=1) for n in range(10)))
         return await read(PARTITION, offset, max_bytes, timeout_ms)
 
     log.read = reading  # type: ignore[method-assign]  # a leader that changes between two reads
@@ -322,5 +330,7 @@ async def test_a_tile_read_from_two_leaders_counts_only_if_both_agree(bench: Wor
     assert [entry.epoch for entry in result.copied[0].segment.segment_leader_epochs] == [0, 1]
     log.read = read  # type: ignore[method-assign]
     await offload.commit(result)
+    await offload.collect()
     assert bench.finished == []
-    assert await offload.objects() == []
+    await copied_by_the_next_owner(bench)
+    assert len(await offload.objects()) == 2 * len(bench.segments) == 2 * len(bench.finished)

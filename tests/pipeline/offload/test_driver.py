@@ -45,10 +45,13 @@ def driver_of(
     cluster = SimpleNamespace(cluster_id="cluster")
     tier: Any = SimpleNamespace(client=client, metadata=bench.metadata, cluster=cluster)
     policies = [replace(POLICY, partition_count=2, segment_bytes=segment_bytes)]
-    return OffloadDriver(tier, CONFIG, options, policies, 1, bench.services, sleep=no_time)
 
+    async def pause(seconds: float) -> None:
+        bench.now_ms += int(seconds * 1000)
 
-async def no_time(seconds: float) -> None: ...
+    driver = OffloadDriver(tier, CONFIG, options, policies, 1, bench.services, sleep=pause)
+    driver._committer = replace(driver._committer, sleep=pause)
+    return driver
 
 
 async def test_a_partition_without_a_leader_for_a_moment_is_still_copied(bench: Workbench) -> None:

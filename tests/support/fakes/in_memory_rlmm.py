@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from tests.support.fakes.stored_segments import stored
+from tests.support.tiers.segment_metadata import with_update
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition, MetadataStatus
 from tiers.metadata.tenure import Tenure
@@ -58,7 +59,7 @@ class InMemoryRemoteLogMetadataManager:
     """The result of a new measurement. None: the same as before."""
     segments: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
     deleted: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
-    finish_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
+    begin_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
     epoch_bounds: dict[tuple[TopicIdPartition, int], tuple[int, int]] = field(default_factory=dict)
     clamps: list[tuple[int, RemoteLogClampUpdate]] = field(default_factory=list)
     deletions_asked: set[RemoteLogSegmentId] = field(default_factory=set)
@@ -101,13 +102,11 @@ class InMemoryRemoteLogMetadataManager:
         return [segment for segment in finished if not segment.is_cut_off]
 
     def _clamped(self, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        if segment.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            return segment
         ends = [
             clamp.valid_end_offset
             for order, clamp in self.clamps
             if clamp.topic_id_partition == segment.topic_id_partition
-            and order > self.finish_order[segment.segment_id]
+            and order > self.begin_order.get(segment.segment_id, 0)
             and clamp.valid_end_offset < segment.end_offset
         ]
         return replace(segment, clamped_to=min(ends)) if ends else segment
@@ -121,7 +120,7 @@ class InMemoryRemoteLogMetadataManager:
             if segment.start_offset <= offset <= segment.valid_end_offset
             and (leader_epoch is None or _epoch_at(segment, offset) == leader_epoch)
         ]
-        return max(holders, key=lambda segment: self.finish_order[segment.segment_id], default=None)
+        return max(holders, key=lambda segment: self.begin_order.get(segment.segment_id, 0), default=None)
 
     def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
         later = [segment.start_offset for segment in self._readable(partition) if segment.valid_end_offset >= offset]
@@ -255,6 +254,8 @@ class InMemoryRemoteLogMetadataManager:
         if known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
             raise InvalidTransitionError(f"the segment is {known.state.name} already")
         self._write(metadata.topic_id_partition)
+        self.begin_order[metadata.segment_id] = self.written
+        self.deleted.pop(metadata.segment_id, None)
         self.segments[metadata.segment_id] = replace(metadata, event_timestamp_ms=self.wall_clock_ms())
 
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
@@ -267,7 +268,7 @@ class InMemoryRemoteLogMetadataManager:
             source = None if known is None else known.state.name
             raise InvalidTransitionError(f"from {source} to {update.state.name}")
         self._write(update.segment_id.topic_id_partition)
-        moved = known.with_update(replace(update, event_timestamp_ms=self.wall_clock_ms()))
+        moved = with_update(known, replace(update, event_timestamp_ms=self.wall_clock_ms()))
         if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             del self.segments[update.segment_id]
             self.deletions_asked.discard(update.segment_id)
@@ -275,20 +276,16 @@ class InMemoryRemoteLogMetadataManager:
             return
         self.segments[update.segment_id] = moved
         if update.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            self.finish_order[update.segment_id] = self.written
             self.seen.setdefault(update.segment_id, self.clock_ms())
+            valid_end = self._clamped(moved).valid_end_offset
             starts = [entry.start_offset for entry in moved.segment_leader_epochs]
             for start_offset, (epoch, end_offset) in zip(starts, _epoch_ends(moved), strict=True):
+                if start_offset > valid_end:
+                    break
+                end_offset = min(end_offset, valid_end)
                 key = (moved.topic_id_partition, epoch)
                 lowest, highest = self.epoch_bounds.get(key, (start_offset, end_offset))
                 self.epoch_bounds[key] = min(lowest, start_offset), max(highest, end_offset)
-
-    async def forget_unfinished_copies(self, segments: Sequence[RemoteLogSegmentId]) -> None:
-        for segment_id in segments:
-            self._write(segment_id.topic_id_partition)
-            if self.segments[segment_id].state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-                raise InvalidTransitionError(f"{segment_id.id} is no copy that did not end")
-            del self.segments[segment_id]
 
     def deleted_segments(
         self, partition: TopicIdPartition | None = None, until_ms: int | None = None
@@ -309,6 +306,7 @@ class InMemoryRemoteLogMetadataManager:
         self._write(plan.topic_id_partition)
         self.plans.setdefault(plan.plan_id, plan)
         for announced in plan.announced():
+            self.begin_order.setdefault(announced.segment_id, self.written)
             self.segments.setdefault(announced.segment_id, replace(announced, event_timestamp_ms=self.wall_clock_ms()))
 
     async def end_copy_plan(self, plan: CopyPlan) -> None:

@@ -20,6 +20,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.copy.copy_attempts import store_for_its_owner
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
@@ -79,12 +80,14 @@ class SteppedManager(RemoteLogManager):
         if surveyed is None:
             return True
         start = await managed.copy_start(surveyed)
-        surveyed = await managed.expire(surveyed)
+        if not managed.doubt:
+            surveyed = await managed.expire(surveyed)
         more = await managed.copy_segments(surveyed, start)
-        await managed.manifest.run()
-        await managed.trim(surveyed)
-        await managed.delete(surveyed)
-        await managed.manifest.run()
+        if not managed.doubt:
+            await managed.manifest.run()
+            await managed.trim(surveyed)
+            await managed.delete(surveyed)
+            await managed.manifest.run()
         await managed.manifest.end_acceptance()
         return more
 
@@ -124,7 +127,7 @@ class TierProcess:
         )
         self.settings = settings
         self._spool = Spool(settings.spool_dir, settings.spool_max_bytes, 1)
-        services = TaskServices(
+        self._services = services = TaskServices(
             source=self.calls.of(log, "broker", lambda: BrokerError("no answer", retriable=True)),
             share_groups=_NoShareGroups(),
             storage=self.calls.of(self.store, "store", lambda: RetriableRemoteStorageError("no answer")),
@@ -151,6 +154,11 @@ class TierProcess:
         await self.metadata.close()
         await self.store.close()
         self._spool.close()
+
+    async def store_kept(self) -> None:
+        """Stores the segments in the spool for the owner of the partition, or removes them."""
+        for kept in self._spool.kept():
+            await store_for_its_owner(self._services, kept, is_stored=False)
 
     def spooled(self) -> list[Path]:
         return list(self.settings.spool_dir.iterdir())

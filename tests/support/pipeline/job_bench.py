@@ -29,9 +29,10 @@ from tiers.segment.segment_encryption import seal_segment
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import partition_prefix
+from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
-from tiers.tasks.deletion.segment_deletion import collect_leftovers, write_state
+from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
@@ -150,11 +151,17 @@ class JobBench:
 
     async def owners_round(self, policy: TopicPolicy) -> None:
         """The rounds of an owner of the partition, much later."""
-        self.now_ms += 60_000
-        await collect_leftovers(self.services, self.partition)
         bounds = await self.broker.bounds(self.partition, 1000)
         log_starts = LogStartConfirmation(self.broker, self.metadata)
         log_start = await log_starts.confirmed(self.partition, bounds.leader_epoch, 1000)
+        attempts = CopyAttempts(
+            self.services, self.partition, PartitionManifestTask(self.services, self.partition).require_stored
+        )
+        for _ in range(2):
+            self.now_ms += 60_000
+            await attempts.run(bounds, log_start.offset)
+        needless = await attempts.give_up(bounds, log_start.offset or 0)
+        await delete_attempts(self.services, self.partition, needless)
         task = RLMExpirationTask(self.services, self.partition)
         remote_end = self.services.metadata.remote_end_offset(self.partition)
         await task.delete(await task.run(policy, bounds, log_start, 0, remote_end))

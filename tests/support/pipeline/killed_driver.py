@@ -58,7 +58,7 @@ def offload(config: Path, where: str) -> None:
         case "within":
             pipeline.offload.commit.write_state = SecondCommit()  # type: ignore[attr-defined]  # and dies
         case _:
-            OffloadCommitter._discard = die  # type: ignore[method-assign]  # and dies
+            OffloadCommitter._end = die  # type: ignore[method-assign]  # and dies
     options = OffloadOptions(max_age_ms=0, claim_timeout_ms=CLAIM_TIMEOUT_MS)
     run_offload(load_pipeline_config(config), options, in_process, 2)
 

@@ -16,9 +16,12 @@ CONFIG = parse_pipeline_config('[upstream]\nbootstrap.servers = "localhost:9092"
 class Offload:
     def __init__(self, bench: Workbench) -> None:
         self.bench = bench
-        self.committer = OffloadCommitter(bench.services, owned_again_ms=1)
+        self.committer = OffloadCommitter(bench.services, owned_again_ms=1, sleep=self._pause)
         self.one: PartitionOffload = self.committer.of(PARTITION, POLICY)
         self.plan: CopyPlan | None = None
+
+    async def _pause(self, seconds: float) -> None:
+        self.bench.now_ms += int(seconds * 1000)
 
     async def announced(self, *ends: int) -> SegmentContinuation:
         continuation = await self.committer.prepare(self.one)
@@ -43,6 +46,12 @@ class Offload:
     async def commit(self, result: OffloadResult) -> None:
         assert self.plan is not None
         await self.committer.commit(self.one, self.plan, result)
+
+    async def collect(self) -> None:
+        """Does what the driver does after commits, and again T_vis later."""
+        for _ in range(2):
+            await self.committer.collect(self.one)
+            await self._pause(self.bench.services.settings.remote_log.visible_after_ms / 1000)
 
     async def objects(self) -> list[str]:
         return [key for key in await self.bench.objects() if key.endswith((".log", ".indexes"))]

@@ -7,7 +7,7 @@ import json
 import struct
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -22,13 +22,16 @@ from tests.support.rigs import tier_command
 from tests.support.rigs.strict_consumer import RECORD, consumer_at, local_log_start, read
 from tests.support.rigs.tier_command import Answer
 from tests.support.rigs.waiting import TIMEOUT_S, until
+from tests.support.servers.faulty_s3 import FaultyS3
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import Peer, topic_id_of
 from tests.support.servers.running_brokers import running_brokers
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.servers.versitygw import VersityGateway
 
 EARLIEST = -2
 SEGMENT_BYTES = 100_000
+BUCKET = "losses"
 ASK_AGAIN = {
     ErrorCode.LEADER_NOT_AVAILABLE,
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -53,17 +56,20 @@ class Site:
         copied_soon: bool = True,
         workers: int = 0,
         tier: Path | None = None,
+        storage: Mapping[str, str] | None = None,
     ) -> None:
         """`witness` is a second tiered topic. Progress there shows that the tasks had their turns.
 
         If `copied_soon` is false, the topic is not copied while a test runs. `tier` is the folder of the store, which
-        several proxies may share."""
+        several proxies may share. `storage` are the settings of a store with that folder. Default: the folder is the
+        store."""
         self.tier_folder = tier or home / "tier"
         self.cluster, self.home, self.topic = cluster, home, topic
         self.metadata_topic = f"__metadata-{topic}"[:200]
         self._tiered = [topic] if witness is None else [topic, witness]
         self._local_retention_bytes = local_retention_bytes
         self._workers = workers
+        self._storage = storage or {"implementation": "local", "path": str(self.tier_folder)}
         self._more = ""
         if not copied_soon:
             self._tiered.remove(topic)
@@ -79,7 +85,7 @@ class Site:
         return tidegate_over(
             self.cluster,
             self.home,
-            storage={"implementation": "local", "path": str(self.tier_folder)},
+            storage=self._storage,
             command=command,
             tiered=self._tiered,
             segment_bytes=SEGMENT_BYTES,
@@ -160,6 +166,19 @@ class Site:
 
         until(is_answered)
         return found[0]
+
+
+@contextmanager
+def site_over_s3(
+    cluster: KafkaCluster, gateway: VersityGateway, home: Path, topic: str
+) -> Iterator[tuple[Site, FaultyS3]]:
+    """Yields a topic whose remote tier is a real S3 behind a proxy that may refuse requests."""
+    asyncio.run(gateway.create_bucket(BUCKET))
+    prefix = f"{topic[-8:]}/"
+    with FaultyS3(gateway.endpoint_url) as faulty:
+        storage = {"implementation": "s3", **gateway.settings(BUCKET), "endpoint.url": faulty.url, "prefix": prefix}
+        tier = gateway.folder / "data" / BUCKET / prefix
+        yield Site(cluster, home, topic, tier=tier, storage=storage), faulty
 
 
 class Watch:
@@ -243,17 +262,29 @@ def cut_log(folder: Path, last: int) -> tuple[int, int]:
 
     The broker must be stopped. The remaining log ends with a whole transaction, so no transaction stays open. Its last
     record has the api key `last`. Returns the log end before and after."""
-    (log,) = folder.glob("*.log")
-    content = log.read_bytes()
+    content = _log_of(folder).read_bytes()
     batches = list(iterate_batches(content))
     longest = len(batches) * 2 // 3
     pairs = enumerate(pairwise(batches[:longest]), 2)
     ends = [count for count, (data, marker) in pairs if marker.is_control and _api_key(content, data) == last]
-    stays = batches[ends[-1] - 1]
+    cut_to = batches[ends[-1] - 1].next_offset
+    cut_log_at(folder, cut_to)
+    return batches[-1].next_offset, cut_to
+
+
+def cut_log_at(folder: Path, end: int) -> None:
+    """Removes the records from offset `end` on. The broker must be stopped, and a batch must end there."""
+    log = _log_of(folder)
+    content = log.read_bytes()
+    (stays,) = (batch for batch in iterate_batches(content) if batch.next_offset == end)
     log.write_bytes(content[: stays.end])
     for stale in (*folder.glob("*.index"), *folder.glob("*.timeindex"), *folder.glob("*.snapshot")):
         stale.unlink()
-    return batches[-1].next_offset, stays.next_offset
+
+
+def _log_of(folder: Path) -> Path:
+    (log,) = folder.glob("*.log")
+    return log
 
 
 def _api_key(content: bytes, batch: RecordBatch) -> int | None:

@@ -60,10 +60,18 @@ def read(consumer: Consumer, count: int) -> list[RECORD]:
 
 
 def local_log_start(cluster: KafkaCluster, topic: str) -> int:
+    return _watermarks(cluster, topic)[0]
+
+
+def local_log_end(cluster: KafkaCluster, topic: str) -> int:
+    return _watermarks(cluster, topic)[1]
+
+
+def _watermarks(cluster: KafkaCluster, topic: str) -> tuple[int, int]:
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "unused"})
     try:
-        low, _ = consumer.get_watermark_offsets(TopicPartition(topic, 0), TIMEOUT_S)
-        return int(low)
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), TIMEOUT_S)
+        return int(low), int(high)
     finally:
         consumer.close()
 

@@ -24,7 +24,7 @@ from proxy.process import remote_log
 from tests.support.rigs.waiting import until
 from tests.support.servers.tidegate import TidegateProcess, process_state
 from tiers.broker.connection import BrokerConnection
-from tiers.tasks.copy import segment_copy
+from tiers.tasks.copy import copy_attempts
 
 _ALARM_MS = 2000
 EARLY_ALARMS = (__name__, "early-alarms")
@@ -57,7 +57,7 @@ class _Stop:
 
 
 def _stop_after(name: str) -> None:
-    module: Any = segment_copy
+    module: Any = copy_attempts
     work: Callable[..., Awaitable[Any]] = getattr(module, name)
     stop = _Stop()
 
@@ -89,8 +89,8 @@ def _alarm_early() -> None:
 
 ALTERATIONS: dict[str, Callable[[], None]] = {
     "early-alarms": _alarm_early,
-    "objects-written": partial(_stop_after, "write_objects"),
-    "copy-verified": partial(_stop_after, "verify_copied_segment"),
+    "objects-written": partial(_stop_after, "store"),
+    "copy-verified": partial(_stop_after, "read_attempt"),
     "delete-records": _stop_before_delete_records,
 }
 

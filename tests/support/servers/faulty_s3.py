@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
 from typing import Self
@@ -35,14 +36,37 @@ _CODES = {
 }
 
 
+def refuse_nothing(method: str, path: str) -> bool:
+    return False
+
+
+class RefuseReadsOfTheNextSegment:
+    """Refuses all reads and deletions as soon as a client writes the last object of a segment."""
+
+    def __init__(self) -> None:
+        self._has_begun = False
+
+    def __call__(self, method: str, path: str) -> bool:
+        self._has_begun |= method == "PUT" and path.endswith(".indexes")
+        return self._has_begun and method in {"GET", "HEAD", "DELETE"}
+
+
+def refuse_manifests(method: str, path: str) -> bool:
+    return method == "PUT" and path.endswith("manifest.json")
+
+
 class FaultyS3:
     """A context manager.
 
-    `answers` are the answers to the next requests that put an object of a segment. Later requests are forwarded."""
+    `answers` are the answers to the next requests that put an object of a segment. Later requests are forwarded.
+    `refuses` decides by method and path which requests are answered 503, until it is set to another function."""
 
     def __init__(self, target_url: str) -> None:
         self._target_url = target_url
         self.answers: deque[Answer] = deque()
+        self.refuses: Callable[[str, str], bool] = refuse_nothing
+        self.refused: list[tuple[str, str]] = []
+        """The methods and paths of the refused requests."""
         self.url = ""
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
@@ -80,7 +104,11 @@ class FaultyS3:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await request.read()
         is_ours = request.method == "PUT" and request.path.endswith((".log", ".indexes"))
-        answer = self.answers.popleft() if is_ours and self.answers else Answer.PASSED
+        if self.refuses(request.method, request.path):
+            self.refused.append((request.method, request.path))
+            answer = Answer.SLOW_DOWN
+        else:
+            answer = self.answers.popleft() if is_ours and self.answers else Answer.PASSED
         if answer is Answer.SLOW:
             await self._ended.wait()
         if answer in (Answer.PASSED, Answer.STORED_BUT_ERROR):

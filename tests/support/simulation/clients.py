@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
+from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
 from protocol.addresses import Address
 from protocol.api_keys import ApiKey
@@ -29,6 +30,9 @@ from tests.support.simulation.process import SimMachine, SimProcess
 from tiers.broker.client import monotonic_ms
 
 _TIMEOUT_S = 8.0
+_LIST_OFFSETS_VERSION = 7
+_EARLIEST = -2
+_DECODED: dict[int, Any] = {ApiKey.DELETE_RECORDS: DeleteRecordsRequest, ApiKey.LIST_OFFSETS: ListOffsetsRequest}
 
 
 @dataclass
@@ -123,13 +127,18 @@ def _serve(network: Network, broker: SimBroker, frame: bytes, deliver: Any) -> N
             lambda done: deliver(done.result()), context=network.loop.world
         )
         return
-    message = DeleteRecordsRequest.decode(frame, version=header.api_version, header=True)
+    message = _DECODED[header.api_key].decode(frame, version=header.api_version, header=True)
     message.API_VERSION = header.api_version
     head = build_response_header(ApiKey(header.api_key), header.api_version, header.correlation_id)
-    network.apis.answer(broker, message, "a client").add_done_callback(
-        lambda done: deliver(bytes(head) + bytes(done.result().encode(version=header.api_version))),
-        context=network.loop.world,
-    )
+
+    def encode(answer: Any) -> None:
+        deliver(bytes(head) + bytes(answer.encode(version=header.api_version)))
+
+    answer = network.apis.answer(broker, message, "a client")
+    if isinstance(answer, asyncio.Future):
+        answer.add_done_callback(lambda done: encode(done.result()), context=network.loop.world)
+    else:
+        encode(answer)
 
 
 class SimClient:
@@ -258,6 +267,45 @@ class SimClient:
         position = response_body_position(ApiKey.DELETE_RECORDS, 2, payload)
         response: Any = DeleteRecordsResponse.decode(payload[position:], version=2)
         return int(response.topics[0].partitions[0].error_code)
+
+    async def ask_for_earliest(self, until_s: float = 0.0) -> None:
+        """Asks for the earliest offset, once or until that time, and lets the oracle judge the answers."""
+        while True:
+            asked = self.oracle.asked(self.partition)
+            found = await self.list_offsets(_EARLIEST)
+            if found is not None:
+                self.oracle.answered_earliest(
+                    self.partition, asked, *found, f"a client of {self.machine.name}",
+                    may_lack_metadata=self.machine.may_lack_metadata,
+                )  # fmt: skip
+            if self.loop.time() >= until_s:
+                return
+            await asyncio.sleep(0.5)
+
+    async def list_offsets(self, timestamp: int) -> tuple[int, int] | None:
+        """Returns the error code and the offset of the answer; None: the client got none."""
+        process, partition = self.machine.process, self.partition
+        if process is None or process.handler(ApiKey.LIST_OFFSETS) is None or partition.leader < 0:
+            return None
+        request = ListOffsetsRequest
+        asked = request.ListOffsetsTopic.ListOffsetsPartition(
+            partition_index=partition.index, current_leader_epoch=-1, timestamp=timestamp
+        )
+        message = request(
+            replica_id=-1, isolation_level=1,
+            topics=[request.ListOffsetsTopic(name=partition.topic.name, partitions=[asked])],
+        )  # fmt: skip
+        message.API_VERSION = _LIST_OFFSETS_VERSION
+        message.with_header(correlation_id=8, client_id="user")
+        frame = bytes(message.encode(header=True, framed=False))
+        broker = self.network.cluster.brokers[partition.leader]
+        payload = await self._through(process, broker, ApiKey.LIST_OFFSETS, frame)
+        if payload is None:
+            return None
+        position = response_body_position(ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION, payload)
+        response: Any = ListOffsetsResponse.decode(payload[position:], version=_LIST_OFFSETS_VERSION)
+        answer = response.topics[0].partitions[0]
+        return int(answer.error_code), int(answer.offset)
 
     async def _through(self, process: SimProcess, broker: SimBroker, api_key: int, frame: bytes) -> bytes | None:
         handler = process.handler(api_key)

@@ -39,6 +39,8 @@ class ExpectedPartition:
     name: str
     retentions: list[Retention]
     """Every total retention that the topic ever had."""
+    has_own_total: bool = False
+    """Whether the topic has a total of its own, which is unlimited."""
     batches: list[Batch] = field(default_factory=list)
     ever: dict[int, set[bytes]] = field(default_factory=dict)
     """By base offset: the bytes of every batch that was ever committed there."""
@@ -112,6 +114,17 @@ class ExpectedPartition:
         for cut in self.cuts:
             if cut.deleted_to > self.deleted_to and cut.deleted_epoch == self._epoch_at(cut.deleted_to - 1) >= 0:
                 self.deleted_to = cut.deleted_to
+
+    def change_retention(self, retention: Retention) -> None:
+        """The brokers have another retention. It is the total, unless the topic has one of its own."""
+        if not self.has_own_total:
+            self.retentions.append(retention)
+
+    def take_own_total(self, now_ms: int) -> None:
+        """From now on the total is unlimited. What may have expired does not come back."""
+        expired = (one.next_offset for one in self.batches if self.may_have_expired(one, now_ms))
+        self.expired_to = max(self.expired_to, *expired, 0)
+        self.has_own_total, self.retentions = True, [Retention(-1, -1)]
 
     def _epoch_at(self, offset: int) -> int:
         """Returns the leader epoch of a record. -1: the log does not have the record."""

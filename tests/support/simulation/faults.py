@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.support.simulation.doubts import KINDS_OF_DOUBT
+from tests.support.simulation.store import refuse
 from tiers.config.topic_policy import SAME_AS_TOTAL, TopicConfig
 
 if TYPE_CHECKING:
@@ -244,12 +246,7 @@ def _store_late(sim: Simulation, fault: Fault) -> Callable[[], None]:
 
 
 def _store_refuses(sim: Simulation, fault: Fault) -> Callable[[], None]:
-    sim.store.refuses_writes = True
-
-    def end() -> None:
-        sim.store.refuses_writes = False
-
-    return end
+    return refuse(sim.store, ("PUT", "DELETE"))
 
 
 def _store_late_puts(sim: Simulation, fault: Fault) -> Callable[[], None]:
@@ -351,7 +348,8 @@ _OTHER_RULES: Sequence[Callable[[TopicConfig], Sequence[TopicConfig]]] = (
     lambda rule: [rule.model_copy(update={"local_retention_bytes": 0, "segment_bytes": 400, "segment_ms": 1_000})],
 )
 
-KINDS: Mapping[str, tuple[float, Apply]] = {
+Kinds = Mapping[str, tuple[float, Apply]]
+KINDS: Kinds = {
     "crash": (10, _crash),
     "restart": (4, _restart),
     "power-cut": (2, _power_cut),
@@ -395,16 +393,18 @@ KINDS: Mapping[str, tuple[float, Apply]] = {
     "rolling-upgrade": (2, _upgrade),
 }
 """The kinds of faults with their weights."""
-RELOADS: Mapping[str, tuple[float, Apply]] = {**KINDS, "reload": (40, _reload)}
+RELOADS: Kinds = {**KINDS, "reload": (40, _reload)}
 """The same with many reloads. The plans of `KINDS` are without them, so that the seeds that find planted bugs stay."""
-UNMOUNTS: Mapping[str, tuple[float, Apply]] = {**KINDS, "store-unmounted": (40, _store_unmounted)}
+UNMOUNTS: Kinds = {**KINDS, "store-unmounted": (40, _store_unmounted)}
 """The same with many file systems that are not mounted."""
-LONG_CUTS: Mapping[str, tuple[float, Apply]] = {**KINDS, "cut-off-for-long": (15, _cut_off_for_long)}
+LONG_CUTS: Kinds = {**KINDS, "cut-off-for-long": (15, _cut_off_for_long)}
 """The same with machines that are cut off for long."""
-ALL_KINDS: Mapping[str, tuple[float, Apply]] = {**RELOADS, **UNMOUNTS, **LONG_CUTS}
+DOUBTS: Kinds = {**KINDS, **KINDS_OF_DOUBT}
+"""The same with doubts about the past."""
+ALL_KINDS: Kinds = {**RELOADS, **UNMOUNTS, **LONG_CUTS, **DOUBTS}
 
 
-def plan(seed: int, kinds: Mapping[str, tuple[float, Apply]] = KINDS) -> list[Fault]:
+def plan(seed: int, kinds: Kinds = KINDS) -> list[Fault]:
     rng = random.Random(f"{seed}-faults")
     names = list(kinds)
     weights = [kinds[name][0] for name in names]
@@ -424,9 +424,9 @@ def plan(seed: int, kinds: Mapping[str, tuple[float, Apply]] = KINDS) -> list[Fa
     return sorted(faults)
 
 
-def few_kinds(seed: int) -> Mapping[str, tuple[float, Apply]]:
+def few_kinds(seed: int) -> Kinds:
     """Returns 3 to 7 random kinds. Two faults of rare kinds meet more often than in a plan with all kinds."""
-    kinds = {**RELOADS, **UNMOUNTS}
+    kinds = {**RELOADS, **UNMOUNTS, **DOUBTS}
     rng = random.Random(f"{seed}-kinds")
     chosen = rng.sample(sorted(kinds), rng.randint(3, 7))
     return {name: (max(1.0, kinds[name][0]), kinds[name][1]) for name in chosen}

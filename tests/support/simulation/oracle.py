@@ -11,6 +11,7 @@ from protocol.errors import ErrorCode
 from protocol.records.gap_batch import gap_batch
 from protocol.records.record_batch import RecordBatch, iterate_batches
 from tests.support.read_committed import FILTERS
+from tests.support.simulation import unfinished
 from tests.support.simulation.cluster import CLUSTER_ID, SimBroker, SimCluster, SimPartition
 from tests.support.simulation.expectation import ExpectedPartition, Retention
 from tests.support.simulation.fetches import FETCH_VERSION
@@ -23,7 +24,7 @@ from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogStart, OffsetAndEpoch
 from tiers.storage.object_key import indexes_key, log_key, parse_partition_manifest_key, parse_segment_key
 
-_UNAVAILABLE = frozenset(
+UNAVAILABLE = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.LEADER_NOT_AVAILABLE,
@@ -38,6 +39,8 @@ _UNAVAILABLE = frozenset(
 )
 """The errors that every client retries."""
 
+HEAD_GRACE_S = 30.0
+"""Within this time after the last fault, an owner has listed the objects of a partition whose metadata was lost."""
 _CONFIRMED_WITHIN_S = 2.001
 """Processes count whole milliseconds."""
 
@@ -71,6 +74,8 @@ class Oracle:
         self.deletions = 0
         self.confirmed_s: Callable[[str], float] = lambda client: 0.0
         """When the group last confirmed a process as a member of the present generation."""
+        self.calm_since_s: float | None = None
+        """When the last fault ended; None: faults go on."""
         self.on_metadata_cut: list[Callable[[int, int], None]] = []
         self._visible_after_ms = visible_after_ms
         self._is_tidegate = is_tidegate
@@ -82,6 +87,8 @@ class Oracle:
         self.truth.on_log_start = self._log_start
         self.truth.on_trim_recorded = self._trim_recorded
         self.truth.on_started = self._started
+        self.truth.on_begun_again = self._begun_again
+        self.truth.on_total = self._total_recorded
         self.has_rebalances_only = False
         """Whether the plan has no fault but rebalances. Then nothing may be copied twice."""
 
@@ -129,18 +136,16 @@ class Oracle:
         if expected is None:
             return
         expected.trimmed_to = max(expected.trimmed_to, end)
-        covered = self._covered(partition)
+        place = partition.topic.topic_id, partition.index
+        finished = self.truth.finished(place)
+        copies = [unfinished.whole_log(self.store, one) or b"" for one in self.truth.unfinished(place)]
         for batch in partition.log.batches:
             if batch.base_offset >= end:
                 break
-            if not any(first <= batch.base_offset and batch.next_offset <= last + 1 for first, last in covered):
-                expected.removed.append((batch.base_offset, batch.next_offset))
-
-    def _covered(self, partition: SimPartition) -> list[tuple[int, int]]:
-        return [
-            (one.metadata.start_offset, one.metadata.end_offset)
-            for one in self.truth.finished((partition.topic.topic_id, partition.index))
-        ]
+            first, last = batch.base_offset, batch.next_offset - 1
+            is_copied = any(_holds(one, first, last) for one in finished)
+            if not (is_copied or any(batch.data in log for log in copies)):
+                expected.removed.append((first, batch.next_offset))
 
     # What Tidegate does
 
@@ -241,6 +246,11 @@ class Oracle:
                     f" {segment.metadata.start_offset} on, after a rebalance that reassigned nothing"
                 )
 
+    def _begun_again(self, segment: TrueSegment) -> None:
+        """A DELETE that is late would delete the objects of the new copy."""
+        uuid = segment.metadata.segment_id.id
+        self.fail(f"the deletion of {uuid} has begun, and a copy begins with the same uuid")
+
     def _deleting(self, key: str, client: str) -> None:
         parsed = parse_segment_key(key)
         if parsed is None:
@@ -252,9 +262,12 @@ class Oracle:
             self.fail(f"{client} deletes {key}, whose segment has no DELETE record")
         assert segment is not None
         partition = self._partition(parsed.topic_id, parsed.partition)
-        if partition is None or segment.finished_at_s is None or key not in self.store.objects:
+        if partition is None or key not in self.store.objects:
             return
-        self._check_deleted(partition, segment, client)
+        if segment.finished_at_s is None:
+            unfinished.check_deleted(self, partition, segment, client)
+        else:
+            self._check_deleted(partition, segment, client)
 
     def _check_deleted(self, partition: SimPartition, segment: TrueSegment, client: str) -> None:
         """Checks that no record is lost with a finished segment."""
@@ -307,6 +320,11 @@ class Oracle:
                     f" {batch.base_offset}, whose records must be kept"
                 )
 
+    def _total_recorded(self, topic_id: UUID) -> None:
+        for partition, expected in self.expected.items():
+            if partition.topic.topic_id == topic_id:
+                expected.take_own_total(self.wall_ms())
+
     def _trim_recorded(self, place: Place, start: OffsetAndEpoch) -> None:
         """The owner records a trim before it asks the broker, and then counts the trim as done."""
         partition = self._partition(*place)
@@ -337,8 +355,7 @@ class Oracle:
     ) -> int:
         """Checks the answer to a Fetch at `offset`. Returns the next offset to ask for.
 
-        A proxy that had not read records of the metadata topic, or has forgotten that, cannot see that the topic lost
-        them (docs/operations.md, "The metadata topic is lost")."""
+        A proxy that `may_lack_metadata` had not read records that the metadata topic lost, or has forgotten them."""
         expected, now_ms = self.expected[partition], self.wall_ms()
         self.reads += 1
         code = answer.error_code
@@ -347,7 +364,7 @@ class Oracle:
             log_start = expected.log_start(now_ms)
             is_below = offset < log_start
             is_above = offset > asked.high_watermark or not is_same or answer.is_out_of_date
-            is_unaware = may_lack_metadata and bool(self.truth.lost_records)
+            is_unaware = may_lack_metadata and self._may_not_know_its_head(partition, log_start)
             if not (is_below or is_above or is_unaware) and not expected.has_other_history:
                 self.fail(
                     f"{reader}: offset {offset} of {partition} is in [{log_start}, {expected.end}] and was answered"
@@ -355,12 +372,38 @@ class Oracle:
                 )
             return log_start if is_below or is_unaware else min(offset, expected.end)
         if code != ErrorCode.NONE:
-            if code not in _UNAVAILABLE:
+            if code not in UNAVAILABLE:
                 self.fail(f"{reader}: offset {offset} of {partition} was answered error {code}")
             return offset
         if answer.diverging:
             return min(int(answer.diverging), expected.end)
         return self._check_records(partition, offset, answer, reader, asked)
+
+    def answered_earliest(
+        self, partition: SimPartition, asked: Asked, code: int, offset: int, reader: str, *, may_lack_metadata: bool
+    ) -> None:
+        """Checks the answer to a ListOffsets for the earliest offset."""
+        expected = self.expected[partition]
+        if code:
+            if code not in UNAVAILABLE and code != ErrorCode.REQUEST_TIMED_OUT:
+                self.fail(f"{reader}: the earliest offset of {partition} was answered error {code}")
+            return
+        log_start = expected.log_start(self.wall_ms())
+        is_unaware = may_lack_metadata and self._may_not_know_its_head(partition, log_start)
+        is_judged = asked.histories == expected.histories and not expected.has_other_history and not is_unaware
+        if offset > log_start and is_judged:
+            self.fail(f"{reader}: the earliest offset of {partition} was answered {offset}, and it is {log_start}")
+
+    def _may_not_know_its_head(self, partition: SimPartition, log_start: int) -> bool:
+        """Whether the metadata lost all segments of the log, and no owner had `HEAD_GRACE_S` to list the store.
+
+        Until then the answers below the broker's log are the broker's."""
+        known = [
+            one for one in self.truth.finished((partition.topic.topic_id, partition.index)) if not one.is_forgotten
+        ]
+        is_head = all(one.metadata.end_offset < log_start for one in known)
+        is_early = self.calm_since_s is None or self.loop.time() < self.calm_since_s + HEAD_GRACE_S
+        return bool(self.truth.lost_records) and is_head and is_early
 
     def _check_records(self, partition: SimPartition, offset: int, answer: Any, reader: str, asked: Asked) -> int:
         expected, now_ms = self.expected[partition], self.wall_ms()

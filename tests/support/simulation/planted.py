@@ -33,7 +33,7 @@ from tiers.reader.collected_batches import CollectedBatches
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.circuit_breaker import CircuitBreaker
 from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks.copy import copy_task, segment_copy
+from tiers.tasks.copy import copy_attempts, copy_task
 from tiers.tasks.deletion import segment_deletion
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.missing_topics import MissingTopics
@@ -162,12 +162,12 @@ def _copies_open_transactions(stack: ExitStack) -> None:
 
 
 def _hole_moves_log_start(stack: ExitStack) -> None:
-    async def behind(self: Any, gap: Any, leader_epoch: int) -> int:
-        metadata = self._services.metadata
-        await metadata.put_log_start(self._partition, LogStart(gap.next_offset, leader_epoch, LogStartReason.RETENTION))
-        return int(gap.next_offset)
+    async def behind(self: Any, hole: Any, bounds: Any) -> bool:
+        start = LogStart(hole.next_offset, bounds.leader_epoch, LogStartReason.RETENTION)
+        await self._services.metadata.put_log_start(self._partition, start)
+        return True
 
-    _replace(stack, LogGapTask, "_behind_gap", behind)
+    _replace(stack, LogGapTask, "_behind_hole", behind)
 
 
 def _forgets_lost_metadata(stack: ExitStack) -> None:
@@ -177,9 +177,8 @@ def _forgets_lost_metadata(stack: ExitStack) -> None:
     _replace(stack, PartitionManifestTask, "check_gap", _nothing)
     _replace(stack, partition_manifest, "refuse_to_forget", _nothing)
     _replace(stack, partition_manifest, "check_positions", _nothing)
-    _replace(stack, partition_manifest, "check_store", _nothing)
-    _replace(stack, PartitionManifestTask, "_check_leftovers", lambda self, local_log_start: None)
-    _replace(stack, LogGapTask, "_check_trims", _nothing)
+    _replace(stack, PartitionManifestTask, "has_unknown", _nothing)
+    _replace(stack, LogGapTask, "_check_trim", _nothing)
 
 
 def _buries_copies(stack: ExitStack) -> None:
@@ -217,6 +216,16 @@ def _expires_one_more(stack: ExitStack) -> None:
     _replace(stack, expiration_task, "expired_to", expired)
 
 
+def _counts_local_twice(stack: ExitStack) -> None:
+    """Size retention adds the bytes of the local log to a size that has them (KAFKA-20732)."""
+    original = RLMExpirationTask.run
+
+    async def run(self: Any, policy: Any, bounds: Any, log_start: Any, local_only_bytes: int, *rest: Any) -> Any:
+        return await original(self, policy, bounds, log_start, 2 * local_only_bytes, *rest)
+
+    _replace(stack, RLMExpirationTask, "run", run)
+
+
 def _missing_means_deleted(stack: ExitStack) -> None:
     """A segment that the store does not show yet is skipped: the next one answers."""
     original = RemoteLogReader.read
@@ -242,7 +251,10 @@ def _missing_topic_is_deleted(stack: ExitStack) -> None:
 
 
 def _verifies_nothing(stack: ExitStack) -> None:
-    _replace(stack, segment_copy, "verify_copied_segment", _nothing)
+    async def read(services: Any, segment: Any, *rest: Any) -> Any:
+        return segment
+
+    _replace(stack, copy_attempts, "read_attempt", read)
 
 
 def _never_asks_the_group(stack: ExitStack) -> None:
@@ -382,6 +394,7 @@ PLANTED: Mapping[str, PlantedBug] = {
     ),
     "trusts-any-clock": PlantedBug("rule 6", "expires by a wrong clock", _trusts_any_clock),
     "expires-one-more": PlantedBug("rule 6", "expires one segment too many", _expires_one_more),
+    "counts-local-twice": PlantedBug("rule 5", "counts the bytes of the local log twice", _counts_local_twice),
     "missing-is-deleted": PlantedBug("rule 7", "takes an object that is late for deleted", _missing_means_deleted),
     "missing-topic": PlantedBug("rule 5", "takes a missing topic for a deleted one", _missing_topic_is_deleted),
     "verifies-nothing": PlantedBug("promise 4", "does not read back what it wrote", _verifies_nothing),

@@ -10,12 +10,13 @@ import asyncio
 import errno
 import os
 import random
+import resource
 import shutil
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ def forget_last_commit(path: Path) -> None:
         file.write(_PAGE.pack(newer) + pages[1 - newer][_PAGE.size :])
 
 
+@contextmanager
+def _no_room() -> Iterator[None]:
+    """Within it, no file can be written, and every file can be read, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def _name_of(executor: object) -> str:
     """Returns the name of the threads that would do the work."""
     if isinstance(executor, BlockingCalls):
@@ -110,6 +122,9 @@ class SimProcess:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if "metadata-state" in name:
                 raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+        if self.machine.is_spool_full and _name_of(executor).startswith("spool"):
+            with _no_room():
+                return work()
         return work()
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
@@ -177,6 +192,8 @@ class SimMachine:
         """Makes the rules in the file of this machine of the only rule in the files of the others."""
         self.wall_offset_ms = 0
         self.is_disk_full = False
+        self.is_spool_full = False
+        """Whether the spool alone has a disk of its own, which is full."""
         self.full_since_s: float | None = None
         """Since when the disk is full, if it stays so for good."""
         self.may_lack_metadata = False

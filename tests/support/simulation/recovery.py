@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ErrorCode
 from tests.support.simulation.cluster import CLUSTER_ID, SimPartition
-from tiers.errors import CorruptSegmentError
 from tiers.fitness import RECOVERY_MS, UNFIT
 from tiers.metric_spec import MetricSpec
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import indexes_key, log_key, parse_segment_key
 from tiers.storage.remote_storage_manager import StoredObject
 from tiers.tasks.metrics import BOUNDS_VIOLATIONS
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.rebuild import judge_scan
+from tiers.upkeep.rebuild_plan import PartitionPlan
 
 if TYPE_CHECKING:
     from tests.support.simulation.clients import SimClient
@@ -28,6 +27,8 @@ _STEP_S = 1.0
 _HANDED_OVER_S = 30.0
 _FIT_AGAIN_S = RECOVERY_MS / 1000 + 15.0
 """A process is fit again within this time after its last fault. Its last failed probe ends within 15 s."""
+_RECORDED_WITHIN_S = 10.0
+"""How soon after an answered DeleteRecords the store has the new log start, if no request fails meanwhile."""
 _READ_WITHIN_MS = 5_000
 """How old the metadata may be of a process whose state is compared with what was deleted before."""
 
@@ -57,7 +58,7 @@ async def recover(sim: Simulation, within_s: float) -> None:
         sim.oracle.fail("a process found a bound between the tiers violated, and the log has one history")
     if not sim.oracle.truth.lost_records:
         _compare_states(sim)
-        await check_rebuild(sim)
+        await check_rebuild(sim, is_settled=True)
     for producer in sim.producers:
         producer.is_idle = True
     await asyncio.gather(
@@ -119,14 +120,16 @@ class _Objects:
         return self._objects[indexes_key(CLUSTER_ID, metadata)]
 
 
-async def check_rebuild(sim: Simulation) -> None:
+async def check_rebuild(sim: Simulation, *, is_settled: bool = False) -> None:
     """If all metadata was lost now, `rebuild` would restore every segment with records that only the store has.
 
     This holds at any moment of a run, not only after the faults have ended.
     Or it refuses the partition: the manifest is older than the newest segments, so an operator has to decide. Or it
     leaves a segment out, and tells that it lies below the log start: a user deleted the records while they were
     copied. They stay deleted, as they are before the metadata is lost. The restored log start and gaps hide no record
-    that must be kept."""
+    that must be kept.
+
+    After the recovery, `is_settled`, what clients read is the same before and after: see `_check_same`."""
     storage: Any = _Objects(sim)
     scan = BucketScan(CLUSTER_ID)
     await scan.list(storage)
@@ -134,6 +137,8 @@ async def check_rebuild(sim: Simulation) -> None:
     plans = {(one.topic_id_partition.topic_id, one.topic_id_partition.partition): one for one in judge_scan(scan).plans}
     for partition, expected in sim.oracle.expected.items():
         place = partition.topic.topic_id, partition.index
+        if is_settled and place in plans and not plans[place].refused:
+            _check_same(sim, partition, plans[place])
         if _is_stopped(sim, partition) or place not in plans:
             continue
         plan = plans[place]
@@ -160,41 +165,37 @@ async def check_rebuild(sim: Simulation) -> None:
                 )
 
 
+def _check_same(sim: Simulation, partition: SimPartition, plan: PartitionPlan) -> None:
+    """Checks that the restored segments have the records that the store alone has, and none that a user deleted."""
+    expected, log_start = sim.oracle.expected[partition], plan.log_start_offset
+    if expected.histories > 1 or expected.may_reappear:
+        return
+    since_s = sim.loop.time() - _RECORDED_WITHIN_S
+    deleted_to = expected.confirmed_deleted_to(since_s) if sim.store.failed_at_s < since_s else 0
+    logs = [(one, sim.store.objects[log_key(CLUSTER_ID, one)].data) for one in plan.segments]
+    for one, _ in logs:
+        if log_start <= one.end_offset < deleted_to:
+            sim.oracle.fail(
+                f"`rebuild` restores {one.start_offset} to {one.end_offset} of {partition}, and a user deleted the"
+                f" records below {deleted_to}"
+            )
+    for batch in expected.lacking(0, partition.log.start, sim.wall_ms()):
+        if batch.next_offset <= partition.log.start and not any(batch.data in log for _, log in logs):
+            sim.oracle.fail(f"`rebuild` does not restore the records at {batch.base_offset} of {partition}")
+
+
 def _is_stopped(sim: Simulation, partition: SimPartition) -> bool:
-    """Whether an operator has to decide about the partition."""
-    has_lost_metadata = bool(sim.oracle.truth.lost_records)
-    return sim.oracle.expected[partition].has_other_history or has_lost_metadata or _has_last_copy(sim, partition)
+    """Whether an operator has to decide before anything of the partition is trimmed, expires or is deleted."""
+    return sim.oracle.expected[partition].has_other_history or bool(sim.oracle.truth.lost_records)
 
 
-def _has_last_copy(sim: Simulation, partition: SimPartition) -> bool:
-    """Whether the store has a whole copy that did not finish, with records that neither tier has.
+def _is_copied(sim: Simulation, partition: SimPartition) -> bool:
+    """Whether an owner copies the partition. A doubt about the past does not end that.
 
-    The broker has removed them, by itself or for a user whose new log start was never recorded."""
-    place = partition.topic.topic_id, partition.index
-    truth, objects = sim.oracle.truth, sim.oracle.store.objects
-    recorded = max((one.offset for one in truth.log_starts.get(place, ()) if one.deletes), default=0)
-    for one in truth.segments.values():
-        segment = one.metadata
-        of = segment.topic_id_partition
-        if (of.topic_id, of.partition) != place or one.finished_at_s is not None or one.is_deleted:
-            continue
-        offset = max(segment.start_offset, recorded)
-        for other in truth.finished(place):
-            if other.metadata.start_offset <= offset:
-                offset = max(offset, other.metadata.end_offset + 1)
-        if offset > segment.end_offset or offset >= partition.log.start:
-            continue
-        log, indexes = (objects.get(key(CLUSTER_ID, segment)) for key in (log_key, indexes_key))
-        if log is not None and len(log.data) == segment.segment_size_bytes and _are_readable(indexes):
-            return True
-    return False
-
-
-def _are_readable(indexes: Any) -> bool:
-    try:
-        return indexes is not None and bool(decode_indexes_object(indexes.data).chunks())
-    except CorruptSegmentError:
-        return False
+    But a process that has read records which the metadata topic lost owns nothing until an operator has decided."""
+    readers = [one.process.metadata for one in sim.machines if one.process is not None]
+    has_owner = any(one is not None and one.status().alarm is None for one in readers)
+    return has_owner and not sim.oracle.expected[partition].has_other_history
 
 
 def _trouble(sim: Simulation) -> str | None:
@@ -209,7 +210,7 @@ def _trouble(sim: Simulation) -> str | None:
     now_ms = sim.wall_ms()
     segment_ms = sim.settings["topics"][0]["segment.ms"]
     for partition, expected in sim.oracle.expected.items():
-        if _is_stopped(sim, partition):
+        if not _is_copied(sim, partition):
             continue
         if partition.leader < 0:
             return f"{partition} has no leader"
@@ -225,6 +226,8 @@ def _trouble(sim: Simulation) -> str | None:
         ]
         if late:
             return f"{partition} is copied to {remote_end} only, and {late[0].base_offset} is old"
+        if _is_stopped(sim, partition):
+            continue
         overdue = _overdue(sim, partition)
         if overdue is not None:
             return overdue
@@ -300,13 +303,15 @@ async def _read_all(sim: Simulation, client: SimClient, deadline_s: float) -> No
     expected = sim.oracle.expected[partition]
     client.is_checking = True
     await client.is_idle.wait()
+    await client.ask_for_earliest()
     client.position = expected.log_start(sim.wall_ms())
     if _is_stopped(sim, partition) or expected.has_other_history or partition.unreadable_at >= 0:
         for _ in range(10):
             await client.step(100_000)
         return
     failures = 0
-    while client.position < expected.end:
+    # A leader that came back may have a transaction whose end the leader in between has written.
+    while client.position < min(expected.end, partition.log.last_stable_offset):
         before = client.position
         await client.step(100_000)
         if client.position > before:

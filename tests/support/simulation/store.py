@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from tiers.storage.remote_storage_manager import (
 
 T = TypeVar("T")
 _TIMEOUT_S = 10.0
+_KEYS_PER_PAGE = 1_000
 _LATEST_PUT_S = 14.0
 """Less than half of the time for which the metadata keeps a deleted segment."""
 
@@ -47,7 +49,6 @@ class SimStore:
         self.loop = loop
         self.rng = rng
         self.objects: dict[str, _Object] = {}
-        self.deleted: set[str] = set()
         self._versions = 0
         self.has_conditional_writes = True
         """Whether writers see versions of small objects. It is set before the first request."""
@@ -61,7 +62,8 @@ class SimStore:
         """How probable it is that a write of a segment's object arrives long after its sender gave it up."""
         self.late_until_s = 0.0
         """When the last late write has arrived."""
-        self.refuses_writes = False
+        self.refusals: list[Callable[[str, str], bool]] = []
+        """Say whether the store answers 503 to a verb (GET, PUT, DELETE, LIST) and a key, or a prefix of keys."""
         self.slow_ms = 0
         self.late_ms = 0
         """How long a new object stays invisible at most."""
@@ -73,7 +75,13 @@ class SimStore:
         """What processes wrote into such a folder. They see it again the next time."""
         self.on_delete: Callable[[str, str], None] = lambda key, name: None
         self.on_put: Callable[[str, str, bytes], None] = lambda key, name, data: None
+        self.on_served: Callable[[str, str, str], None] = lambda verb, key, name: None
+        """Called with verb, key and process after a request has taken effect, before its answer leaves."""
+        self.failed_at_s = -1e9
+        """When a request of a process was last refused, failed, or lost."""
         self.requests = 0
+        self.counts: Counter[str] = Counter()
+        """How many requests of each verb arrived, pages of listings, and bytes."""
 
     async def call(self, name: str, work: Callable[[], T], delay_s: float = 0.0) -> T:
         """Sends a request, which does `work` when it arrives, at least `delay_s` later."""
@@ -86,8 +94,10 @@ class SimStore:
 
         def arrive() -> None:
             if name in self.cuts:
+                self.failed_at_s = loop.time()
                 return
             if self.is_down or (self.error_rate and rng.random() < self.error_rate):
+                self.failed_at_s = loop.time()
                 loop.later(latency_s(), settle, None, RetriableRemoteStorageError("503 Slow Down"))
                 return
             try:
@@ -96,6 +106,7 @@ class SimStore:
                 loop.later(latency_s(), settle, None, error)
                 return
             if self.lost_rate and rng.random() < self.lost_rate:
+                self.failed_at_s = loop.time()
                 if rng.random() < 0.5:
                     loop.later(latency_s(), settle, None, RetriableRemoteStorageError("the connection was reset"))
                 return
@@ -126,22 +137,29 @@ class SimStore:
         self.late_until_s = max(self.late_until_s, self.loop.time() + delay_s + 1)
         return delay_s
 
-    def _check_writes(self) -> None:
-        if self.refuses_writes:
-            raise RetriableRemoteStorageError("507 Insufficient Storage")
+    def _check(self, verb: str, key: str) -> None:
+        self.counts[verb] += 1
+        if self.refusals and any(is_refused(verb, key) for is_refused in self.refusals):
+            self.failed_at_s = self.loop.time()
+            raise RetriableRemoteStorageError(f"503 Slow Down: {verb} {key}")
 
     def seen_by(self, name: str) -> dict[str, _Object]:
         """Returns the objects of the store, or of the folder that the process has in place of it."""
         return self._folders.setdefault(name, {}) if name in self.unmounted else self.objects
 
-    def get(self, key: str, name: str) -> bytes:
+    def get(self, key: str, name: str, part: slice = slice(None)) -> bytes:
+        self._check("GET", key)
         found = self.seen_by(name).get(key)
         if found is None or (found.visible_at_s > self.loop.time() and found.writer != name):
             raise RemoteResourceNotFoundError(f"there is no object {key}")
-        return found.data
+        data = found.data[part]
+        self.counts["bytes read"] += len(data)
+        self.on_served("GET", key, name)
+        return data
 
     def put(self, key: str, data: bytes, name: str) -> None:
-        self._check_writes()
+        self._check("PUT", key)
+        self.counts["bytes written"] += len(data)
         objects = self.seen_by(name)
         if objects is self.objects:
             self.on_put(key, name, data)
@@ -153,6 +171,7 @@ class SimStore:
         visible_at_s = self.loop.time() + late_s if known is None else known.visible_at_s
         self._versions += 1
         objects[key] = _Object(data, visible_at_s, name, self._versions)
+        self.on_served("PUT", key, name)
 
     def version_of(self, key: str, name: str) -> Version | None:
         """Returns the version that a conditional write compares. It shows an object to everyone at once."""
@@ -175,14 +194,31 @@ class SimStore:
             return VersionedObject(None, ABSENT if self.has_conditional_writes else None)
 
     def delete(self, key: str, name: str) -> None:
-        self._check_writes()
+        self._check("DELETE", key)
         objects = self.seen_by(name)
         if objects is not self.objects:
             objects.pop(key, None)
             return
         self.on_delete(key, name)
-        if objects.pop(key, None) is not None:
-            self.deleted.add(key)
+        objects.pop(key, None)
+        self.on_served("DELETE", key, name)
+
+    def list(self, prefix: str, name: str) -> list[tuple[str, int]]:
+        """Returns the keys that begin with the prefix, and the sizes of their objects."""
+        self._check("LIST", prefix)
+        objects = self.seen_by(name)
+        self.counts["pages listed"] += 1 + sum(key.startswith(prefix) for key in objects) // _KEYS_PER_PAGE
+        return [(key, len(objects[key].data)) for key in sorted(objects) if key.startswith(prefix)]
+
+
+def refuse(store: SimStore, verbs: Collection[str]) -> Callable[[], None]:
+    """Lets the store answer 503 to these verbs. Returns how that ends."""
+
+    def is_refused(verb: str, key: str) -> bool:
+        return verb in verbs
+
+    store.refusals.append(is_refused)
+    return lambda: store.refusals.remove(is_refused)
 
 
 class SimStorage:
@@ -219,8 +255,8 @@ class SimStorage:
     ) -> memoryview:
         check_range(start_position, end_position)
         key = self._keys(metadata)[0]
-        data = await self._store.call(self._name, lambda: self._store.get(key, self._name))
-        return memoryview(data)[start_position : None if end_position is None else end_position + 1]
+        part = slice(start_position, None if end_position is None else end_position + 1)
+        return memoryview(await self._store.call(self._name, lambda: self._store.get(key, self._name, part)))
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
         key = self._keys(metadata)[1]
@@ -254,10 +290,5 @@ class SimStorage:
         await self._delete(key)
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
-        """Yields a listing that is stale both ways: it lacks objects, and has some that were deleted."""
-        store, name = self._store, self._name
-        keys = await store.call(name, lambda: sorted({*store.seen_by(name), *store.deleted}))
-        for key in keys:
-            if key.startswith(prefix) and store.rng.random() < 0.8:
-                found = store.seen_by(name).get(key)
-                yield StoredObject(key, 1 if found is None else len(found.data))
+        for key, size in await self._store.call(self._name, lambda: self._store.list(prefix, self._name)):
+            yield StoredObject(key, size)

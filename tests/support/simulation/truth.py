@@ -10,6 +10,7 @@ from protocol.errors import ErrorCode
 from tests.support.simulation.cluster import SimPartition
 from tests.support.simulation.loop import VirtualLoop
 from tiers.broker.fetch import FetchedPartition
+from tiers.config.total_retention import recorded_total
 from tiers.metadata.topic.committed_records import read_committed
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogStart, OffsetAndEpoch
@@ -20,8 +21,11 @@ from tiers.model.segment_metadata import (
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
+    TopicTierConfigUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState as State
+
+Place = tuple[UUID, int]
 
 
 @dataclass(eq=False)
@@ -36,9 +40,20 @@ class TrueSegment:
     started_at_s: float = 0.0
     gone_at_s: float | None = None
     """When DELETE_SEGMENT_FINISHED was committed."""
+    written_at: tuple[int, int] = -1, -1
+    """The metadata partition, and the offset of the record that began the copy."""
+    finished_at: int = -1
+    """The offset of COPY_SEGMENT_FINISHED."""
+    is_forgotten: bool = False
+    """Whether the metadata topic lost one of these two records."""
+
+    def is_of(self, place: Place) -> bool:
+        partition = self.metadata.topic_id_partition
+        return (partition.topic_id, partition.partition) == place
 
 
-Place = tuple[UUID, int]
+MARKS = ("settings", "delete", "clamp", "log-start", "finished", "started")
+"""The kinds of records whose places are noted."""
 
 
 class MetadataTruth:
@@ -50,9 +65,17 @@ class MetadataTruth:
         self.lost_records: set[int] = set()
         """The metadata partitions that lost committed records."""
         self.records = 0
+        self.marks: dict[str, list[tuple[int, int]]] = {}
+        """By kind: the metadata partitions and offsets of its records."""
+        self.copied_to: dict[Place, int] = {}
+        """By partition: the end of the segments that ever finished."""
         self.on_started: Callable[[TrueSegment], None] = lambda segment: None
-        self.gaps = 0
+        self.gaps: dict[Place, list[tuple[int, int]]] = {}
         self.clamps = 0
+        self.on_begun_again: Callable[[TrueSegment], None] = lambda segment: None
+        """Called when a copy begins with the uuid of a segment whose deletion has begun."""
+        self.on_total: Callable[[UUID], None] = lambda topic_id: None
+        """Called when a total of a topic's own is recorded."""
         self.on_log_start: Callable[[Place, LogStart], None] = lambda place, start: None
         self.on_trim_recorded: Callable[[Place, OffsetAndEpoch], None] = lambda place, start: None
 
@@ -73,20 +96,36 @@ class MetadataTruth:
         self._read_to[partition] = bound
         for event in read.events:
             self.records += 1
-            self._take(event.record)
+            self._take(event.record, partition.index, event.offset)
 
     def lost(self, partition: SimPartition, end: int) -> None:
+        """The topic has lost the records from `end` on."""
         if self._read_to.get(partition, 0) > end:
-            self.lost_records.add(partition.index)
             self._read_to[partition] = end
+            self._lost(partition, lambda offset: offset >= end)
 
-    def _take(self, record: object) -> None:
+    def lost_head(self, partition: SimPartition, begin: int) -> None:
+        """The topic has lost the records below `begin`."""
+        self._lost(partition, lambda offset: 0 <= offset < begin)
+
+    def _lost(self, partition: SimPartition, is_lost: Callable[[int], bool]) -> None:
+        self.lost_records.add(partition.index)
+        for one in self.segments.values():
+            number, offset = one.written_at
+            one.is_forgotten |= number == partition.index and (is_lost(offset) or is_lost(one.finished_at))
+
+    def _take(self, record: object, number: int, offset: int) -> None:
+        kind = _kind_of(record)
+        if kind is not None:
+            self.marks.setdefault(kind, []).append((number, offset))
         if isinstance(record, RemoteLogSegmentMetadata):
             known = self.segments.get(record.segment_id.id)
             if known is None:
-                started = TrueSegment(record, record.state, started_at_s=self._loop.time())
+                started = TrueSegment(record, record.state, started_at_s=self._loop.time(), written_at=(number, offset))
                 self.segments[record.segment_id.id] = started
                 self.on_started(started)
+            elif known.is_deleted and not self.lost_records:
+                self.on_begun_again(known)
         elif isinstance(record, RemoteLogSegmentMetadataUpdate):
             segment = self.segments.get(record.segment_id.id)
             if segment is None:
@@ -94,8 +133,13 @@ class MetadataTruth:
             segment.state = max(segment.state, record.state)
             if segment.state is State.DELETE_SEGMENT_FINISHED and segment.gone_at_s is None:
                 segment.gone_at_s = self._loop.time()
-            if record.state is State.COPY_SEGMENT_FINISHED and segment.finished_at_s is None:
-                segment.finished_at_s = self._loop.time()
+            if record.state is State.COPY_SEGMENT_FINISHED:
+                segment.finished_at, segment.is_forgotten = offset, False
+                of = record.segment_id.topic_id_partition
+                place = of.topic_id, of.partition
+                self.copied_to[place] = max(self.copied_to.get(place, 0), segment.metadata.end_offset + 1)
+                if segment.finished_at_s is None:
+                    segment.finished_at_s = self._loop.time()
             if record.state in (State.DELETE_SEGMENT_STARTED, State.DELETE_SEGMENT_FINISHED):
                 segment.is_deleted = True
         elif isinstance(record, LogStartOffsetUpdate):
@@ -105,22 +149,42 @@ class MetadataTruth:
         elif isinstance(record, LocalLogStartUpdate):
             place = record.topic_id_partition.topic_id, record.topic_id_partition.partition
             self.on_trim_recorded(place, record.local_log_start)
+        elif isinstance(record, TopicTierConfigUpdate):
+            if recorded_total(record.config).is_set:
+                self.on_total(record.topic_id_partition.topic_id)
         elif isinstance(record, LogGapUpdate):
-            self.gaps += 1
+            place = record.topic_id_partition.topic_id, record.topic_id_partition.partition
+            self.gaps.setdefault(place, []).append((record.gap.first_offset, record.gap.next_offset))
         elif isinstance(record, RemoteLogClampUpdate):
             self.clamps += 1
             place = record.topic_id_partition.topic_id, record.topic_id_partition.partition
             for one in self.finished(place):
                 one.is_in_quarantine |= one.metadata.end_offset > record.valid_end_offset
 
+    def unfinished(self, place: Place) -> list[TrueSegment]:
+        """Returns the segments of a partition whose copy began, and neither finished nor was deleted."""
+        return [one for one in self.segments.values() if one.state is State.COPY_SEGMENT_STARTED and one.is_of(place)]
+
     def finished(self, place: Place) -> list[TrueSegment]:
         """Returns the segments of a partition that are readable by the metadata, in the order of their offsets."""
         return sorted(
-            (
-                one
-                for one in self.segments.values()
-                if one.state is State.COPY_SEGMENT_FINISHED
-                and (one.metadata.topic_id_partition.topic_id, one.metadata.topic_id_partition.partition) == place
-            ),
+            (one for one in self.segments.values() if one.state is State.COPY_SEGMENT_FINISHED and one.is_of(place)),
             key=lambda one: (one.metadata.start_offset, one.finished_at_s or 0),
         )
+
+
+def _kind_of(record: object) -> str | None:
+    match record:
+        case TopicTierConfigUpdate():
+            return "settings"
+        case RemoteLogClampUpdate():
+            return "clamp"
+        case LogStartOffsetUpdate():
+            return "log-start"
+        case RemoteLogSegmentMetadata():
+            return "started"
+        case RemoteLogSegmentMetadataUpdate(state=State.COPY_SEGMENT_FINISHED):
+            return "finished"
+        case RemoteLogSegmentMetadataUpdate():
+            return "delete"
+    return None

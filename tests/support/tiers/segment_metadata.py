@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import uuid4
 
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -26,6 +27,16 @@ def segment(partition: TopicIdPartition, start: int, end: int, epoch: int = 0) -
 
 def to(metadata: RemoteLogSegmentMetadata, state: State) -> RemoteLogSegmentMetadataUpdate:
     return RemoteLogSegmentMetadataUpdate(metadata.segment_id, 1, 0, state)
+
+
+def with_update(metadata: RemoteLogSegmentMetadata, update: RemoteLogSegmentMetadataUpdate) -> RemoteLogSegmentMetadata:
+    return replace(
+        metadata,
+        state=update.state,
+        broker_id=update.broker_id,
+        event_timestamp_ms=update.event_timestamp_ms,
+        custom_metadata=update.custom_metadata if update.custom_metadata is not None else metadata.custom_metadata,
+    )
 
 
 async def copied(manager: RemoteLogMetadataManager, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:

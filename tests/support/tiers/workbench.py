@@ -22,14 +22,14 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.copy_task import RLMCopyTask
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
 from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion
-from tiers.tasks.deletion.segment_deletion import collect_leftovers
+from tiers.tasks.deletion.segment_deletion import delete_attempts
 from tiers.tasks.history.clamp_task import RLMClampTask
 from tiers.tasks.history.log_gap_task import LogGapTask
-from tiers.tasks.history.lost_copies import copies_to_spare
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
@@ -94,27 +94,32 @@ class Workbench:
 
     def _start(self) -> None:
         self.manifest_task = PartitionManifestTask(self.services, PARTITION)
-        self.copy_task = RLMCopyTask(self.services, PARTITION, self.manifest_task)
+        self.attempts = CopyAttempts(self.services, PARTITION, self.manifest_task.require_stored)
+        self.copy_task = RLMCopyTask(self.services, PARTITION, self.attempts)
         self.clamp_task = RLMClampTask(self.services, PARTITION, self.manifest_task)
-        self.gap_task = LogGapTask(self.services, PARTITION, self.manifest_task)
+        self.gap_task = LogGapTask(self.services, PARTITION, self.manifest_task, self.attempts)
         self.log_starts = LogStartConfirmation(self.log, self.metadata)
         self.trim_task = TrimTask(self.services, PARTITION, self.manifest_task)
         self.expiration_task = RLMExpirationTask(self.services, PARTITION)
 
     async def copy(self, policy: TopicPolicy = POLICY) -> bool:
-        """A round's lineage check, leftovers and copying."""
+        """A round's lineage check, attempts and copying."""
         bounds = await self.log.bounds(PARTITION, 1000)
         log_start = await self.log_start()
         if await self.clamp_task.run(bounds, log_start.offset):
             self.copy_task.start_over()
-        await self.manifest_task.keep_last_copies(bounds.log_start_offset, self.copy_task.holds)
-        spared = await copies_to_spare(self.services, PARTITION, bounds.log_start_offset)
-        await collect_leftovers(self.services, PARTITION, spared=spared)
         bounds = await self.log.bounds(PARTITION, 1000)
-        await self.copy_task.finish_removed(bounds)
+        await self.copy_task.keep_removed(bounds)
+        await self.attempts.announce_kept(log_start.offset or 0)
         start = await self.gap_task.copy_start(bounds, log_start.offset)
+        remote_end = self.metadata.remote_end_offset(PARTITION)
+        await self.attempts.run(bounds, log_start.offset)
+        await delete_attempts(self.services, PARTITION, await self.attempts.give_up(bounds, log_start.offset or 0))
+        if self.metadata.remote_end_offset(PARTITION) != remote_end:
+            return True
         if start is None:
             return False
+        start = self.attempts.start_behind(start, is_urgent=False)
         return await self.copy_task.run(policy, bounds, start, log_start.offset)
 
     async def write_manifest(self) -> None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import FrameSizeError, HttpError, TlsHandshakeError
-from protocol.frame import FrameDecoder, FramePart, FrameTracker, frame_length
+from protocol.frame import FramePart, FrameTracker, frame_length
+from tests.support.fakes.frame_decoder import FrameDecoder
 
 payloads = st.lists(st.binary(max_size=40), max_size=8)
 

@@ -2,15 +2,15 @@
 
 See docs/semantics.md 6.4, 11.2.
 
-Of overlapping segments, the one that finished last answers. A run has the bounds within which its segment is readable,
-so a look-up is one seek.
+Of overlapping segments, the one whose copy began last answers. A run has the bounds within which its segment is
+readable, so a look-up is one seek.
 """
 
 from __future__ import annotations
 
 import lmdb
 
-from tiers.metadata.state.layout import NOT_READABLE, PARTITION_KEY_BYTES, U64, Databases
+from tiers.metadata.state.layout import PARTITION_KEY_BYTES, U64, Databases
 from tiers.metadata.state.segment_cursors import valid_end_offset
 from tiers.metadata.state.state import RemoteLogMetadataState, SegmentRun
 from tiers.model.stored_segment import encode_answer
@@ -52,7 +52,7 @@ class StateCover:
         """Decides again which readable segment answers for the offsets in [first, last]."""
         self._cut(key, first, last)
         overlapping = self._state.overlapping(self._txn, key, first, last)
-        runs = [run for run in overlapping if run.order != NOT_READABLE]
+        runs = [run for run in overlapping if run.order >= 0]
         if not runs:
             return
         holes = [(first, last)]

@@ -5,7 +5,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
 
     partitions   partition                 -> widest span of its segments, topic name
     segments     partition, uuid           -> the folded record, see `stored_segment`
-    starts       partition, start, uuid    -> end, finish order: every listable segment
+    starts       partition, start, uuid    -> end, order: every listable segment
     cover        partition, last offset    -> first offset, and the segment that answers, see `stored_segment`
     epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
     clamps       partition, valid end      -> offset of the record: cuts the segments finished below it; end -1 cuts all
@@ -30,7 +30,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     meta         name                      -> identity, record types that were read
 
 The runs of the cover do not overlap. Finished segments may overlap (two owners copied the same range, which is legal).
-Each offset is answered by the segment that finished last, in the order of the metadata topic. By Kafka's rule
+Each offset is answered by the segment whose copy began last, in the order of the metadata topic. By Kafka's rule
 (docs/semantics.md 6.4) a later segment replaces those that it wholly covers, and otherwise the start offset decides.
 Both answers are copies of the same log. The rule here needs one seek only: to the lowest last offset that is not below
 the offset sought.
@@ -52,7 +52,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
@@ -87,14 +87,14 @@ DATABASES = (
 )
 OF_A_METADATA_PARTITION = frozenset({"consumed", "reached", "diverged", "read_at", "meta"})
 """The sub-databases whose keys do not begin with a user partition."""
-NOT_READABLE = -1
-"""The finish order of a segment that is not readable. Others have an offset of the metadata partition."""
 PARTITION_KEY_BYTES = 20
 
 U64 = struct.Struct(">Q")
 _PARTITION = struct.Struct(">16si")
 _PARTITION_AND_OFFSET = struct.Struct(">16siQ")
 END_AND_ORDER = struct.Struct(">Qq")
+"""The order is the offset at which the copy began in the metadata partition; its complement, below 0, while the segment
+is not readable."""
 LOWEST_AND_HIGHEST = struct.Struct(">qq")
 I64 = struct.Struct(">q")
 I32 = struct.Struct(">i")

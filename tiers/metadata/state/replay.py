@@ -40,7 +40,6 @@ from tiers.metadata.state.layout import (
     I32,
     I64,
     LOWEST_AND_HIGHEST,
-    NOT_READABLE,
     OFFSET_AND_EPOCH,
     PARTITION_KEY_BYTES,
     U64,
@@ -53,6 +52,7 @@ from tiers.metadata.state.layout import (
     partition_key,
     start_key,
 )
+from tiers.metadata.state.segment_cursors import valid_end_offset
 from tiers.metadata.state.state import RemoteLogMetadataState, SegmentRun
 from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -137,9 +137,9 @@ class Replay:
     def apply(self, event: MetadataEvent) -> None:
         match event.record:
             case RemoteLogSegmentMetadata() as metadata:
-                self._add(metadata, event.timestamp_ms)
+                self._add(metadata, event.timestamp_ms, event.offset)
             case RemoteLogSegmentMetadataUpdate() as update:
-                self._update(update, event.timestamp_ms, event.offset)
+                self._update(update, event.timestamp_ms)
             case RemotePartitionDeleteMetadata() as deletion:
                 self._delete_partition(deletion.topic_id_partition, deletion.state)
             case LogStartOffsetUpdate() as update:
@@ -154,7 +154,7 @@ class Replay:
             case LocalLogStartUpdate() as update:
                 self._raise_local_log_start(update)
             case CopyPlan() as plan:
-                self._begin_plan(plan, event.timestamp_ms)
+                self._begin_plan(plan, event.timestamp_ms, event.offset)
             case LogGapUpdate() as update:
                 self._put_gap(update)
             case OperatorAcceptanceUpdate() as update:
@@ -173,7 +173,7 @@ class Replay:
             case None:
                 self._bury(event.key)
 
-    def _add(self, metadata: RemoteLogSegmentMetadata, timestamp_ms: int) -> None:
+    def _add(self, metadata: RemoteLogSegmentMetadata, timestamp_ms: int, offset: int) -> None:
         if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
             return
         partition = metadata.segment_id.topic_id_partition
@@ -187,12 +187,12 @@ class Replay:
             known = stored_fields(self._state.stored(self._txn, key, uuid))
             if known.state != RemoteLogSegmentState.COPY_SEGMENT_STARTED:
                 return
-            # The segment was announced by a plan, before its size was known. Compaction keeps the later record, so the
-            # replay keeps it too.
+            # A plan announced the segment before its size was known, or an owner repeated its record. Compaction keeps
+            # the later record, so the replay keeps it too.
             self._txn.put(key + uuid, stored, db=self._db.segments)
             self._txn.delete(start_key(key, known.start_offset, uuid), db=self._db.starts)
         self._know(key, partition.topic, end - start)
-        self._txn.put(start_key(key, start, uuid), END_AND_ORDER.pack(end, NOT_READABLE), db=self._db.starts)
+        self._txn.put(start_key(key, start, uuid), END_AND_ORDER.pack(end, ~offset), db=self._db.starts)
 
     def _know(self, key: bytes, topic: str, span: int = 0) -> None:
         known = self._known.get(key)
@@ -205,7 +205,7 @@ class Replay:
             self._txn.put(key, encode_partition(*known), db=self._db.partitions)
         self._known[key] = known
 
-    def _update(self, update: RemoteLogSegmentMetadataUpdate, timestamp_ms: int, offset: int) -> None:
+    def _update(self, update: RemoteLogSegmentMetadataUpdate, timestamp_ms: int) -> None:
         key = partition_key(update.segment_id.topic_id_partition)
         uuid = update.segment_id.id.bytes
         raw = self._txn.get(key + uuid, db=self._db.segments)
@@ -223,21 +223,26 @@ class Replay:
             return
         start, end = known.start_offset, known.end_offset
         is_readable = update.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        # A repeated record counts as the later one, since compaction keeps that one.
-        order = offset if is_readable else NOT_READABLE
         stored = update_stored_segment(raw, known, update, timestamp_ms)
         self._txn.put(key + uuid, stored, db=self._db.segments)
-        self._txn.put(start_key(key, start, uuid), END_AND_ORDER.pack(end, order), db=self._db.starts)
+        entry = start_key(key, start, uuid)
+        order = END_AND_ORDER.unpack(self._txn.get(entry, bytes(END_AND_ORDER.size), db=self._db.starts))[1]
+        began_at = order if order >= 0 else ~order
+        order = began_at if is_readable else ~began_at
+        self._txn.put(entry, END_AND_ORDER.pack(end, order), db=self._db.starts)
         if is_readable:
-            self._cover.finished(key, SegmentRun(offset, start, end, uuid), stored)
-            self._raise_epochs(key, end, stored_leader_epochs(raw, known))
+            self._cover.finished(key, SegmentRun(order, start, end, uuid), stored)
+            valid_end = valid_end_offset(self._state.clamps(self._txn, key), order, end)
+            epochs = [each for each in stored_leader_epochs(raw, known) if each[1] <= valid_end]
+            self._raise_epochs(key, valid_end, epochs)
             self._finished.append(update.segment_id)
         elif known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._cover.again(key, start, end)
 
     def _raise_epochs(self, key: bytes, segment_end: int, epochs: list[tuple[int, int]]) -> None:
         ends = [*[start_offset - 1 for _, start_offset in epochs[1:]], segment_end]
-        for (epoch, start_offset), end_offset in zip(epochs, ends, strict=True):
+        # A clamp may have cut all records of the segment.
+        for (epoch, start_offset), end_offset in zip(epochs, ends, strict=False):
             epoch_key = key + I32.pack(epoch)
             raw = self._txn.get(epoch_key, db=self._db.epochs)
             lowest, highest = (start_offset, end_offset) if raw is None else LOWEST_AND_HIGHEST.unpack(raw)
@@ -331,11 +336,11 @@ class Replay:
         self._know(key, update.topic_id_partition.topic)
         self._txn.put(key + U64.pack(update.gap.first_offset), I64.pack(update.gap.next_offset), db=self._db.gaps)
 
-    def _begin_plan(self, plan: CopyPlan, timestamp_ms: int) -> None:
+    def _begin_plan(self, plan: CopyPlan, timestamp_ms: int, offset: int) -> None:
         key = partition_key(plan.topic_id_partition)
         if self._txn.put(key + plan.plan_id.bytes, encode_value(plan), overwrite=False, db=self._db.copy_plans):
             for announced in plan.announced():
-                self._add(announced, timestamp_ms)
+                self._add(announced, timestamp_ms, offset)
 
     def _end_plan(self, key: bytes, plan_id: bytes) -> None:
         raw = self._txn.get(key + plan_id, db=self._db.copy_plans)

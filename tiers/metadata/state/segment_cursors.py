@@ -17,7 +17,6 @@ from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.state.layout import (
     END_AND_ORDER,
     I64,
-    NOT_READABLE,
     PARTITION_KEY_BYTES,
     U64,
     Databases,
@@ -34,7 +33,9 @@ Entry = tuple[bytes, bytes]
 
 
 def valid_end_offset(clamps: Sequence[Clamp], order: int, end_offset: int) -> int:
-    return min([end_offset, *(clamp.valid_end_offset for clamp in clamps if clamp.order > order)])
+    """Returns the end (inclusive) that the clamps leave of a segment. `order` is that of `END_AND_ORDER`."""
+    began_at = order if order >= 0 else ~order
+    return min([end_offset, *(clamp.valid_end_offset for clamp in clamps if clamp.order > began_at)])
 
 
 def clamps_of(txn: lmdb.Transaction, db: Databases, key: bytes) -> list[Clamp]:
@@ -142,5 +143,5 @@ def _segments_of(
         raw = txn.get(key + uuid, db=db.segments)
         if raw is None:
             raise RemoteLogMetadataError("the saved state names a segment that it does not contain")
-        kept_end = valid_end_offset(clamps, order, NOT_CUT) if clamps and order != NOT_READABLE else NOT_CUT
+        kept_end = valid_end_offset(clamps, order, NOT_CUT) if clamps else NOT_CUT
         yield stored_segment(key, encode_answer(uuid, kept_end, bytes(raw)))

@@ -23,7 +23,6 @@ from tiers.metadata.state.layout import (
     I64,
     LOWEST_AND_HIGHEST,
     MAX_DATABASES,
-    NOT_READABLE,
     OFFSET_AND_EPOCH,
     PARTITION_KEY_BYTES,
     STATE_FILE,
@@ -45,14 +44,14 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import Clamp, RemoteLogSegmentMetadata, leader_epoch_at
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import StoredSegment, decode_answer, decode_stored_segment, stored_fields
 
 MAX_READERS = 1024
 
 
 class SegmentRun(NamedTuple):
-    """The offsets of a segment. `order` is higher for a later finish, and `NOT_READABLE` in any other state."""
+    """The offsets of a segment. `order` is higher for a copy that began later, and below 0 if it is not readable."""
 
     order: int
     start_offset: int
@@ -165,7 +164,7 @@ class RemoteLogMetadataState:
                 return segment
             key = partition_key(partition)
             for run in sorted(self.overlapping(txn, key, offset, offset), reverse=True):
-                if run.order != NOT_READABLE:
+                if run.order >= 0:
                     other = self._segment(txn, key, run.uuid)
                     if (
                         other.valid_end_offset >= offset
@@ -205,14 +204,12 @@ class RemoteLogMetadataState:
     def _clamped(
         self, txn: lmdb.Transaction, key: bytes, metadata: RemoteLogSegmentMetadata
     ) -> RemoteLogSegmentMetadata:
-        if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            return metadata
         clamps = self.clamps(txn, key)
         if not clamps:
             return metadata
         raw = txn.get(start_key(key, metadata.start_offset, metadata.segment_id.id.bytes), db=self._db.starts)
         if raw is None:
-            raise RemoteLogMetadataError("the saved state does not say when a segment was finished")
+            raise RemoteLogMetadataError("the saved state does not say when the copy of a segment began")
         end, order = END_AND_ORDER.unpack(raw)
         valid_end = valid_end_offset(clamps, order, end)
         return metadata if valid_end == end else replace(metadata, clamped_to=valid_end)

@@ -1,91 +1,493 @@
-"""Finds the copies that failed, and decides when the next attempt may begin.
+"""`CopyAttempts` finishes the attempts of one partition that have not ended, or lets other copies replace them.
 
-While a store is down, every attempt leaves one more COPY_SEGMENT_STARTED, whose objects must be deleted later. So
-before a new attempt begins, the objects of the newest attempt at the same offsets have to be deleted.
-`collect_leftovers` asks for that in every round. While the store refuses, the next attempt waits. The wait counts from
-the last record of the newest attempt, which every owner sees:
+See docs/design.md, "Attempts". An attempt is COPY_SEGMENT_STARTED without COPY_SEGMENT_FINISHED: of this owner, of an
+earlier one, or of a job. The owner reads both objects of each attempt back. There are three answers.
 
-* 15 minutes, if the error is retriable: the store is in trouble.
-* One minute, if the error is not retriable, since it may concern this object only. One minute also if one of several
-  stores failed, since the next attempt may use another store.
-* The wait doubles with each attempt that is left, up to an hour. So an object that cannot be deleted never stops the
-  copying forever. After a successful copy, the attempts before it do not count any more.
+* *Whole*: the owner finishes the attempt, if it adds a record and its leader epochs agree with the other segments.
+* *Not known*: the store does not answer, or this process cannot read the objects. Nothing is deleted, no gap is
+  recorded over the attempt, and no second attempt of its records begins. The owner reads it back again.
+* *Not whole*: two reads, T_vis apart, find no object, a short one or a wrong checksum. If the spool has the segment, it
+  is stored again, with another uuid if its objects are damaged. Otherwise the records are read from the leader again.
+
+The objects of an attempt are deleted when readable segments have all of its records, or the log start has passed them,
+or it has not become whole for 12 h and no leader has the records any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from uuid import UUID, uuid4
 
-from tiers.errors import RemoteStorageError, RetriableRemoteStorageError, SomeStoresInTroubleError
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
-from tiers.model.ids import TopicIdPartition
+from tiers.errors import (
+    CorruptSegmentError,
+    CustomMetadataTooLargeError,
+    EncryptionKeyError,
+    InvalidTransitionError,
+    LaterFormatError,
+    LogDivergedError,
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+)
+from tiers.metadata.attempts import agrees, attempts, is_measured, unread_from
+from tiers.metadata.log_bounds import next_uncopied
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.deletion.failed_deletions import StillPublishedError
-from tiers.tasks.hold import Hold, HoldReason
+from tiers.tasks.copy.kept_segments import KeptSegment
+from tiers.tasks.copy.segment_copy import Progress, announce, finish, keep, no_progress, read_attempt, store
+from tiers.tasks.copy.spool import SpoolError
+from tiers.tasks.deletion.segment_deletion import delete_segment
+from tiers.tasks.history.lineage import check_lineage, is_cut, lowest_common_end
 from tiers.tasks.task_services import TaskServices
 
-_UNFINISHED = (RemoteLogSegmentState.COPY_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
-_PAUSE_WHILE_IN_TROUBLE_MS = 15 * 60_000
-_PAUSE_WHEN_REFUSED_MS = 60_000
-_MAX_PAUSE_MS = 3_600_000
-_LEFT_AFTER_MS = 60_000
+KEPT_WITHOUT_RECORDS_MS = 12 * 3_600_000
+"""How long an attempt that is not whole stays when no leader has its records. A member whose machine was down meanwhile
+may still store it from its spool."""
+_FAILURES_PER_RUN = 3
+"""After this many answers that are not known, the store is in trouble, and is not asked again before the next run."""
+_FIRST_PAUSE_MS, _MAX_PAUSE_MS = 60_000, 3_600_000
+_UNREADABLE = EncryptionKeyError, LaterFormatError
+logger = logging.getLogger(__name__)
 
 
-def unfinished_segments(
-    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, min_offset: int = 0
-) -> list[RemoteLogSegmentMetadata]:
-    """Returns the segments that are neither readable nor gone, and that end at `min_offset` or later."""
-    segments = metadata.stored_segments(partition, min_offset)
-    return [one.metadata for one in segments if one.state in _UNFINISHED]
+class _NotWhole(Enum):
+    MISSING = auto()
+    DAMAGED = auto()
 
 
-def unfinished_attempts(
-    metadata: RemoteLogMetadataReader, partition: TopicIdPartition
-) -> list[RemoteLogSegmentMetadata]:
-    """Returns the unfinished attempts at the next segment to copy, the newest first."""
-    remote_end = metadata.remote_end_offset(partition)
-    log_start = metadata.log_start_offset(partition)
-    next_offset = max(0 if remote_end is None else remote_end + 1, log_start or 0)
-    attempts = unfinished_segments(metadata, partition, next_offset)
-    return sorted(attempts, key=lambda one: one.event_timestamp_ms, reverse=True)
+@dataclass(slots=True)
+class _Reading:
+    """The result of the last read of an attempt, by the monotonic clock."""
+
+    due_ms: int = 0
+    pause_ms: int = _FIRST_PAUSE_MS
+    not_whole_since_ms: int | None = None
+    is_not_whole: bool = False
+    is_given_up: bool = False
+    """Whether its objects are being deleted, or are about to be."""
+    is_renewed: bool = False
+    """Whether an attempt with another uuid has its records."""
+    refused_end: int | None = None
+    """The valid end of the attempt when its records were of another history than the log. A clamp may lower it."""
+    is_stored: bool = False
+    """Whether the store has confirmed both objects to this process."""
+    error: RemoteStorageError | None = None
+    """Why the last read has no answer."""
+    failures: int = 0
 
 
-def copy_failing_since_ms(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, now_ms: int) -> int | None:
-    """Returns since when (ms) copying fails, judged by the metadata alone, so that any process can tell.
+class CopyAttempts:
+    """Works on the attempts of one partition for as long as this process owns it."""
 
-    It is the time of the oldest unfinished attempt at the next segment to copy, if that is a minute old or more. None:
-    the last copy succeeded, or one is in progress."""
-    attempts = unfinished_attempts(metadata, partition)
-    if not attempts or now_ms - attempts[-1].event_timestamp_ms < _LEFT_AFTER_MS:
+    def __init__(
+        self, services: TaskServices, topic_id_partition: TopicIdPartition, check_place: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Constructs the object. `check_place` raises if the store is another place than that of the tier."""
+        self._services = services
+        self._partition = topic_id_partition
+        self._check_place = check_place
+        self._readings: dict[UUID, _Reading] = {}
+        self._reading = asyncio.Lock()
+        """Held while an attempt is read back and finished, or given up."""
+        self.in_progress: RemoteLogSegmentId | None = None
+        """The attempt whose copy is in progress."""
+
+    async def run(self, bounds: LocalLogBounds, log_start: int | None) -> bool:
+        """Reads the attempts that are due, the lowest offsets first, and finishes those that are whole.
+
+        `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. Errors of the store
+        stay with the attempt (`blocking`). Returns whether it finished one. Raises the errors of the metadata manager
+        and of the brokers."""
+        services = self._services
+        await self.announce_kept(log_start or 0)
+        known = attempts(services.metadata, self._partition)
+        ids = {each.segment_id.id for each in known}
+        self._readings = {uuid: reading for uuid, reading in self._readings.items() if uuid in ids}
+        failures, has_finished = 0, False
+        for attempt in known:
+            remote_end = services.metadata.remote_end_offset(self._partition)
+            next_offset = 0 if remote_end is None else remote_end + 1
+            if attempt.start_offset > max(bounds.log_start_offset, log_start or 0, next_offset):
+                break  # the records before it come first
+            reading = self._readings.setdefault(attempt.segment_id.id, _Reading())
+            if reading.due_ms > services.clock_ms() or self._adds_nothing(attempt, log_start or 0):
+                continue
+            has_finished |= await self._read(attempt, reading, bounds)
+            # An error of this process says nothing about the store.
+            failures += isinstance(reading.error, RemoteStorageError) and not isinstance(reading.error, _UNREADABLE)
+            if failures == _FAILURES_PER_RUN:
+                break
+        await self._end_filled_gaps()
+        return has_finished
+
+    async def read_again(self, bounds: LocalLogBounds, first_offset: int, next_offset: int) -> None:
+        """Reads the attempts with records of `[first_offset, next_offset)` before the owner records a gap there.
+
+        A member may have stored one from its spool since the last read."""
+        for attempt in attempts(self._services.metadata, self._partition, first_offset):
+            reading = self._readings.get(attempt.segment_id.id)
+            if reading is not None and reading.is_not_whole and attempt.start_offset < next_offset:
+                await self._read(attempt, reading, bounds)
+
+    async def copy(self, kept: KeptSegment, progress: Progress) -> None:
+        """Makes one attempt. Raises the errors of each step, and leaves the attempt to `run`.
+
+        It ends before the metadata can have forgotten that its segment was deleted meanwhile."""
+        limit_ms = self._services.settings.remote_log.deleted_segment_retention_ms // 2
+        self._services.metrics.copy_requests.labels(self._partition.topic).inc()
+        self.in_progress = kept.metadata.segment_id
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                await announce(self._services, kept.metadata)
+                reading = self._readings[self.in_progress.id] = _Reading()
+                segment = await store(self._services, kept, progress)
+                reading.is_stored = True
+                await finish(self._services, await self._read_back(segment, progress), progress)
+        except TimeoutError as error:
+            raise RetriableRemoteStorageError(f"the copy did not end within {limit_ms} ms") from error
+        except CustomMetadataTooLargeError:
+            # The spool still has the segment. One attempt is enough (KIP-917): the DELETE record stays.
+            with suppress(RemoteStorageError):
+                await delete_segment(self._services, kept.metadata, segment.custom_metadata)
+            raise
+        finally:
+            self.in_progress = None
+
+    def blocking(self, first_offset: int, next_offset: int | None = None) -> RemoteLogSegmentMetadata | None:
+        """Returns an attempt with a record of `[first_offset, next_offset)` that may be whole; None without one.
+
+        `next_offset` None: the one offset alone."""
+        services, end = self._services, first_offset + 1 if next_offset is None else next_offset
+        known = {each.segment_id: each for each in attempts(services.metadata, self._partition, first_offset)}
+        # The owner is about to announce these.
+        kept = {each.metadata.segment_id: each.metadata for each in services.spool.kept()}
+        for attempt in (kept | known).values():
+            if attempt.topic_id_partition != self._partition:
+                continue
+            reading = self._readings.get(attempt.segment_id.id)
+            is_decided = reading is not None and (
+                reading.is_not_whole or reading.refused_end == attempt.valid_end_offset
+            )
+            is_there = max(attempt.start_offset, first_offset) <= min(attempt.valid_end_offset, end - 1)
+            if is_there and not is_decided and unread_from(services.metadata, attempt, first_offset) is not None:
+                return attempt
         return None
-    return attempts[-1].event_timestamp_ms
+
+    def start_behind(self, start: int, *, is_urgent: bool) -> int:
+        """Returns where copying continues: at `start`, or behind the attempts from there on that may be whole.
+
+        Copying goes on behind an attempt only if the spool has its segment, since the next one continues that. While
+        the store refuses objects, it goes on only if `is_urgent`: the brokers keep the records meanwhile. Raises
+        `RetriableRemoteStorageError` while copying has to wait."""
+        while (attempt := self.blocking(start)) is not None:
+            reading = self._readings.get(attempt.segment_id.id, _Reading())
+            is_kept = self._services.spool.kept_of(attempt.segment_id.id) is not None
+            if not (is_kept and (reading.is_stored or is_urgent) and not self._services.spool.is_full):
+                reason = reading.error or "it is read again soon"
+                raise RetriableRemoteStorageError(
+                    f"copying waits: it is not known whether the store has segment {attempt.segment_id.id}"
+                    f" ({attempt.start_offset} to {attempt.end_offset}): {reason}"
+                ) from reading.error
+            start = next_uncopied(self._services.metadata, self._partition, attempt.valid_end_offset + 1)
+        return start
+
+    @property
+    def error(self) -> RemoteStorageError | None:
+        """Why an attempt could not be read back; None: each one was."""
+        return next((each.error for each in self._readings.values() if each.error is not None), None)
+
+    @property
+    def due_ms(self) -> int | None:
+        """The next time, by the monotonic clock, at which an attempt is read again; None: there is none."""
+        now_ms = self._services.clock_ms()
+        return min((each.due_ms for each in self._readings.values() if each.due_ms > now_ms), default=None)
+
+    async def give_up(self, bounds: LocalLogBounds, log_start: int) -> list[RemoteLogSegmentMetadata]:
+        """Returns the attempts whose objects are not needed any more. They are not finished from then on."""
+        given_up: list[RemoteLogSegmentMetadata] = []
+        for attempt in attempts(self._services.metadata, self._partition):
+            reading = self._readings.setdefault(attempt.segment_id.id, _Reading())
+            reading.is_given_up = False
+            if attempt.segment_id == self.in_progress or not self._is_needless(attempt, bounds, log_start):
+                continue
+            if unread_from(self._services.metadata, attempt, log_start) is not None:
+                # A member may have stored it from its spool since the last read.
+                await self._read(attempt, reading, bounds)
+            async with self._reading:
+                reading.is_given_up = self._is_needless(attempt, bounds, log_start)
+            given_up += [attempt] * reading.is_given_up
+        return given_up
+
+    def _is_needless(self, attempt: RemoteLogSegmentMetadata, bounds: LocalLogBounds, log_start: int) -> bool:
+        known = self._services.metadata.remote_log_segment_metadata_by_id(attempt.segment_id)
+        if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            return False
+        missing = unread_from(self._services.metadata, attempt, log_start)
+        if missing is None:
+            return True
+        reading = self._readings.get(attempt.segment_id.id)
+        if reading is None or not reading.is_not_whole or self._services.spool.kept_of(attempt.segment_id.id):
+            return False
+        age_ms = self._services.wall_clock_ms() - attempt.event_timestamp_ms
+        return reading.is_renewed or (age_ms >= KEPT_WITHOUT_RECORDS_MS and missing < bounds.log_start_offset)
+
+    def _adds_nothing(self, attempt: RemoteLogSegmentMetadata, log_start: int) -> bool:
+        missing = unread_from(self._services.metadata, attempt, log_start)
+        return missing is None or missing > attempt.valid_end_offset
+
+    async def announce_kept(self, log_start: int) -> None:
+        """Announces the segments in the spool that the metadata does not know, and removes those that add nothing.
+
+        A process may have died, or lost the ownership, before it could write COPY_SEGMENT_STARTED."""
+        services = self._services
+        for kept in services.spool.kept():
+            if kept.partition != self._partition:
+                continue
+            segment_id = kept.metadata.segment_id
+            known = services.metadata.remote_log_segment_metadata_by_id(segment_id)
+            if await removed_if_needless(services, kept, log_start) or (known and known.state == kept.metadata.state):
+                continue
+            deleted = services.metadata.deleted_segments(self._partition)
+            is_used_up = known is not None or any(each.segment_id == segment_id for each in deleted)
+            announced = await self._renew(kept) if is_used_up else kept
+            services.require_ownership(self._partition)
+            await announce(services, announced.metadata)
+
+    async def drop_denied(self) -> None:
+        """Removes the kept segments that are not announced and whose records the leader does not have.
+
+        Later, the leader may have removed these offsets, and would confirm every history of them. A survey compares the
+        announced attempts with the leader's log. Raises `BrokerError`."""
+        services, timeout_ms = self._services, self._services.settings.request_timeout_ms
+        for kept in services.spool.kept():
+            segment_id, epoch = kept.metadata.segment_id, kept.metadata.segment_leader_epochs[-1].epoch
+            is_known = services.metadata.remote_log_segment_metadata_by_id(segment_id) is not None
+            if kept.partition != self._partition or is_known:
+                continue
+            answer = await services.source.end_offset_for_epoch(self._partition, epoch, timeout_ms)
+            has_all = answer.leader_epoch == epoch and answer.end_offset > kept.metadata.end_offset
+            if not has_all and is_cut(answer, epoch, lowest_common_end(services.metadata, self._partition)):
+                await services.spool.remove(kept)
+
+    async def _read(self, attempt: RemoteLogSegmentMetadata, reading: _Reading, bounds: LocalLogBounds) -> bool:
+        """Reads an attempt back. Returns whether it is whole and finished now."""
+        async with self._reading:
+            self._services.require_ownership(self._partition)
+            known = self._services.metadata.remote_log_segment_metadata_by_id(attempt.segment_id)
+            if reading.is_given_up or known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+                return False
+            return await self._judge(known, reading, bounds)
+
+    async def _judge(self, attempt: RemoteLogSegmentMetadata, reading: _Reading, bounds: LocalLogBounds) -> bool:
+        services = self._services
+        now_ms, visible_after_ms = services.clock_ms(), services.settings.remote_log.visible_after_ms
+        try:
+            found = await self._found(attempt, reading)
+        except (RemoteStorageError, SpoolError) as error:
+            reading.error = error if isinstance(error, RemoteStorageError) else RetriableRemoteStorageError(str(error))
+            reading.failures, reading.is_not_whole = reading.failures + 1, False
+            remote_log = services.settings.remote_log
+            pause_ms = remote_log.task_retry_backoff_ms << min(reading.failures, 16)
+            reading.due_ms = now_ms + min(remote_log.task_interval_ms, pause_ms)
+            return False
+        reading.error, reading.failures = None, 0
+        if not isinstance(found, _NotWhole):
+            reading.is_not_whole = False
+            return await self._adopt(attempt, found, reading, bounds)
+        if reading.not_whole_since_ms is None:
+            reading.not_whole_since_ms = now_ms
+        if now_ms - reading.not_whole_since_ms < visible_after_ms:
+            reading.due_ms = reading.not_whole_since_ms + visible_after_ms
+            return False
+        reading.is_not_whole = True
+        reading.due_ms, reading.pause_ms = now_ms + reading.pause_ms, min(2 * reading.pause_ms, _MAX_PAUSE_MS)
+        kept = services.spool.kept_of(attempt.segment_id.id)
+        if kept is not None and found is _NotWhole.DAMAGED:
+            try:
+                renewed = await self._renew(kept)
+            except (RemoteStorageError, SpoolError) as error:
+                fields = {"partition": str(self._partition), "error": str(error)}
+                logger.warning("a segment that the store has damaged could not be copied again", extra=fields)
+                return False
+            reading.is_renewed = True
+            # A store that damages each copy gets the next one after a longer pause.
+            self._readings[renewed.metadata.segment_id.id] = _Reading(reading.due_ms, reading.pause_ms)
+            await announce(services, renewed.metadata)
+        return False
+
+    async def _found(
+        self, attempt: RemoteLogSegmentMetadata, reading: _Reading
+    ) -> RemoteLogSegmentMetadata | _NotWhole:
+        """Reads an attempt back, and stores it first if the spool has it and the store does not.
+
+        Raises `RemoteStorageError` when it is not known whether the attempt is whole."""
+        services = self._services
+        try:
+            return await self._read_back(attempt)
+        except _UNREADABLE:
+            raise
+        except CorruptSegmentError:
+            await self._check_place()
+            return _NotWhole.DAMAGED
+        except RemoteResourceNotFoundError:
+            await self._check_place()
+        kept = services.spool.kept_of(attempt.segment_id.id)
+        if kept is None or await self._is_damaged(kept):
+            return _NotWhole.MISSING
+        if await self._has_other_log(kept):
+            return _NotWhole.DAMAGED
+        stored = await store(services, kept)
+        reading.is_stored = True
+        try:
+            return await self._read_back(stored)
+        except RemoteResourceNotFoundError:
+            return _NotWhole.MISSING
+
+    async def _read_back(
+        self, attempt: RemoteLogSegmentMetadata, progress: Progress = no_progress
+    ) -> RemoteLogSegmentMetadata:
+        # In this order, since the file system may be mounted again meanwhile: the right place must have the objects.
+        await self._check_place()
+        return await read_attempt(self._services, attempt, progress)
+
+    async def _is_damaged(self, kept: KeptSegment) -> bool:
+        if await self._services.spool.run(lambda: kept.is_intact(self._services.key_ring)):
+            return False
+        logger.error(
+            "the spool has damaged a segment whose copy has not ended",
+            extra={"partition": str(self._partition), "first_offset": kept.metadata.start_offset},
+        )
+        await self._services.spool.remove(kept)
+        return True
+
+    async def _has_other_log(self, kept: KeptSegment) -> bool:
+        """Whether the store has a `.log` object of another size. Stores refuse to replace it."""
+        try:
+            end = await self._services.storage.fetch_log_segment(kept.metadata, kept.size_bytes - 1, kept.size_bytes)
+        except RemoteResourceNotFoundError:
+            return False
+        return len(end) != 1
+
+    async def _renew(self, kept: KeptSegment) -> KeptSegment:
+        """Keeps a segment for an attempt with another uuid, in the place of `kept`.
+
+        No uuid is used again after a deletion or a damage: a request to delete its objects may be late."""
+        services = self._services
+        path = services.spool.new_path(self._partition)
+        try:
+            built = await services.spool.run(lambda: kept.opened(services.key_ring, path))
+            renewed = await keep(services, RemoteLogSegmentId(self._partition, uuid4()), built)
+        finally:
+            path.unlink(missing_ok=True)
+        await services.spool.remove(kept)
+        return renewed
+
+    async def _adopt(
+        self,
+        attempt: RemoteLogSegmentMetadata,
+        found: RemoteLogSegmentMetadata,
+        reading: _Reading,
+        bounds: LocalLogBounds,
+    ) -> bool:
+        """Finishes a whole attempt, unless it has another history than the log. Returns whether it did."""
+        services, partition = self._services, self._partition
+        if not agrees(services.metadata, found, attempt.valid_end_offset) or not await self._has_history(
+            attempt, found, bounds
+        ):
+            reading.refused_end = attempt.valid_end_offset
+            reading.due_ms = services.clock_ms() + _FIRST_PAUSE_MS
+            return False
+        services.require_ownership(partition)
+        try:
+            if not is_measured(attempt):
+                await services.metadata.add_remote_log_segment_metadata(found)
+            await finish(services, found)
+        except InvalidTransitionError:
+            return False  # its deletion has begun meanwhile
+        logger.info(
+            "a copy that had not ended is whole, and is finished",
+            extra={
+                "partition": str(partition),
+                "segment": str(attempt.segment_id.id),
+                "first_offset": attempt.start_offset,
+                "last_offset": attempt.end_offset,
+            },
+        )
+        return True
+
+    async def _has_history(
+        self, attempt: RemoteLogSegmentMetadata, found: RemoteLogSegmentMetadata, bounds: LocalLogBounds
+    ) -> bool:
+        """Whether the leader confirms the leader epochs of the records that it still has."""
+        if not is_measured(attempt) and attempt.clamped_to is not None:
+            return False
+        services, epochs, last = self._services, found.segment_leader_epochs, attempt.valid_end_offset
+        ends = [*(entry.start_offset for entry in epochs[1:]), last + 1]
+        try:
+            for entry, end in zip(epochs, ends, strict=True):
+                if entry.start_offset <= last and min(end, last + 1) > bounds.log_start_offset:
+                    timeout_ms = services.settings.request_timeout_ms
+                    await check_lineage(services.source, self._partition, entry.epoch, min(end, last + 1), timeout_ms)
+        except LogDivergedError:
+            return False  # the next survey compares the attempt with the leader's log, and may clamp the tier
+        return True
+
+    async def _end_filled_gaps(self) -> None:
+        metadata = self._services.metadata
+        for gap in metadata.gaps(self._partition):
+            offset = gap.first_offset
+            while offset < gap.next_offset:
+                segment = metadata.remote_log_segment_metadata(self._partition, offset)
+                if segment is None:
+                    break
+                offset = segment.valid_end_offset + 1
+            else:
+                self._services.require_ownership(self._partition)
+                await metadata.end_log_gap(self._partition, gap)
 
 
-def check_last_attempt(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Checks whether a new attempt may begin. The caller has run `collect_leftovers`.
+async def store_for_its_owner(services: TaskServices, kept: KeptSegment, *, is_stored: bool) -> bool:
+    """Stores a kept segment of a partition that another member owns, if the store does not have it.
 
-    Raises `RetriableRemoteStorageError` while it may not."""
-    attempts = unfinished_attempts(services.metadata, partition)
-    error = services.failed_deletions.last_error(attempts[0].segment_id) if attempts else None
-    if error is not None and leftovers_hold(attempts, error, services.wall_clock_ms()) is not None:
-        raise RetriableRemoteStorageError(
-            f"copying waits: the objects of the last attempt, {attempts[0].segment_id.id}, cannot be deleted: {error}"
-        ) from error
+    That owner reads it back and finishes it. `is_stored` is the answer of an earlier call. Returns whether the store
+    has the segment. Raises the errors of the store, the spool and the metadata manager."""
+    metadata, partition, settings = services.metadata, kept.partition, services.settings
+    await metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, settings.request_timeout_ms)
+    is_topic_gone = (
+        metadata.is_topic_deleted(partition.topic_id) or metadata.remote_partition_delete_state(partition) is not None
+    )
+    if is_topic_gone:
+        await services.spool.remove(kept)
+        return False
+    known = metadata.remote_log_segment_metadata_by_id(kept.metadata.segment_id)
+    is_attempt = known is not None and known.state == kept.metadata.state
+    # Only the owner knows which log start the leader confirms. But it deletes no attempt by another one.
+    log_start = 0 if is_attempt else metadata.log_start_offset(partition) or 0
+    if await removed_if_needless(services, kept, log_start) or not is_attempt or is_stored:
+        return is_stored
+    try:
+        await read_attempt(services, kept.metadata)
+    except RemoteResourceNotFoundError:
+        await store(services, kept)
+    return True
 
 
-def leftovers_hold(
-    attempts: Sequence[RemoteLogSegmentMetadata], error: RemoteStorageError | None, now_ms: int
-) -> Hold | None:
-    """Returns why the next attempt waits. `attempts` are `unfinished_attempts`; `error` is the store's last refusal to
-    delete the objects of the newest one."""
-    if not attempts or error is None or isinstance(error, StillPublishedError):
-        return None
-    newest_ms = attempts[0].event_timestamp_ms
-    is_in_trouble = error.retriable and not isinstance(error, SomeStoresInTroubleError)
-    pause_ms = _PAUSE_WHILE_IN_TROUBLE_MS if is_in_trouble else _PAUSE_WHEN_REFUSED_MS
-    pause_ms = min(_MAX_PAUSE_MS, pause_ms << min(len(attempts) - 1, 10))
-    # A record with a time in the future of this machine's clock has an unknown age, so it delays nothing.
-    if not 0 <= now_ms - newest_ms < pause_ms:
-        return None
-    return Hold(HoldReason.LEFTOVERS_STAY, newest_ms + pause_ms, {"attempts": len(attempts)})
+async def removed_if_needless(services: TaskServices, kept: KeptSegment, log_start: int) -> bool:
+    """Removes the files of a kept segment whose copy is finished, or whose records are not needed any more.
+
+    Returns whether it did. The metadata must have been read to its end."""
+    metadata = services.metadata
+    known = metadata.remote_log_segment_metadata_by_id(kept.metadata.segment_id)
+    is_finished = known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    is_cut_off = known is not None and known.is_cut_off
+    if is_finished or is_cut_off or unread_from(metadata, kept.metadata, log_start) is None:
+        await services.spool.remove(kept)
+        return True
+    return False

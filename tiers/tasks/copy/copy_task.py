@@ -2,19 +2,19 @@
 
     read batches -> segment file and indexes -> COPY_SEGMENT_STARTED -> objects -> read back -> COPY_SEGMENT_FINISHED
 
-* A segment is rolled when the next batch does not fit, when it is old enough, or when the spool is full. Records that
-  are not rolled yet are only local. The open segment stays open from run to run, and is read again after a restart.
+* A segment is rolled when the next batch does not fit, when it is old enough, when the spool is full, or when the
+  broker removes its first records. Records that are not rolled yet are only local. The open segment stays open from run
+  to run, and is read again after a restart.
 * The first read of a new segment starts at the segment's first offset. So the leader reports exactly the aborted
   transactions of the segment, and no state about them needs to survive a restart.
-* Every attempt has a new uuid. A failed attempt leaves COPY_SEGMENT_STARTED, and `collect_leftovers` deletes its
-  objects. Until they are gone, the next attempt may have to wait (`copy_attempts`).
+* The spool keeps a rolled segment until its copy counts. Every attempt has a new uuid. A failed one leaves
+  COPY_SEGMENT_STARTED, and `CopyAttempts` goes on with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from itertools import count
 from uuid import uuid4
 
@@ -22,19 +22,18 @@ from protocol.errors import ErrorCode
 from protocol.records.record_batch import cut_at_batches, iterate_batches
 from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
-from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, RemoteLogError, RetriableRemoteStorageError
+from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.quota import Reservation
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
 from tiers.tasks.copy.append import append_records
-from tiers.tasks.copy.copy_attempts import check_last_attempt
+from tiers.tasks.copy.copy_attempts import CopyAttempts
+from tiers.tasks.copy.kept_segments import KeptSegment
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
-from tiers.tasks.copy.segment_copy import copy_segment
+from tiers.tasks.copy.segment_copy import keep
 from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.history.lineage import check_lineage, check_remote_lineage, is_cut, lowest_common_end
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.uncopied_watch import HeadBatch, head_of
 from tiers.tasks.task_services import TaskServices
@@ -62,15 +61,13 @@ def open_segment_hold(policy: TopicPolicy, first_append_ms: int, now_ms: int) ->
 
 
 class RLMCopyTask:
-    def __init__(
-        self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
-    ) -> None:
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition, attempts: CopyAttempts) -> None:
         self._services = services
         self._partition = topic_id_partition
-        self._manifest = manifest
+        self._attempts = attempts
         self._builder: SegmentBuilder | None = None
         self._built: BuiltSegment | None = None
-        """The finished open segment, after a failed attempt whose records the broker may have removed."""
+        """The finished open segment while the spool could not keep it."""
         self._continuation: SegmentContinuation | None = None
         self._appending = asyncio.Lock()
         """Held during an append, so that a round does not ask a new leader without the records that are appended."""
@@ -92,48 +89,30 @@ class RLMCopyTask:
         self.lag_bytes = 0
         """An estimate of the bytes below the LSO that are not remote, as of the last look; 0 also if there is none."""
         self._furthest = -1, 0
-        self.attempt: RemoteLogSegmentId | None = None
-        """The segment whose copy is in progress."""
 
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, log_start: int | None = None) -> bool:
         """Copies the segments that are ready from `start` on, at most `segments_per_run`.
 
         Returns whether more may be ready. `log_start` is the recorded one that the leader confirms. The caller has just
-        checked the remote lineage and collected leftovers. Raises `RetriableRemoteStorageError` while the store keeps
-        objects of the last attempt."""
+        checked the remote lineage."""
         services = self._services
         self._log_start, self.throttled_ms = log_start, 0
-        check_last_attempt(services, self._partition)
         for _ in range(services.settings.segments_per_run):
             if not await self._fill(policy, start, bounds):
                 return False
             start = await self._roll()
+            if services.metadata.remote_log_segment_metadata(self._partition, start) is not None:
+                break  # the copied records lay before others: the next round finds where copying continues
         return True
 
-    async def finish_removed(self, bounds: LocalLogBounds) -> None:
-        """Copies the open segment at once if the broker has removed any of its records.
+    async def keep_removed(self, bounds: LocalLogBounds) -> None:
+        """Lets the spool keep the open segment if the broker has removed any of its records.
 
-        The records that this task has read are then the last copy. Raises the errors of `run`."""
-        if self.holds_removed(bounds):
-            check_last_attempt(self._services, self._partition)
-            await self._roll()
-
-    def holds_removed(self, bounds: LocalLogBounds) -> bool:
-        """Whether the open segment, which continues the remote log, has records that the broker has removed."""
+        No copy may be in progress. Raises `SpoolError`, and the errors of the brokers."""
         builder = self._builder
-        return builder is not None and builder.base_offset < bounds.log_start_offset and self._continues_the_remote_log
-
-    @property
-    def _continues_the_remote_log(self) -> bool:
-        """Whether the open segment begins directly after the remote end, or after a recorded gap at the remote end.
-
-        False before the first copy: records before it are not part of the log."""
-        builder, metadata = self._builder, self._services.metadata
-        remote_end = metadata.remote_end_offset(self._partition)
-        if builder is None or builder.size_bytes == 0 or remote_end is None:
-            return False
-        gap = metadata.gap_at(self._partition, remote_end + 1)
-        return builder.base_offset == (remote_end + 1 if gap is None else gap.next_offset)
+        if builder is not None and builder.size_bytes > 0 and builder.base_offset < bounds.log_start_offset:
+            await self._check_open_segment(builder)
+            await self._keep(builder)
 
     async def _fill(self, policy: TopicPolicy, start: int, bounds: LocalLogBounds) -> bool:
         """Reads until the open segment must be rolled (True), or the LSO or the quota is reached (False)."""
@@ -160,10 +139,7 @@ class RLMCopyTask:
                 raise
             except OffsetGapError:
                 # The broker removed the next records. The records that this task has read may be the last copy.
-                if self._continues_the_remote_log:
-                    return True
-                self.discard()
-                return False
+                return self._open_bytes > 0
             except LogDivergedError:
                 self.discard()
                 raise
@@ -174,13 +150,18 @@ class RLMCopyTask:
                 self._head = None if first is None else head_of(first)
             fits = cut_at_batches(read.records, policy.segment_bytes - held_bytes, min_one=held_bytes == 0)
             if fits:
-                async with self._appending:
-                    self._refuse_former_leader(read.leader_epoch)
-                    fits = await self._append_fitting(await self._builder_from(start), read, fits)
+                try:
+                    async with self._appending:
+                        self._refuse_former_leader(read.leader_epoch)
+                        fits = await self._append_fitting(await self._builder_from(start), read, fits)
+                except SpoolError:
+                    if self._open_bytes == 0:
+                        raise
+                    return True  # the disk has room for no more: the records that it has are copied
             builder = self._builder
             if builder is not None and builder.next_offset > next_offset:
                 self._progress(builder.next_offset)
-            elif not read.records and next_offset >= read.last_stable_offset:
+            elif not (read.records or self._kept_bytes) and next_offset >= read.last_stable_offset:
                 self.progress_at_ms = services.clock_ms()
             self._read_bytes += fits
             self._read_offsets += 0 if builder is None else builder.next_offset - next_offset
@@ -310,7 +291,7 @@ class RLMCopyTask:
             await append_records(
                 builder, records, read.aborted_transactions, spool, services.source, self._partition, timeout_ms
             )
-        except (SpoolError, LogDivergedError):  # the leader's next records begin in an earlier epoch, for example
+        except LogDivergedError:  # the leader's next records begin in an earlier epoch, for example
             self.discard()
             raise
         finally:
@@ -354,76 +335,60 @@ class RLMCopyTask:
     async def _roll(self) -> int:
         """Finishes the open segment and copies it. Returns the offset after it.
 
-        After a failed attempt, the records are read again. But if the broker has removed some of them, the task keeps
-        the segment for the next attempt, since it may be their last copy. It keeps no damaged one, which would fail for
-        ever. After a cancelled attempt it keeps the segment, since no broker can be asked then."""
+        After a failed attempt, the spool has the segment."""
         builder, services = self._builder, self._services
         assert builder is not None
-        is_kept = False
         try:
             await self._check_open_segment(builder)
-            built = self._built
-            if built is None:
-                built = self._built = await services.spool.run(builder.finish)
-            services.checkpoint("segment-built")
-            if self.is_denied:
-                raise BrokerError(f"{self._partition}: a leader denied the records of the open segment", retriable=True)
-            next_offset, stages = built.end_offset + 1, count(1)
-            await self._attempt(built, lambda: self._progress(next_offset, next(stages)))
-        except BaseException as error:
+            kept = await self._keep(builder)
+            next_offset, stages = kept.metadata.end_offset + 1, count(1)
+            await self._attempts.copy(kept, lambda: self._progress(next_offset, next(stages)))
+        except BaseException:
             services.metrics.copy_errors.labels(self._partition.topic).inc()
-            try:
-                is_kept = await self._is_worth_keeping(error)
-            except asyncio.CancelledError:
-                is_kept = self._built is not None
-                raise
             raise
+        return next_offset
+
+    def _finish(self, builder: SegmentBuilder) -> None:
+        """Finishes the open segment, in a thread. Afterwards the task has it, also if the caller was cancelled."""
+        self._built = builder.finish()
+
+    async def _keep(self, builder: SegmentBuilder) -> KeptSegment:
+        services = self._services
+        if self._built is None:
+            await services.spool.run(lambda: self._finish(builder))
+        built = self._built
+        assert built is not None
+        services.checkpoint("segment-built")
+        if self.is_denied:
+            raise BrokerError(f"{self._partition}: a leader denied the records of the open segment", retriable=True)
+        segment_id = RemoteLogSegmentId(self._partition, uuid4())
+        try:
+            kept = await keep(services, segment_id, built)
         finally:
-            self.attempt = None
-            if not is_kept:
+            if services.spool.kept_of(segment_id.id) is not None:  # also if the caller was cancelled meanwhile
                 self.discard()
+        if built.missing_offsets:
+            logger.warning(
+                "the log has no records for some offsets of a segment",
+                extra={"partition": str(self._partition), "missing_offsets": built.missing_offsets},
+            )
         self._continuation = SegmentContinuation(
             built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers
         )
-        return built.end_offset + 1
-
-    async def _is_worth_keeping(self, error: BaseException) -> bool:
-        if isinstance(error, asyncio.CancelledError):
-            return self._built is not None
-        if not isinstance(error, RemoteLogError) or isinstance(error, SpoolError):
-            return False
-        return await self._may_hold_removed() and await self._is_intact()
-
-    async def _may_hold_removed(self) -> bool:
-        try:
-            bounds = await self._services.source.bounds(self._partition, self._services.settings.request_timeout_ms)
-        except BrokerError:
-            return self._continues_the_remote_log
-        return self.holds_removed(bounds)
-
-    async def _is_intact(self) -> bool:
-        """Whether the spool has the finished segment unchanged. Raises `SpoolError` if its file cannot be read."""
-        if self._built is None or await self._services.spool.run(self._built.is_intact):
-            return True
-        logger.error(
-            "the spool has damaged the last copy of records that the broker removed: they are lost",
-            extra={"partition": str(self._partition), "first_offset": self._built.start_offset},
-        )
-        return False
-
-    async def _attempt(self, built: BuiltSegment, progress: Callable[[], None]) -> None:
-        """Makes one attempt. It ends before the metadata can have forgotten that its segment was deleted meanwhile."""
-        limit_ms = self._services.settings.remote_log.deleted_segment_retention_ms // 2
-        self.attempt = RemoteLogSegmentId(self._partition, uuid4())
-        try:
-            async with asyncio.timeout(limit_ms / 1000):
-                await copy_segment(self._services, self.attempt, built, progress, self._manifest.require_stored)
-        except TimeoutError as error:
-            raise RetriableRemoteStorageError(f"the copy did not end within {limit_ms} ms, and is given up") from error
+        return kept
 
     @property
     def _open_bytes(self) -> int:
         return 0 if self._builder is None else self._builder.size_bytes
+
+    @property
+    def _kept(self) -> list[KeptSegment]:
+        """The segments whose copy has not ended."""
+        return [each for each in self._services.spool.kept() if each.partition == self._partition]
+
+    @property
+    def _kept_bytes(self) -> int:
+        return sum(each.size_bytes for each in self._kept)
 
     @property
     def local_only_bytes(self) -> int:
@@ -443,11 +408,13 @@ class RLMCopyTask:
     def _observe_lag(self, start: int, last_stable_offset: int, policy: TopicPolicy) -> None:
         builder = self._builder
         next_offset = start if builder is None else builder.next_offset
-        unread_offsets = max(0, last_stable_offset - next_offset)
-        self.lag_bytes = self._open_bytes + int(unread_offsets * self._bytes_per_offset(start))
+        kept = [each.metadata for each in self._kept if each.metadata.start_offset >= next_offset]
+        kept_offsets = sum(each.end_offset + 1 - each.start_offset for each in kept)
+        unread_offsets = max(0, last_stable_offset - next_offset - kept_offsets)
+        self.lag_bytes = self._open_bytes + self._kept_bytes + int(unread_offsets * self._bytes_per_offset(start))
         now_ms = self._services.clock_ms()
         first_ms = None if builder is None else builder.first_append_ms
-        if unread_offsets == 0:
+        if unread_offsets == 0 and not self._kept_bytes:
             self._behind_since_ms = first_ms
         elif self._behind_since_ms is None:
             self._behind_since_ms = now_ms if first_ms is None else first_ms
@@ -494,15 +461,6 @@ class RLMCopyTask:
         self.discard()
         self._continuation = None
         self._furthest = -1, 0
-
-    def holds(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """Whether the task copies `segment` now, or has all its records and can copy it again without the broker."""
-        builder = self._builder
-        return segment.segment_id == self.attempt or (
-            builder is not None
-            and builder.base_offset <= segment.start_offset
-            and segment.end_offset < builder.next_offset
-        )
 
     def discard(self) -> None:
         """Discards the open segment and its spool file."""

@@ -34,27 +34,27 @@ class SegmentContinuation:
 
 
 async def continuation_at(services: TaskServices, partition: TopicIdPartition, start: int) -> SegmentContinuation:
-    """Returns the state that the segment beginning at `start` takes over, from the stored indexes of the last segment.
+    """Returns the state that the segment beginning at `start` takes over, from the indexes of the segment before it.
 
-    If the indexes are unreadable, the metadata has the leader epochs. The state of producers and transactions is
-    unknown where a clamp cuts a segment, and after a gap. Leader epochs are kept over a gap, so the indexes of every
-    segment have the epochs of the whole log before it."""
-    metadata = services.metadata
-    end = start
+    That segment is stored, or its copy has not ended, and the spool has it. If the stored indexes are unreadable, the
+    metadata has the leader epochs. The state of producers and transactions is unknown where a clamp cuts a segment, and
+    after a gap. Leader epochs are kept over a gap, so the indexes of every segment have those of the whole log before.
+    """
+    metadata, end = services.metadata, start
     for gap in reversed(metadata.gaps(partition)):
         if gap.next_offset == end:
             end = gap.first_offset
+    for kept in services.spool.kept():
+        known = metadata.remote_log_segment_metadata_by_id(kept.metadata.segment_id) or kept.metadata
+        if kept.partition == partition and known.valid_end_offset == end - 1:
+            raw = await services.spool.run(kept.indexes.read_bytes)
+            return _continuation(start, end, known, decode_indexes_object(raw, kept.metadata).indexes)
     previous = metadata.remote_log_segment_metadata(partition, end - 1)
     if previous is None:
         return SegmentContinuation(start)
     try:
         stored = decode_indexes_object(await services.storage.fetch_indexes(previous), previous)
-        # A segment that a clamp cuts also has epochs of the records that were cut off.
-        kept = tuple(entry for entry in stored.indexes.leader_epochs if entry.start_offset < end)
-        if previous.end_offset != start - 1:
-            return SegmentContinuation(start, kept)
-        producers = decode_producer_snapshot(stored.indexes.producer_snapshot)
-        return SegmentContinuation(start, kept, _open_transactions(producers, stored.indexes), producers)
+        return _continuation(start, end, previous, stored.indexes)
     except (RemoteResourceNotFoundError, CorruptSegmentError) as error:
         # The metadata lacks the epochs of expired segments. But a lost object must not stop the copying forever.
         logger.error(
@@ -62,6 +62,18 @@ async def continuation_at(services: TaskServices, partition: TopicIdPartition, s
             extra={"partition": str(partition), "segment": str(previous.segment_id.id), "error": str(error)},
         )
         return SegmentContinuation(start, _known_epochs(metadata.list_remote_log_segments(partition), end))
+
+
+def _continuation(
+    start: int, end: int, previous: RemoteLogSegmentMetadata, indexes: SegmentIndexes
+) -> SegmentContinuation:
+    """Returns the state after the segment with these indexes, whose valid records end directly before `end`."""
+    if previous.end_offset != start - 1:
+        # A segment that a clamp cuts also has epochs of the records that were cut off.
+        epochs = tuple(entry for entry in indexes.leader_epochs if entry.start_offset < end)
+        return SegmentContinuation(start, epochs)
+    producers = decode_producer_snapshot(indexes.producer_snapshot)
+    return SegmentContinuation(start, indexes.leader_epochs, _open_transactions(producers, indexes), producers)
 
 
 def _open_transactions(producers: Iterable[ProducerStateEntry], indexes: SegmentIndexes) -> OpenTransactions:

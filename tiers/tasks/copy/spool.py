@@ -1,7 +1,8 @@
-"""`Spool` keeps the files of segments being built. At the start it removes the files of a crashed process.
+"""`Spool` has the files of segments that are built and of attempts that have not ended.
 
-Disk use is bounded: above `max_bytes`, copiers finish the segments that they have, however small (`is_full`). A bounded
-thread pool does the file work.
+At the start it removes the files of segments that a crashed process was building. Disk use is bounded: above
+`max_bytes`, copiers finish the segments that they have, however small (`is_full`). A bounded thread pool does the file
+work.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.segment.segment_builder import BuiltSegment
+from tiers.segment.segment_encryption import KeyRing
+from tiers.tasks.copy.kept_segments import KeptSegment, keep_segment, kept_segments
 
 Result = TypeVar("Result")
 _SUFFIX = ".spool"
 
 
 class SpoolError(RemoteLogError):
-    """An error of the disk, for example a full one. The file being written can only be discarded."""
+    """An error of the disk, for example a full one. What was written before stays as it is."""
 
     retriable = True
 
@@ -33,26 +38,52 @@ class Spool:
         self._max_bytes = max_bytes
         self._used_bytes = 0
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="spool")
+        self._kept: dict[UUID, KeptSegment] = {}
 
     @property
     def used_bytes(self) -> int:
-        return self._used_bytes
+        return self._used_bytes + sum(kept.size_bytes for kept in self._kept.copy().values())
 
     @property
     def is_full(self) -> bool:
-        return self._used_bytes >= self._max_bytes
+        return self.used_bytes >= self._max_bytes
 
     async def open(self) -> None:
-        """Creates the folder and removes the spool files in it. The folder belongs to this process alone."""
-        await self.run(self._empty)
+        """Creates the folder, and finds the segments that an earlier process kept. Removes what it was building.
 
-    def _empty(self) -> None:
+        The folder belongs to this process alone."""
+        await self.run(self._find)
+
+    def _find(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         for leftover in self._folder.glob(f"*{_SUFFIX}"):
             leftover.unlink(missing_ok=True)
+        self._kept = {kept.metadata.segment_id.id: kept for kept in kept_segments(self._folder)}
 
     def new_path(self, partition: TopicIdPartition) -> Path:
         return self._folder / f"{partition.topic_id}-{partition.partition}-{uuid4()}{_SUFFIX}"
+
+    async def keep(self, segment: RemoteLogSegmentMetadata, built: BuiltSegment, key_ring: KeyRing) -> KeptSegment:
+        """Keeps a built segment for the attempt `segment`, which is COPY_SEGMENT_STARTED: see `keep_segment`."""
+
+        def keep() -> KeptSegment:
+            # Assigned in the thread, so that the spool has the segment also if the caller is cancelled.
+            kept = self._kept[segment.segment_id.id] = keep_segment(self._folder, segment, built, key_ring)
+            return kept
+
+        return await self.run(keep)
+
+    def kept(self) -> list[KeptSegment]:
+        """Returns the kept segments of all partitions, those with the lowest offsets first."""
+        return sorted(self._kept.copy().values(), key=lambda each: each.metadata.start_offset)
+
+    def kept_of(self, attempt: UUID) -> KeptSegment | None:
+        return self._kept.get(attempt)
+
+    async def remove(self, kept: KeptSegment) -> None:
+        """Removes the files of a kept segment. Removing them twice is no error."""
+        await self.run(kept.remove)
+        self._kept.pop(kept.metadata.segment_id.id, None)
 
     def grow(self, size_bytes: int) -> None:
         self._used_bytes += size_bytes

@@ -14,7 +14,7 @@ from typing import Protocol
 from uuid import UUID
 
 from tiers.config.settings import RemoteLogConfig
-from tiers.errors import RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import RemoteLogError, RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion
@@ -23,10 +23,6 @@ _PUBLISH_AFTER = RemoteLogConfig().delete_attempts
 
 logger = logging.getLogger(__name__)
 _KEPT = 100_000
-
-
-class StillPublishedError(RetriableRemoteStorageError):
-    """The store has deleted the objects, but the published record of the failure cannot be retracted yet."""
 
 
 class FailedDeletionLog(Protocol):
@@ -75,11 +71,6 @@ class FailedDeletions:
     def is_due(self, segment_id: RemoteLogSegmentId, clock_ms: int) -> bool:
         failure = self._failures.get(segment_id)
         return failure is None or clock_ms >= failure.due_ms
-
-    def last_error(self, segment_id: RemoteLogSegmentId) -> RemoteStorageError | None:
-        """Returns the store's last error; None when this process did not ask yet, or when the segment is gone."""
-        failure = self._failures.get(segment_id)
-        return None if failure is None else failure.error
 
     async def failed(
         self, segment: RemoteLogSegmentMetadata, error: RemoteStorageError, clock_ms: int, wall_clock_ms: int

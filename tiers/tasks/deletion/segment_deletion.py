@@ -6,22 +6,19 @@ crash. A failed deletion is retried with a backoff per segment, and published (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from enum import Enum, auto
 
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import CircuitOpenError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.copy.copy_attempts import unfinished_attempts, unfinished_segments
-from tiers.tasks.deletion.failed_deletions import StillPublishedError
 from tiers.tasks.task_services import TaskServices
 
 _FAILURES_PER_ROUND = 3
 """After this many failures in a row, the store is in trouble, and is not asked again before the next round."""
-_LEFTOVERS_AT_ONCE = 8
+_ATTEMPTS_AT_ONCE = 8
 
 
 async def write_state(
@@ -80,7 +77,7 @@ async def _take_back(services: TaskServices, segment: RemoteLogSegmentMetadata) 
     try:
         await services.failed_deletions.deleted(segment.segment_id)
     except RemoteLogError as error:
-        raise StillPublishedError(
+        raise RetriableRemoteStorageError(
             f"{segment.segment_id.id} is deleted, but the published record of its failure cannot be retracted: {error}"
         ) from error
 
@@ -127,46 +124,37 @@ async def delete_all(
     return deleted
 
 
-class Leftovers(Enum):
-    """Which leftovers are collected. An owner deletes those that a copy waits for apart from the others."""
-
-    ALL = auto()
-    OF_THE_NEXT_SEGMENT = auto()
-    OTHERS = auto()
-
-
-async def collect_leftovers(
+async def delete_attempts(
     services: TaskServices,
     partition: TopicIdPartition,
-    which: Leftovers = Leftovers.ALL,
-    spared: Collection[RemoteLogSegmentId | None] = (),
+    needless: Sequence[RemoteLogSegmentMetadata],
+    may_delete: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Deletes the leftovers of failed copies and deletions, and returns how many.
+    """Deletes the objects of attempts that are not needed any more, and goes on with deletions that have begun.
 
-    `spared` are those that stay: the only attempt whose copy may be in progress, and copies that may be the last ones.
-
-    It skips leftovers that are not due, except for the newest attempt at the next segment to copy: the deletion of its
-    objects shows whether the store works (`copy_attempts`). It deletes one segment at a time until the store has
-    deleted one, and again as soon as the store fails. Otherwise it deletes several at a time."""
-    known = unfinished_segments(services.metadata, partition)
-    leftovers = [one for one in known if one.segment_id not in spared]
+    Returns how many segments it deleted. It leaves out those that are not due. It ends when `may_delete` returns False.
+    It deletes one segment at a time until
+    the store has deleted one, and again as soon as the store fails. Otherwise it deletes several at a time."""
+    begun = [
+        each.metadata
+        for each in services.metadata.stored_segments(partition)
+        if each.state == RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+    ]
+    known = [*begun, *needless]
     labels = partition.topic, str(partition.partition)
-    services.metrics.delete_lag_segments.labels(*labels).set(len(leftovers))
-    services.metrics.delete_lag_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in leftovers))
-    attempts = unfinished_attempts(services.metadata, partition)
-    newest = next(iter(attempts), None)
-    if which is not Leftovers.ALL:
-        is_wanted = which is Leftovers.OF_THE_NEXT_SEGMENT
-        leftovers = [one for one in leftovers if (one in attempts) is is_wanted]
-    due = sorted((one for one in leftovers if one == newest or is_due(services, one)), key=lambda one: one != newest)
+    services.metrics.delete_lag_segments.labels(*labels).set(len(known))
+    services.metrics.delete_lag_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in known))
+    due = [one for one in known if is_due(services, one)]
     troubles: list[RemoteLogError] = []
 
-    async def collect(leftover: RemoteLogSegmentMetadata) -> bool | None:
-        """Deletes one leftover. Returns None if it is no leftover any more, or after an error of the metadata."""
+    async def delete(segment: RemoteLogSegmentMetadata) -> bool | None:
+        """Deletes one segment. Returns None if another owner has finished or deleted it, or after an error of the
+        metadata."""
         try:
             services.require_ownership(partition)
-            # Another owner may have finished or deleted the segment since the list was made.
-            known = services.metadata.remote_log_segment_metadata_by_id(leftover.segment_id)
+            if not may_delete():
+                return None
+            known = services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
             if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
                 return None
             return await try_to_delete(services, known)
@@ -174,19 +162,19 @@ async def collect_leftovers(
             troubles.append(error)
             return None
 
-    collected = failed = begun = 0
-    while begun < len(due) and failed < _FAILURES_PER_ROUND:
-        at_once = _LEFTOVERS_AT_ONCE if collected and not failed else 1
-        several = due[begun : begun + at_once]
-        begun += at_once
-        for gone in await bounded_gather(several, collect, at_once):
+    deleted = failed = started = 0
+    while started < len(due) and failed < _FAILURES_PER_ROUND and may_delete():
+        at_once = _ATTEMPTS_AT_ONCE if deleted and not failed else 1
+        several = due[started : started + at_once]
+        started += at_once
+        for gone in await bounded_gather(several, delete, at_once):
             if gone is not None:
-                collected, failed = collected + gone, 0 if gone else failed + 1
+                deleted, failed = deleted + gone, 0 if gone else failed + 1
         if troubles:
             # Raised after the others have ended, since a cancelled write of metadata costs the ownership.
             raise troubles[0]
     await end_copy_plans(services, partition)
-    return collected
+    return deleted
 
 
 async def end_copy_plans(services: TaskServices, partition: TopicIdPartition) -> None:
@@ -194,7 +182,9 @@ async def end_copy_plans(services: TaskServices, partition: TopicIdPartition) ->
     plans = services.metadata.copy_plans(partition)
     if not plans:
         return
-    left = {one.segment_id for one in unfinished_segments(services.metadata, partition)}
+    unfinished = {RemoteLogSegmentState.COPY_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_STARTED}
+    segments = services.metadata.stored_segments(partition)
+    left = {one.metadata.segment_id for one in segments if one.state in unfinished}
     for plan in plans:
         if left.isdisjoint(plan.segment_ids()):
             await services.metadata.end_copy_plan(plan)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogError
+from tiers.metadata.attempts import begun_end_offset
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
@@ -88,7 +89,7 @@ class RLMClampTask:
     async def _agree(self, bounds: LocalLogBounds, log_start: int | None) -> None:
         """Cuts off the remote records that the leader's log does not have."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
-        remote_end = services.metadata.remote_end_offset(partition)
+        begun_end = begun_end_offset(services.metadata, partition)
         try:
             common = await clamp_end(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         except LogDivergedError:
@@ -106,17 +107,17 @@ class RLMClampTask:
             begins_at = OffsetAndEpoch(common.offset + 1, bounds.leader_epoch)
             await services.metadata.begin_accepted_history(partition, begins_at)
             services.checkpoint("trim-reset")
-        if common.offset == remote_end:
-            return  # the leader changed back, and confirms all remote records
+        if common.offset == begun_end:
+            return  # the leader changed back, and confirms all records that are remote or in an attempt
         await self._require_kept(bounds)
-        await self._clamp(common, remote_end)
+        await self._clamp(common, begun_end)
 
     async def _end_decision(self, bounds: LocalLogBounds, end_work: Callable[[], Awaitable[None]]) -> None:
         """Writes a clamp that an earlier round could not write, unless the leader shows the last remote record."""
-        decided, remote_end = self._decided, self._services.metadata.remote_end_offset(self._partition)
-        if decided is not None and remote_end is not None and decided.offset < remote_end < bounds.log_start_offset:
+        decided, begun_end = self._decided, begun_end_offset(self._services.metadata, self._partition)
+        if decided is not None and begun_end is not None and decided.offset < begun_end < bounds.log_start_offset:
             await end_work()
-            await self._clamp(decided, remote_end)
+            await self._clamp(decided, begun_end)
         else:
             self._decided = None
 

@@ -13,15 +13,17 @@ operator does.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError
+from tiers.metadata.attempts import attempts, is_measured, last_attempt
 from tiers.metadata.log_history import remote_epoch_before
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogSource
 from tiers.model.log_start import UNKNOWN_EPOCH
-from tiers.model.segment_metadata import CUT_ALL, leader_epoch_at
+from tiers.model.segment_metadata import CUT_ALL, RemoteLogSegmentMetadata, leader_epoch_at
 
 
 class CommonEnd(NamedTuple):
@@ -89,16 +91,21 @@ async def check_leader(
     log_start: int | None,
     timeout_ms: int,
 ) -> None:
-    """Does the work of `check_remote_lineage` by the present leader's answers alone."""
-    remote_end = metadata.remote_end_offset(partition)
-    if remote_end is None or remote_end < (log_start or 0):
+    """Does the work of `check_remote_lineage` by the present leader's answers alone.
+
+    Attempts count as the segments do: the owner may find them whole."""
+    remote_end, begun = metadata.remote_end_offset(partition), last_attempt(metadata, partition)
+    ends: dict[int, RemoteLogSegmentMetadata | None] = {}
+    if begun is not None:
+        ends[begun.valid_end_offset] = begun
+    if remote_end is not None:
+        before_gaps = [gap.first_offset - 1 for gap in metadata.gaps(partition)] if local_log_start is not None else []
+        inner = [end for end in before_gaps if (local_log_start or 0) <= end < remote_end]
+        ends |= {end: metadata.remote_log_segment_metadata(partition, end) for end in (remote_end, *inner)}
+    counting = {end: last for end, last in ends.items() if end >= (log_start or 0)}
+    if not counting:
         return
-    ends = [remote_end]
-    if local_log_start is not None:
-        before_gaps = [gap.first_offset - 1 for gap in metadata.gaps(partition)]
-        ends += [end for end in before_gaps if max(local_log_start, log_start or 0) <= end < remote_end]
-    for end in ends:
-        last = metadata.remote_log_segment_metadata(partition, end)
+    for end, last in counting.items():
         if last is not None:
             await check_lineage(
                 source, partition, leader_epoch_at(last.segment_leader_epochs, end), end + 1, timeout_ms
@@ -170,7 +177,9 @@ async def clamp_end(
     log_start = None if is_diverged else log_start
     common = await find_common_end(source, metadata, partition, log_start, timeout_ms)
     end = await _contradicted_end(source, metadata, partition, timeout_ms)
-    if common.offset < bounds.log_start_offset and (is_diverged or end is None):
+    remote_end = metadata.remote_end_offset(partition)
+    is_of_attempts = not is_diverged and remote_end is not None and common.offset >= remote_end
+    if common.offset < bounds.log_start_offset and not is_of_attempts and (is_diverged or end is None):
         # The answer may be the start of the leader's log, and not the end of a common history (docs/semantics.md 6.1).
         # A recorded log start that contradicts the tier shows an end by itself, unless a divergence is recorded.
         raise LogDivergedError(
@@ -305,18 +314,23 @@ async def surviving_end(
 def _answering_epochs(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None
 ) -> list[_EpochRange]:
-    """Returns the ranges that clients can read, ascending."""
+    """Returns the ranges that clients can read, and those of the attempts above them, ascending."""
     ranges: list[_EpochRange] = []
     offset = log_start or 0
     while (segment := metadata.next_segment(partition, offset)) is not None:
-        offset = max(offset, segment.start_offset)
-        epochs = segment.segment_leader_epochs
-        for place, entry in enumerate(epochs):
-            last = segment.valid_end_offset
-            if place + 1 < len(epochs):
-                last = min(last, epochs[place + 1].start_offset - 1)
-            first = max(offset, entry.start_offset)
-            if first <= last:
-                ranges.append(_EpochRange(first, last, entry.epoch))
+        ranges += _epoch_ranges(segment, offset)
         offset = segment.valid_end_offset + 1
+    for attempt in attempts(metadata, partition, offset):
+        if is_measured(attempt):
+            ranges += _epoch_ranges(attempt, offset)
+            offset = max(offset, attempt.valid_end_offset + 1)
     return ranges
+
+
+def _epoch_ranges(segment: RemoteLogSegmentMetadata, offset: int) -> Iterator[_EpochRange]:
+    """Yields the ranges of a segment from `offset` on."""
+    ends = [*(entry.start_offset - 1 for entry in segment.segment_leader_epochs[1:]), segment.valid_end_offset]
+    for entry, end in zip(segment.segment_leader_epochs, ends, strict=True):
+        first, last = max(offset, entry.start_offset), min(end, segment.valid_end_offset)
+        if first <= last:
+            yield _EpochRange(first, last, entry.epoch)

@@ -2,28 +2,39 @@
 
 See docs/design.md, safety rule 5.
 
-If the local log begins after the remote end, the broker's retention or a user removed the records between them before
+If neither tier has offsets that lie behind copied ones, the broker's retention or a user removed the records before
 they were copied. The owner records these offsets as a gap and continues to copy after it. A gap costs only its own
 records: the log start does not move, and no other record is deleted for it.
 
 Lost metadata looks the same: the store has the records, and the metadata does not know them. So the owner records a gap
-only when three witnesses agree that no record of it was ever copied: the recorded trims, the partition manifest, and
-the lineage of the metadata topic. Otherwise the owner stops the partition, and an operator decides.
+only when the recorded trims, the partition manifest, the lineage of the metadata topic and a listing of the store agree
+that no record of it was ever copied, and no attempt may have one. Otherwise the owner doubts the past (`doubt`) until
+an operator decides. Copying goes on behind the offsets, and clients get an error that they retry.
+
+Before the first segment no gap is recorded: a client goes on at the start of the local log. But the owner lists the
+store there, too. If it finds a segment that the metadata does not know, it records the segment's end as that of a trim,
+so that every process can see that the metadata has lost segments there.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 
-from tiers.errors import MetadataLostError
+from tiers.errors import MetadataLostError, RemoteStorageError
+from tiers.metadata.log_bounds import holes, next_uncopied, unexplained_trim
 from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.alarms import AlarmReason
+from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
+from tiers.tasks.history.stored_manifest import WAY_BACK
 from tiers.tasks.task_services import TaskServices
 
+_FIRST_PAUSE_MS, _MAX_PAUSE_MS = 60_000, 3_600_000
 logger = logging.getLogger(__name__)
 
 
@@ -31,39 +42,56 @@ class LogGapTask:
     """Keeps the gaps of one partition, for as long as this process owns it."""
 
     def __init__(
-        self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
+        self,
+        services: TaskServices,
+        topic_id_partition: TopicIdPartition,
+        manifest: PartitionManifestTask,
+        attempts: CopyAttempts,
     ) -> None:
         self._services = services
         self._partition = topic_id_partition
         self._manifest = manifest
-        self._seen: tuple[int, int] | None = None
-        """The first offset of a gap that is not recorded yet, and the time (ms) since which no witness disagrees."""
+        self._attempts = attempts
+        self.doubt: MetadataLostError | None = None
+        """Why the last `copy_start` doubts that the metadata knows all copies; None: it does not."""
+        self._seen: dict[int, int] = {}
+        """The first offsets of the gaps that are not recorded yet, and the times (ms) since which the checks agree."""
         self._untold: tuple[int, LogGap | None] | None = None
         """The first offset of a gap whose write has begun, and the record of the gap before that. A write that failed
         with an unknown outcome may take effect in any later round."""
+        self._listed_to = 0
+        """The start of the local log up to which the store was listed before the first segment."""
+        self._list_at_ms = 0
+        self._list_pause_ms = _FIRST_PAUSE_MS
+        self._doubted: dict[int, tuple[MetadataLostError, int, int]] = {}
+        """The first offsets of the holes that metadata may have been lost for: why, when they are checked again (ms),
+        and the next pause."""
 
     async def copy_start(self, bounds: LocalLogBounds, log_start: int | None) -> int | None:
-        """Returns the offset at which the next segment begins. Records and ends gaps.
+        """Returns the offset at which the next segment begins. Records and ends gaps, and sets `doubt`.
 
         The caller has just checked the remote lineage. `log_start` is the recorded one that the leader confirms.
-        Returns None while the task has seen a gap for less than `gap_alarm_ms`: the broker executes a DeleteRecords
-        before the proxy records its log start. Raises `MetadataLostError` when a witness does not agree to a gap."""
-        metadata, partition = self._services.metadata, self._partition
+        It is the first offset of the local log that neither a readable segment nor a recorded gap has. Returns None
+        while the task has seen a gap behind the last segment for less than `gap_alarm_ms`: the broker executes a
+        DeleteRecords before the proxy records its log start."""
+        metadata, partition, log_start = self._services.metadata, self._partition, log_start or 0
         self._tell_of_effect()
+        self.doubt = None
         remote_end = metadata.remote_end_offset(partition)
-        covered_to = 0 if remote_end is None else remote_end + 1
-        next_offset = max(covered_to, log_start or 0)
-        await self._end_gaps(bounds, next_offset, log_start or 0)
-        if bounds.log_start_offset > next_offset:
-            await self._check_trims(next_offset, bounds.leader_epoch)
+        covered_to, local_start = 0 if remote_end is None else remote_end + 1, bounds.log_start_offset
+        await self._end_gaps(bounds, log_start)
         await self._record_seen(bounds)
-        if covered_to <= (log_start or 0):
-            # The remote tier has no record that counts. So no log lies before the local one, and there is no gap.
-            return max(bounds.log_start_offset, next_offset)
-        if bounds.log_start_offset <= next_offset:
-            self._seen = None
-            return next_offset
-        return await self._behind_gap(LogGap(next_offset, bounds.log_start_offset), bounds.leader_epoch)
+        if local_start > log_start:
+            await self._check_head(log_start, bounds)
+        found = await holes(metadata, partition, log_start, local_start)
+        first_offsets = {hole.first_offset for hole in found}
+        self._seen = {offset: since for offset, since in self._seen.items() if offset in first_offsets}
+        self._doubted = {offset: doubt for offset, doubt in self._doubted.items() if offset in first_offsets}
+        for hole in found:
+            is_last = hole.first_offset >= covered_to
+            if not await self._behind_hole(hole, bounds) and is_last:
+                return None
+        return next_uncopied(metadata, partition, max(local_start, log_start))
 
     async def _record_seen(self, bounds: LocalLogBounds) -> None:
         """Records the first log start that an owner saw.
@@ -75,36 +103,112 @@ class LogGapTask:
             seen = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.SEEN)
             await metadata.put_log_start(partition, seen)
 
-    async def _behind_gap(self, gap: LogGap, leader_epoch: int) -> int | None:
+    async def _check_head(self, log_start: int, bounds: LocalLogBounds) -> None:
+        """Checks that the store has no segment between the log start and the first segment, or the local log.
+
+        While the store cannot be listed, the broker's answers pass."""
         services, metadata, partition = self._services, self._services.metadata, self._partition
-        recorded = metadata.gaps(partition)
-        if gap in recorded:
-            return gap.next_offset
-        now_ms = services.clock_ms()
-        is_new = all(known.first_offset != gap.first_offset for known in recorded)
-        if not self._manifest.is_accepted:
-            judged_to = max(
-                [gap.first_offset, *(one.next_offset for one in recorded if one.first_offset == gap.first_offset)]
-            )
-            try:
-                await self._manifest.check_gap(LogGap(judged_to, gap.next_offset))
-            except MetadataLostError:
-                self._seen = None
-                raise
-        if is_new:
-            if self._seen is None or self._seen[0] != gap.first_offset:
-                self._seen = gap.first_offset, now_ms
-            is_sure = self._manifest.is_accepted or now_ms - self._seen[1] >= services.settings.gap_alarm_ms
-            if not is_sure:
-                return None
+        first = metadata.next_segment(partition, log_start)
+        head = LogGap(log_start, bounds.log_start_offset if first is None else first.start_offset)
+        trim = unexplained_trim(metadata, partition, log_start)
+        if self._manifest.is_accepted:
+            await self._announce_unknown(head)
+            if trim is not None and self.doubt is None:
+                self._check_ownership()
+                await metadata.put_local_log_start(partition, OffsetAndEpoch(log_start, bounds.leader_epoch))
+            return
+        if trim is not None:
+            await self._check_trim(trim, log_start)
+            if self.doubt is not None and first is None and trim.offset < head.next_offset:
+                await self._mark_lost(head.next_offset, bounds.leader_epoch)
+        is_due = max(self._listed_to, log_start) < head.next_offset and services.clock_ms() >= self._list_at_ms
+        if self.doubt is not None or not is_due:
+            return
+        try:
+            has_unknown = await self._manifest.has_unknown(head)
+        except MetadataLostError as error:
+            self.doubt = error
+            return
+        except RemoteStorageError as error:
+            self._list_at_ms = services.clock_ms() + self._list_pause_ms
+            self._list_pause_ms = min(2 * self._list_pause_ms, _MAX_PAUSE_MS)
+            fields = {"partition": str(partition), "error": str(error)}
+            logger.debug("the store cannot be listed before the first segment", extra=fields)
+            return
+        if not has_unknown:
+            self._listed_to, self._list_pause_ms = head.next_offset, _FIRST_PAUSE_MS
+            self._list_at_ms = services.clock_ms() + _FIRST_PAUSE_MS
+            return
+        await self._mark_lost(head.next_offset, bounds.leader_epoch)
+        await self._check_trim(OffsetAndEpoch(head.next_offset, bounds.leader_epoch), log_start)
+
+    async def _mark_lost(self, offset: int, leader_epoch: int) -> None:
+        """Records that segments below `offset`, where copying continues, are lost: as the end of a trim."""
+        self._check_ownership()
+        await self._services.metadata.put_local_log_start(self._partition, OffsetAndEpoch(offset, leader_epoch))
+        self._services.checkpoint("lost-segments-recorded")
+
+    async def _behind_hole(self, hole: LogGap, bounds: LocalLogBounds) -> bool:
+        """Records a gap over the hole, or doubts the past. Returns False while it is not decided."""
+        services, metadata, partition = self._services, self._services.metadata, self._partition
+        following = metadata.next_segment(partition, hole.first_offset)
+        if self._attempts.blocking(*hole) is not None:
+            return True  # copying waits for the attempt, or goes on behind it
+        if self._manifest.is_accepted:
+            announced = await self._announce_unknown(hole)
+            if self.doubt is None:
+                for rest in _without(hole, announced):
+                    await self._record(rest, bounds)
+            return True
+        if not await self._is_sure(hole):
+            return True
+        if all(gap.next_offset != hole.first_offset for gap in metadata.gaps(partition)):
+            now_ms = services.clock_ms()
+            if now_ms - self._seen.setdefault(hole.first_offset, now_ms) < services.settings.gap_alarm_ms:
+                return False
+        await self._attempts.read_again(bounds, *hole)
+        if self._attempts.blocking(*hole) is None and metadata.next_segment(partition, hole.first_offset) == following:
+            await self._record(hole, bounds)
+        return True
+
+    async def _announce_unknown(self, hole: LogGap) -> list[RemoteLogSegmentMetadata]:
+        """Announces the segments that only the store knows, after an acceptance. Sets `doubt` if it cannot."""
+        announced, self.doubt = await self._manifest.announce_unknown(hole)
+        return announced
+
+    async def _record(self, hole: LogGap, bounds: LocalLogBounds) -> None:
+        """Records a gap over the hole, together with the gap before it."""
+        services, metadata, partition = self._services, self._services.metadata, self._partition
+        earlier = next((gap for gap in metadata.gaps(partition) if gap.next_offset == hole.first_offset), None)
+        gap = hole if earlier is None else LogGap(earlier.first_offset, hole.next_offset)
         if self._untold is None or self._untold[0] != gap.first_offset:
             self._untold = gap.first_offset, self._recorded_at(gap.first_offset)
         self._check_ownership()
-        await metadata.put_log_gap(partition, gap, leader_epoch)
+        await metadata.put_log_gap(partition, gap, bounds.leader_epoch)
         services.checkpoint("gap-written")
-        self._seen = None
+        self._seen.pop(hole.first_offset, None)
         self._tell_of_effect()
-        return gap.next_offset
+
+    async def _is_sure(self, hole: LogGap) -> bool:
+        """Whether no record of the hole was ever copied. Otherwise the method sets `doubt`."""
+        trim = self._services.metadata.local_log_start(self._partition)
+        # A trim that ends above the hole was made of the segments above it.
+        if trim is not None and hole.first_offset < trim.offset <= hole.next_offset:
+            await self._check_trim(trim, hole.first_offset)
+        error, check_at_ms, pause_ms = self._doubted.get(hole.first_offset, (None, 0, _FIRST_PAUSE_MS))
+        now_ms = self._services.clock_ms()
+        if self.doubt is None and now_ms >= check_at_ms:
+            try:
+                await self._manifest.check_gap(hole)
+                self._doubted.pop(hole.first_offset, None)
+                error = None
+            except MetadataLostError as found:
+                error = found
+                self._doubted[hole.first_offset] = error, now_ms + pause_ms, min(2 * pause_ms, _MAX_PAUSE_MS)
+        self.doubt = self.doubt or error
+        if self.doubt is not None:
+            self._seen.pop(hole.first_offset, None)
+        return self.doubt is None
 
     def _recorded_at(self, first_offset: int) -> LogGap | None:
         gaps = self._services.metadata.gaps(self._partition)
@@ -137,39 +241,46 @@ class LogGapTask:
             "next_offset": gap.next_offset,
         }
 
-    async def _check_trims(self, next_offset: int, leader_epoch: int) -> None:
-        """Asks the first witness: every record that was ever trimmed is known to be remote, or was deleted.
+    async def _check_trim(self, trim: OffsetAndEpoch, known_to: int) -> None:
+        """Compares a trim with the remote records, which end at `known_to`: all records that were trimmed are remote.
 
-        Raises `MetadataLostError` if the leader confirms a trim whose records the metadata does not explain so."""
+        Sets `doubt` if the leader confirms the trim, and no user deleted the records."""
         services, partition = self._services, self._partition
-        trimmed_to = services.metadata.local_log_start(partition)
-        if trimmed_to is None or trimmed_to.offset <= next_offset:
+        if any(start.offset >= trim.offset for start in services.metadata.log_starts(partition)):
             return
-        if any(start.offset >= trimmed_to.offset for start in services.metadata.log_starts(partition)):
-            return
-        if self._manifest.is_accepted:
-            self._check_ownership()
-            await services.metadata.put_local_log_start(partition, OffsetAndEpoch(next_offset, leader_epoch))
-            return
-        if await confirms(services.source, partition, trimmed_to, services.settings.request_timeout_ms):
-            raise MetadataLostError(
-                f"{partition} was trimmed to {trimmed_to.offset}, but the metadata knows remote records only up to"
-                f" {next_offset}: metadata was lost: `tidegate tier rebuild` restores it from the store"
-                " (docs/operations.md, 'A partition stops')"
+        if await confirms(services.source, partition, trim, services.settings.request_timeout_ms):
+            self.doubt = MetadataLostError(
+                f"{partition} was trimmed to {trim.offset}, but the metadata knows no remote records from {known_to}"
+                f" on: metadata was lost: {WAY_BACK}"
             )
 
-    async def _end_gaps(self, bounds: LocalLogBounds, next_offset: int, log_start: int) -> None:
-        """Ends the gaps that lie below the log start, and the gaps whose records the leader has.
+    async def _end_gaps(self, bounds: LocalLogBounds, log_start: int) -> None:
+        """Ends the gaps below the log start, and the parts of gaps whose records the leader has.
 
         A leader has such records again after a clamp, or when a broker lost its log start."""
-        for gap in self._services.metadata.gaps(self._partition):
-            is_passed = gap.next_offset <= log_start
-            is_before_local_log = gap.first_offset == next_offset < bounds.log_start_offset
-            if is_passed or (gap.first_offset >= next_offset and not is_before_local_log):
-                self._check_ownership()
-                await self._services.metadata.end_log_gap(self._partition, gap)
+        metadata, partition = self._services.metadata, self._partition
+        for gap in metadata.gaps(partition):
+            if log_start < gap.next_offset <= bounds.log_start_offset:
+                continue
+            self._check_ownership()
+            if log_start < gap.next_offset and gap.first_offset < bounds.log_start_offset:
+                rest = LogGap(gap.first_offset, bounds.log_start_offset)
+                await metadata.put_log_gap(partition, rest, bounds.leader_epoch)
+            else:
+                await metadata.end_log_gap(partition, gap)
                 logger.info("a gap of the log has ended", extra=self._fields(gap))
 
     def _check_ownership(self) -> None:
         # To a former owner, the records that the present owner copied and trimmed look like a gap.
         self._services.require_ownership(self._partition)
+
+
+def _without(hole: LogGap, segments: Iterable[RemoteLogSegmentMetadata]) -> Iterator[LogGap]:
+    """Yields the runs of the offsets of `hole` that no segment has."""
+    offset = hole.first_offset
+    for segment in sorted(segments, key=lambda each: each.start_offset):
+        if offset < segment.start_offset:
+            yield LogGap(offset, min(segment.start_offset, hole.next_offset))
+        offset = max(offset, segment.valid_end_offset + 1)
+    if offset < hole.next_offset:
+        yield LogGap(offset, hole.next_offset)

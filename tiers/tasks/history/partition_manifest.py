@@ -24,16 +24,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
 from tiers.errors import (
+    LaterFormatError,
     MetadataLostError,
     RemoteLogMetadataError,
     RemoteLogMetadataNotReadyError,
     RemoteStorageError,
 )
+from tiers.metadata.attempts import begun_end_offset
 from tiers.metadata.partition_manifest import (
     PartitionManifest,
     decode_partition_manifest,
@@ -43,9 +44,9 @@ from tiers.metadata.partition_manifest import (
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStartReason
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadata, leader_epoch_at
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.tasks.alarms import AlarmReason
-from tiers.tasks.history.lost_copies import check_store, is_whole, last_copies
 from tiers.tasks.history.stop_check import AcceptedLog, AcceptedState, state_to_accept
 from tiers.tasks.history.store_place import has_segment_of
 from tiers.tasks.history.stored_manifest import (
@@ -56,6 +57,7 @@ from tiers.tasks.history.stored_manifest import (
     read_manifest,
     refuse_to_forget,
 )
+from tiers.tasks.history.unknown_segments import unknown_segments
 from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,8 @@ class PartitionManifestTask:
         self._segments: dict[UUID, int | None] = {}
         """Where a clamp cuts each segment that the stored manifest accepts; None: nowhere."""
         self._is_unreadable = False
+        self._knew_no_copy: bool | None = None
+        """Whether the metadata knew no copy when this owner found an unreadable manifest. Copying goes on."""
         self._accepted: AcceptedState | None = None
         self._is_written_since_accepted = False
         self._is_checked = False
@@ -135,7 +139,9 @@ class PartitionManifestTask:
             self._keep(self._decoded(stored), witness_of(stored))
         except RemoteLogMetadataError as error:
             self._is_unreadable = True
-            if self._services.metadata.remote_end_offset(self._partition) is None and not self.is_accepted:
+            if self._knew_no_copy is None:
+                self._knew_no_copy = self._services.metadata.remote_end_offset(self._partition) is None
+            if self._knew_no_copy and not self.is_accepted:
                 raise MetadataLostError(f"{self._partition} has no metadata, and {error}: {WAY_BACK}") from error
             logger.error(
                 "a partition manifest cannot be read: it does not count as a witness, and is replaced",
@@ -148,7 +154,6 @@ class PartitionManifestTask:
             if self._stored is None:
                 if not self._is_unreadable:
                     await self._check_place()
-                self._check_leftovers(local_log_start)
             else:
                 await refuse_to_forget(self._services, self._partition, self._stored)
                 await check_positions(self._services, self._stored)
@@ -164,36 +169,6 @@ class PartitionManifestTask:
         is_retention = any(start.reason is LogStartReason.RETENTION for start in metadata.log_starts(partition))
         is_trimmed = known.local_log_start is not None
         return bool(known.segments or known.dead or known.gaps or is_trimmed or known.is_diverged or is_retention)
-
-    async def keep_last_copies(
-        self, local_log_start: int, holds: Callable[[RemoteLogSegmentMetadata], bool] = lambda leftover: False
-    ) -> None:
-        """Keeps the objects of unfinished copies that may be the only copy of their records. The metadata forgets them.
-
-        The owner calls it before it deletes the objects of every unfinished copy that the metadata knows. The broker's
-        own retention may have removed the records since the copy began. `holds` tells whether the owner has the records
-        itself. `orphans` lists the objects that the metadata does not know.
-
-        Raises `MetadataLostError` when the objects of such a copy are whole: the metadata may have lost the end of the
-        copy, and `rebuild` can restore the segment. An operator's acceptance goes on without it. Raises the store's
-        errors."""
-        kept = [one for one in last_copies(self._services.metadata, self._partition, local_log_start) if not holds(one)]
-        if kept and not self.is_accepted:
-            await self.require_stored()  # another place has no object of them, and shows nothing
-        for leftover in () if self.is_accepted else kept:
-            if await is_whole(self._services, leftover):
-                raise MetadataLostError(
-                    f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the"
-                    f" metadata, its copy did not finish, but the store has it: {WAY_BACK}"
-                )
-        if not kept:
-            return
-        self._services.require_ownership(self._partition)
-        await self._services.metadata.forget_unfinished_copies([one.segment_id for one in kept])
-        logger.warning(
-            "copies that look unfinished may be the only ones of their records: their objects stay in the store",
-            extra={"partition": str(self._partition), "segments": [str(one.segment_id.id) for one in kept]},
-        )
 
     async def check_gap(self, gap: LogGap) -> None:
         """Asks the manifest, the metadata topic and the store before the owner records `gap`.
@@ -214,7 +189,65 @@ class PartitionManifestTask:
                 f"records of {self._partition} are in neither tier, and the metadata topic is another one than when the"
                 f" manifest was written, or lost records since: {WAY_BACK}"
             )
-        await check_store(self._services, self._partition, self._stored.dead, gap)
+        async for segment in unknown_segments(self._services, self._partition, self._stored.dead, gap):
+            raise MetadataLostError(
+                f"records of {self._partition} are in neither tier by the metadata, but the store has them in segment"
+                f" {segment.segment_id.id}: metadata was lost: {WAY_BACK}"
+            )
+
+    async def has_unknown(self, head: LogGap) -> bool:
+        """Returns whether only the store knows a whole segment with records of `head`.
+
+        Costs one GET, and one LIST per 1000 objects of the partition. Raises `MetadataLostError`, and the store's
+        errors."""
+        await self.require_stored()  # otherwise the listing is that of another place
+        dead = () if self._stored is None else self._stored.dead
+        async for _ in unknown_segments(self._services, self._partition, dead, head):
+            return True
+        return False
+
+    async def announce_unknown(self, hole: LogGap) -> tuple[list[RemoteLogSegmentMetadata], MetadataLostError | None]:
+        """Announces the whole segments with records of `hole` that only the store knows, as attempts.
+
+        An operator has accepted that the metadata lost them. The owner reads them back, and finishes those that fit. A
+        clamp that the manifest knows is written before the segments behind it. Returns the announced segments, and an
+        error that names a segment which only `rebuild` can restore. Raises the store's errors."""
+        services, partition = self._services, self._partition
+        dead = () if self._stored is None else self._stored.dead
+        found = [each async for each in unknown_segments(services, partition, dead, hole)]
+        announced: list[RemoteLogSegmentMetadata] = []
+        not_restored: MetadataLostError | None = None
+        for each in sorted(found, key=lambda each: (self._cut_at(each), each.start_offset)):
+            begun_end, cut_at = begun_end_offset(services.metadata, partition), self._cut_at(each)
+            try:
+                decoded = decode_indexes_object(await services.storage.fetch_indexes(each), each).metadata
+                is_cut = cut_at < each.end_offset
+                if is_cut and begun_end is not None and begun_end > cut_at:
+                    raise LaterFormatError("a clamp cuts it, and later copies lie behind the clamp")
+            except LaterFormatError as error:
+                not_restored = MetadataLostError(
+                    f"the metadata of {partition} has lost segment {each.segment_id.id}, and an acceptance cannot"
+                    f" restore it: {error}: {WAY_BACK}"
+                )
+                continue
+            services.require_ownership(partition)
+            await services.metadata.add_remote_log_segment_metadata(decoded)
+            if is_cut:
+                epoch = leader_epoch_at(decoded.segment_leader_epochs, cut_at)
+                clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), epoch, cut_at)
+                await services.metadata.put_remote_log_clamp(clamp)
+            known = services.metadata.remote_log_segment_metadata_by_id(each.segment_id)
+            announced.append(decoded if known is None else known)
+            logger.warning(
+                "the metadata had lost a segment that the store has: it is read back",
+                extra={"partition": str(partition), "segment": str(each.segment_id.id)},
+            )
+        return announced, not_restored
+
+    def _cut_at(self, segment: RemoteLogSegmentMetadata) -> int:
+        """Returns the last offset of the segment that counts, by the stored manifest."""
+        clamped_to = self._segments.get(segment.segment_id.id)
+        return segment.end_offset if clamped_to is None else clamped_to
 
     async def confirm(self) -> bool:
         """Reads the manifest back, right before a trim or a deletion.
@@ -451,15 +484,4 @@ class PartitionManifestTask:
             raise RemoteStorageError(
                 f"the store had the manifest of {partition}, and has nothing of the tier now: is it not mounted?"
                 " Correct that; if the store was emptied on purpose, restart this process"
-            )
-
-    def _check_leftovers(self, local_log_start: int) -> None:
-        """Raises `MetadataLostError` when a copy that looks unfinished may be the only copy of its records.
-
-        The owner deletes unfinished copies next. A finished copy whose last metadata record was lost looks the same.
-        Only a readable manifest tells them apart."""
-        for leftover in last_copies(self._services.metadata, self._partition, local_log_start):
-            raise MetadataLostError(
-                f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the"
-                f" metadata, its copy did not finish, but no manifest confirms that: {WAY_BACK}"
             )

@@ -16,13 +16,12 @@ from typing import NamedTuple, Self
 from tiers.config.paused_work import paused_work
 from tiers.config.total_retention import TOTAL_KEYS
 from tiers.errors import LogDivergedError, RemoteLogMetadataError
+from tiers.metadata.log_bounds import holes, unexplained_trim
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest, witness_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager, RemoteLogMetadataReader
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
-from tiers.model.log_start import LogGap
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.copy.copy_attempts import unfinished_segments
 from tiers.tasks.history.lineage import accepted_end, check_history
 
 
@@ -101,7 +100,7 @@ async def may_be_stopped(
         await check_history(source, metadata, partition, bounds, log_start, timeout_ms)
     except LogDivergedError:
         return True
-    if _has_unexplained_offsets(metadata, partition, bounds, log_start):
+    if await _has_unexplained_offsets(metadata, partition, bounds, log_start):
         return True
     if stored_manifest is None:
         # The manifest is written before the first copy. If the store lacks the copies too, it may be another place.
@@ -115,26 +114,14 @@ async def may_be_stopped(
     return _knows_too_little(metadata, manifest) or not await reaches_positions(metadata, manifest, timeout_ms)
 
 
-def _has_unexplained_offsets(
+async def _has_unexplained_offsets(
     metadata: RemoteLogMetadataManager, partition: TopicIdPartition, bounds: LocalLogBounds, log_start: int | None
 ) -> bool:
-    remote_end, local_start = metadata.remote_end_offset(partition), bounds.log_start_offset
-    covered_to = 0 if remote_end is None else remote_end + 1
-    next_offset = max(covered_to, log_start or 0)
-    is_gap = local_start > next_offset and covered_to > (log_start or 0)
-    if is_gap and LogGap(next_offset, local_start) not in metadata.gaps(partition):
+    start = log_start or 0
+    if await holes(metadata, partition, start, bounds.log_start_offset):
         return True
-    trimmed_to = metadata.local_log_start(partition)
-    is_trim_explained = trimmed_to is None or any(
-        start.offset >= trimmed_to.offset for start in metadata.log_starts(partition)
-    )
-    if local_start > next_offset and trimmed_to and trimmed_to.offset > next_offset and not is_trim_explained:
-        return True
-    # The records of an unfinished copy may be nowhere else.
-    unfinished = unfinished_segments(metadata, partition)
-    return any(
-        one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED and one.start_offset < local_start for one in unfinished
-    )
+    trim = unexplained_trim(metadata, partition, start)
+    return trim is not None and all(each.offset < trim.offset for each in metadata.log_starts(partition))
 
 
 def _knows_too_little(metadata: RemoteLogMetadataManager, manifest: PartitionManifest) -> bool:

@@ -183,13 +183,15 @@ class RLMExpirationTask:
         log_start: ConfirmedLogStart,
         is_accepted: IsAccepted = lambda segment: True,
         confirm: Callable[[], Awaitable[bool]] = _confirmed,
+        may_delete: Callable[[], bool] = lambda: True,
     ) -> int:
         """Deletes the segments below the log start, and the superseded ones. Returns how many were deleted.
 
         `confirm` reads the manifest back before anything is deleted (`PartitionManifestTask.confirm`). `is_accepted`
         tells whether the stored manifest accepts a segment. A superseded segment stays until the manifest accepts the
         segments that answer for its offsets, since `rebuild` finds it missing otherwise. It also stays while the store
-        lacks one of these. Raises the store's error for that, after all other deletions."""
+        lacks one of these. The method ends when `may_delete` returns False. Raises the store's error for that, after
+        all other deletions."""
         start = log_start.offset or 0
         deletable = self._deletable(start, self._readable(), is_accepted)
         if not (deletable and await confirm()):
@@ -197,7 +199,8 @@ class RLMExpirationTask:
         superseded = [segment for segment in deletable if not self._may_be_deleted(segment, start)]
         answering = [*self._answering(0)] if superseded else []
         troubles = {each.segment_id: await self._trouble_without(each, answering) for each in superseded}
-        deleted = await self._delete([each for each in deletable if troubles.get(each.segment_id) is None])
+        allowed = [each for each in deletable if troubles.get(each.segment_id) is None]
+        deleted = await self._delete(takewhile(lambda each: may_delete(), allowed))
         if deleted and log_start.offset is not None:
             await self._services.local_indexes.remove_below(self._partition, log_start.offset)
         for trouble in filter(None, troubles.values()):
@@ -365,7 +368,7 @@ class RLMExpirationTask:
             if segment.segment_id in superseded or self._may_be_deleted(segment, log_start)
         ]
 
-    async def _delete(self, segments: list[RemoteLogSegmentMetadata]) -> int:
+    async def _delete(self, segments: Iterable[RemoteLogSegmentMetadata]) -> int:
         deleted = 0
         budget_bytes = self._services.settings.expire_max_bytes_per_run
         for segment in segments:
@@ -376,7 +379,7 @@ class RLMExpirationTask:
             if known != segment:
                 continue  # another owner cut it off or deleted it meanwhile: the next round judges it again
             if not await try_to_delete(self._services, segment):
-                break  # the segment is a leftover now; the store is not asked again before the next round
+                break  # its deletion has begun, and the next round goes on with it
             budget_bytes -= segment.segment_size_bytes
             deleted += 1
         return deleted

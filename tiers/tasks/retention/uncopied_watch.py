@@ -89,21 +89,23 @@ class UncopiedWatch:
         self._since_ms = 0
         self._head: HeadBatch | None = None
         self._raised: set[AlarmReason] = set()
+        self.share = 0.0
+        """The part of the broker's retention that records which are not copied have used, as of the last run."""
 
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, lag_bytes: int) -> None:
         """Raises the alarms, once per episode. `lag_bytes` is the copier's estimate; 0: it has none."""
         broker = policy.broker_retention
+        self.share = share = 0.0
         if broker is None or not policy.recorded_total.is_set:
             self._raise(policy, set(), -1)
             return
-        share = 0.0
         offset = first_uncopied(self._services.metadata, self._partition, bounds)
         if offset < bounds.high_watermark:
             await self._look_at(offset)
             size_bytes = lag_bytes
             if not size_bytes and self._head is not None:
                 size_bytes = int(self._head.bytes_per_offset * (bounds.high_watermark - offset))
-            share = used_share(broker, self._age_ms(), size_bytes)
+            self.share = share = used_share(broker, self._age_ms(), size_bytes)
         raised = {reason for reason, limit in _LIMITS.items() if share >= limit}
         self._raise(policy, raised, offset)
 

@@ -71,7 +71,7 @@ class Stage:
             segment_id, start, end - 1, 1, end, end, (LeaderEpochEntry(4, start),), 1000,
             RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
         )  # fmt: skip
-        self.metadata.finish_order[segment_id] = len(self.metadata.finish_order)
+        self.metadata.begin_order[segment_id] = len(self.metadata.begin_order)
 
     async def bounds(self, where: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
         self.asked_bounds += 1

@@ -60,12 +60,6 @@ async def gap(bench: CommandBench, log: InMemoryLog) -> None:
     log.log_start_offset = 25
 
 
-async def trimmed_further(bench: CommandBench, log: InMemoryLog) -> None:
-    log.log_start_offset = 25
-    await bench.rlmm.put_local_log_start(PARTITION, OffsetAndEpoch(25, 0))
-    await bench.rlmm.put_log_gap(PARTITION, LogGap(20, 25), 0)
-
-
 async def recorded_divergence(bench: CommandBench, log: InMemoryLog) -> None:
     await bench.rlmm.put_log_divergence(PARTITION, is_diverged=True)
 
@@ -95,24 +89,16 @@ async def lost_position(bench: CommandBench, log: InMemoryLog) -> None:
     bench.rlmm.is_position_confirmed = False
 
 
-async def unfinished_copy(bench: CommandBench, log: InMemoryLog) -> None:
-    log.log_start_offset = 20
-    metadata = await bench.stored(10)
-    await bench.rlmm.add_remote_log_segment_metadata(metadata)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
         gap,
-        trimmed_further,
         recorded_divergence,
         emptied_broker,
         forgotten_segment,
         unreadable_manifest,
         missing_manifest,
         lost_position,
-        unfinished_copy,
     ],
     ids=lambda damage: damage.__name__,
 )

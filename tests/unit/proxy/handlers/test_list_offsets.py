@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -57,6 +58,7 @@ from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.segment_state import RemoteLogSegmentState
 
 
 @pytest.fixture
@@ -237,6 +239,19 @@ async def test_no_timestamp_leads_past_a_hole_between_two_segments(bench: Bench)
     await bench.tier.rlmm.put_log_gap(P0, LogGap(4, 8), 5)
     assert found(await bench.ask(8, 350, offset=9, timestamp=600)) == (0, 400, 8, 5)
     assert found(await bench.ask(8, MAX, offset=9, timestamp=600)) == (0, 600, 9, 5)
+
+
+@pytest.mark.parametrize("is_first_alone", [False, True])
+@pytest.mark.parametrize("asked", [100, MAX])
+async def test_no_timestamp_leads_past_an_attempt_before_the_first_segment(
+    bench: Bench, asked: int, is_first_alone: bool
+) -> None:
+    segments = bench.tier.rlmm.segments
+    first, second = sorted(segments.values(), key=lambda each: each.start_offset)
+    segments[first.segment_id] = replace(first, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+    if is_first_alone:
+        del segments[second.segment_id]
+    assert found(await bench.ask(9, asked, offset=4, timestamp=260)) == (UNAVAILABLE, -1, -1, -1)
 
 
 async def test_the_broker_answers_for_the_offsets_between_segments_that_it_has(bench: Bench) -> None:

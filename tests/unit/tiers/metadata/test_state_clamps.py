@@ -45,6 +45,15 @@ def test_a_clamp_cuts_what_was_finished_before_it(state: RemoteLogMetadataStateW
     assert state.remote_log_segment_metadata(PARTITION, 250) is None
 
 
+def test_a_clamp_cuts_the_leader_epochs_of_what_is_finished_after_it(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    begun = segment(1, 0, 99, epoch=1), segment(2, 100, 199, epoch=2), segment(3, 200, 299, epoch=3)
+    topic.put(*begun, clamp(149))
+    topic.put(*(to(each, State.COPY_SEGMENT_FINISHED) for each in begun))
+    assert state.remote_end_offset(PARTITION) == 149
+    assert [state.highest_offset_for_epoch(PARTITION, epoch) for epoch in (1, 2, 3)] == [99, 149, None]
+
+
 def test_a_clamp_before_the_first_record_cuts_all_of_it(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     head, tail = segment(1, 0, 99, epoch=1), segment(2, 100, 199, epoch=2)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes.stored_segments import stored
+from tests.support.tiers.segment_metadata import with_update
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.layout import partition_key
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -68,7 +69,7 @@ def test_a_change_in_the_stored_form_equals_a_change_before_storing(
     update = RemoteLogSegmentMetadataUpdate(segment.segment_id, 7, at_ms, state, custom_metadata)
     raw = encode_stored_segment(segment)
     changed = update_stored_segment(raw, stored_fields(raw), update, at_ms)
-    assert changed == encode_stored_segment(segment.with_update(update))
+    assert changed == encode_stored_segment(with_update(segment, update))
     epochs = stored_leader_epochs(changed, stored_fields(changed))
     assert epochs == [(each.epoch, each.start_offset) for each in segment.segment_leader_epochs]
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.fakes.kafka_indexes import offset_index_entries
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tiers.errors import CorruptSegmentError
@@ -24,7 +25,6 @@ from tiers.segment.indexes.indexes_object import (
     encode_sections,
     encode_segment_metadata,
 )
-from tiers.segment.indexes.offset_index import decode_offset_index
 from tiers.segment.indexes.remote_log_index import encode_remote_log_index
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
 from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED
@@ -148,4 +148,4 @@ def test_a_built_segments_object(tmp_path: Path) -> None:
     decoded = decode_indexes_object(built.log_segment_data(metadata).indexes, expected=metadata)
     assert decoded.metadata == metadata
     assert decoded.remote_log_index().chunks() == built.chunks
-    assert len(decode_offset_index(0, decoded.indexes.offset_index)) == 9
+    assert len(offset_index_entries(0, decoded.indexes.offset_index)) == 9

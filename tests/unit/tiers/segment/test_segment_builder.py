@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import google_crc32c
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import iterate_batches
+from tests.support.fakes.kafka_indexes import offset_index_entries, time_index_entries
 from tests.support.fakes.record_batches import (
     batch_of,
     build_batch,
@@ -22,10 +25,8 @@ from tiers.errors import LogDivergedError
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes.indexes_object import decode_indexes_object
-from tiers.segment.indexes.offset_index import decode_offset_index
 from tiers.segment.indexes.producer_snapshot import encode_producer_snapshot
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
-from tiers.segment.indexes.time_index import decode_time_index
 from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
 from tiers.segment.leader_epochs import EpochHole, UnknownEpochStartError
 from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
@@ -115,8 +116,8 @@ def test_indexes_are_as_kafka_writes_them(
         since_last += batch.size_bytes
     if not times or highest > times[-1][0]:
         times.append((highest, highest_at))
-    assert decode_offset_index(100, built.indexes.offset_index) == offsets
-    assert decode_time_index(100, built.indexes.time_index) == times
+    assert offset_index_entries(100, built.indexes.offset_index) == offsets
+    assert time_index_entries(100, built.indexes.time_index) == times
     log = path.read_bytes()
     for chunk in built.chunks:
         content = log[chunk.stored_position : chunk.stored_position + chunk.stored_bytes]
@@ -128,7 +129,7 @@ def test_an_index_entry_takes_more_than_the_interval(path: Path) -> None:
     exact = batch_of(0, 1, value_bytes=4096 - overhead)
     assert len(exact) == 4096
     built = build_segment(path, [exact, batch_of(1, 1), batch_of(2, 1)])
-    assert decode_offset_index(0, built.indexes.offset_index) == [(2, 4096 + len(batch_of(1, 1)))]
+    assert offset_index_entries(0, built.indexes.offset_index) == [(2, 4096 + len(batch_of(1, 1)))]
 
 
 def test_batches_that_overlap_or_are_cut_short_change_nothing(path: Path) -> None:
@@ -140,6 +141,28 @@ def test_batches_that_overlap_or_are_cut_short_change_nothing(path: Path) -> Non
     builder.append(batch_of(10, 1), ())
     assert builder.finish().end_offset == 10
     assert path.read_bytes() == batch_of(0, 10) + batch_of(10, 1)
+
+
+@pytest.mark.parametrize("is_retried", [True, False])
+def test_a_full_disk_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, *, is_retried: bool) -> None:
+    write, first, second = os.pwrite, batch_of(0, 10), batch_of(10, 10)
+
+    def write_a_part(file: int, data: memoryview, position: int) -> int:
+        if len(data) < len(second):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:20], position)
+
+    builder = SegmentBuilder(path, 0, no_time)
+    builder.append(first, ())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", write_a_part)
+        with pytest.raises(OSError, match="No space left"):
+            builder.append(second, ())
+    if is_retried:
+        builder.append(second, ())
+    built = builder.finish()
+    assert path.read_bytes() == (first + second if is_retried else first)
+    assert (built.end_offset, built.size_bytes) == (19 if is_retried else 9, path.stat().st_size)
 
 
 def test_a_marker_that_cannot_be_read_changes_nothing(path: Path) -> None:
@@ -275,9 +298,9 @@ def test_a_segment_may_begin_with_a_hole_of_any_size(path: Path) -> None:
     built = build_segment(path, batches, base_offset=7)
     assert (built.start_offset, built.end_offset, built.missing_offsets) == (7, far + 49, far - 7)
     base, positions = far + 9, [len(batches[0]) * number for number in range(5)]
-    offsets = decode_offset_index(base, built.indexes.offset_index)
+    offsets = offset_index_entries(base, built.indexes.offset_index)
     assert offsets == [(far + 10 * number + 9, positions[number]) for number in range(1, 5)]
-    times = decode_time_index(base, built.indexes.time_index)
+    times = time_index_entries(base, built.indexes.time_index)
     assert times == [(1009 + number, far + 10 * number + 9) for number in range(1, 5)]
     builder = SegmentBuilder(path.with_name("second"), 7, no_time)
     builder.append(batches[0], ())

@@ -23,7 +23,6 @@ from tiers.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RetriableRemoteStorageError,
-    SomeStoresInTroubleError,
 )
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -148,7 +147,7 @@ async def test_topics_have_locations_of_their_own_and_home_takes_the_others(root
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
-        (RetriableRemoteStorageError("503"), SomeStoresInTroubleError),
+        (RetriableRemoteStorageError("503"), RetriableRemoteStorageError),
         (RemoteStorageError("403"), RemoteStorageError),
     ],
 )

@@ -3,19 +3,23 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.total_retention import Retention
-from tiers.errors import BrokerError, LogDivergedError, MetadataLostError, RemoteLogError, RetriableRemoteStorageError
+from tiers.errors import BrokerError, LogDivergedError, RetriableRemoteStorageError
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
+from tiers.tasks.copy.kept_segments import KeptSegment
+from tiers.tasks.copy.segment_copy import announce, keep, store
 from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.remote_log_manager import RemoteLogManager
 
@@ -46,7 +50,7 @@ async def test_a_leader_that_ends_too_early_violates_no_bound(running: Running) 
     assert running.bench.metric("bounds_violations_total", topic="orders", bound="Ly>Ry") == 0
 
 
-async def test_a_beginning_that_was_never_copied_holds_trimming(running: Running) -> None:
+async def test_a_beginning_that_was_never_copied_is_copied_before_a_trim(running: Running) -> None:
     """A broker lost its log start, and has records again that it had removed before they were copied."""
     log, alarm = running.logs.of[PARTITION], {"topic": "orders", "reason": "uncopied-beginning"}
     log.log_start_offset = 20
@@ -54,12 +58,10 @@ async def test_a_beginning_that_was_never_copied_holds_trimming(running: Running
         await until(lambda: log.log_start_offset == 50)
         assert running.bench.metric("remote_log_alarms_total", **alarm) == 0
         log.log_start_offset = 0
-        await until(lambda: running.bench.metric("remote_log_alarms_total", **alarm) == 1)
-        assert running.bench.active("uncopied-beginning") == 1
-        assert log.log_start_offset == 0
-        log.log_start_offset = 20
         await until(lambda: log.log_start_offset == 50)
         await until(lambda: running.bench.active("uncopied-beginning") == 0)
+    assert running.bench.metric("remote_log_alarms_total", **alarm) == 1
+    assert running.bench.finished[:2] == [(0, 29), (20, 49)]
 
 
 async def test_retention_that_was_raised_during_a_copy_counts_after_it(
@@ -115,19 +117,16 @@ async def test_a_diverged_partition_raises_an_alarm_and_moves_nothing(running: R
     assert log.log_start_offset == 60
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [(MetadataLostError("it was lost"), "metadata-lost"), (LogDivergedError("it diverged"), "diverged")],
-)
+def raised(running: Running, caplog: pytest.LogCaptureFixture, reason: str) -> tuple[float, int]:
+    """Returns how often the alarm was raised, and how often it was logged."""
+    lines = [line for line in caplog.records if line.levelname == "ERROR" and reason[:8] in line.getMessage()]
+    return running.bench.metric("remote_log_alarms_total", topic="orders", reason=reason), len(lines)
+
+
 async def test_a_partition_that_stops_is_one_alarm_until_it_goes_on(
-    running: Running, caplog: pytest.LogCaptureFixture, error: RemoteLogError, reason: str
+    running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = running.logs.of[PARTITION]
-
-    def stopped() -> tuple[float, int]:
-        lines = [line for line in caplog.records if line.levelname == "ERROR" and reason[:8] in line.getMessage()]
-        return running.bench.metric("remote_log_alarms_total", topic="orders", reason=reason), len(lines)
-
+    log, error = running.logs.of[PARTITION], LogDivergedError("it diverged")
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
         survey = running.manager._managed[PARTITION].stages["survey"]
@@ -138,11 +137,31 @@ async def test_a_partition_that_stops_is_one_alarm_until_it_goes_on(
             await until(lambda: survey.last_error == "no leader")
             log.failure = error
             await until(lambda: survey.last_error == str(error))
-            assert stopped() == (episode, episode)
-            assert running.bench.active(reason) == 1
+            assert raised(running, caplog, "diverged") == (episode, episode)
+            assert running.bench.active("diverged") == 1
             log.failure = None
             await until(lambda: survey.failures == 0)
-            await until(lambda: running.bench.active(reason) == 0)
+            await until(lambda: running.bench.active("diverged") == 0)
+
+
+async def test_a_doubt_is_one_alarm_until_it_ends_and_copying_goes_on(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, metadata = running.logs.of[PARTITION], running.bench.metadata
+    async with running.run():
+        await until(lambda: log.log_start_offset == 60)
+        middle = metadata.remote_log_segment_metadata(PARTITION, 30)
+        assert middle is not None
+        for episode in (1, 2):
+            stored, trimmed_to = metadata.segments.pop(middle.segment_id), log.log_start_offset
+            await until(lambda: running.bench.active("metadata-lost") == 1)
+            log.append(*[batch_of(log.end_offset + 10 * n, 10, value_bytes=15) for n in range(6)])
+            await until(lambda: running.remote_end(PARTITION) == log.end_offset - 11)
+            assert raised(running, caplog, "metadata-lost") == (episode, episode)
+            assert log.log_start_offset == trimmed_to
+            metadata.segments[middle.segment_id] = stored
+            await until(lambda: running.bench.active("metadata-lost") == 0)
+            await until(lambda: log.log_start_offset == log.end_offset - 40)
 
 
 async def test_a_round_clamps_after_an_unclean_election_and_copies_the_leader(running: Running) -> None:
@@ -165,7 +184,7 @@ async def test_partitions_of_another_owner_are_given_up(running: Running) -> Non
         await until(lambda: running.remote_end(PARTITION) == 89)
         running.bench.metadata.owned = False
         await until(lambda: running.manager.partitions == [])
-        await until(lambda: running.bench.spooled() == [])
+        await until(lambda: all(path.suffix != ".spool" for path in running.bench.spooled()))
         assert running.bench.metric("owned_partitions") == 0
 
 
@@ -241,7 +260,7 @@ async def test_a_copy_that_does_not_end_is_cancelled_at_the_deadline(
     async with running.run():
         await copying.wait()
     assert running.bench.finished == []
-    assert running.bench.spooled() == []
+    assert {path.suffix for path in running.bench.spooled()} == {".log", ".indexes"}
 
 
 async def test_a_spool_file_of_an_earlier_process_is_removed(running: Running, tmp_path: Path) -> None:
@@ -250,6 +269,50 @@ async def test_a_spool_file_of_an_earlier_process_is_removed(running: Running, t
     async with running.run():
         await until(lambda: running.topics.refreshes > 0)
     assert not leftover.exists()
+
+
+async def keep_segment(bench: Workbench, partition: TopicIdPartition, first: int) -> KeptSegment:
+    """Leaves a segment in the spool, as a member that lost the partition does."""
+    records = [batch_of(at, 10, value_bytes=15) for at in range(first, first + 30, 10)]
+    built = build_segment(bench.folder / f"{first}.built", records, first)
+    kept = await keep(bench.services, RemoteLogSegmentId(partition, uuid4()), built)
+    await announce(bench.services, kept.metadata)
+    return kept
+
+
+async def test_a_damaged_kept_segment_keeps_no_other_from_being_stored(bench: Workbench) -> None:
+    running = Running(bench, POLICY)
+    damaged = await keep_segment(bench, PARTITION, 0)
+    await store(bench.services, damaged)
+    [path] = (bench.folder / "remote").rglob("*.indexes")
+    path.write_bytes(path.read_bytes()[:-10])
+    for partition in (PARTITION, OTHER):
+        await keep_segment(bench, partition, 30)
+    bench.metadata.owned = False
+    async with running.run():
+        await until(lambda: len([*(bench.folder / "remote").rglob("*.indexes")]) == 3, 30)
+
+
+async def test_a_kept_segment_is_read_back_once_for_its_owner(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner may be a long time finishing it."""
+    running = Running(bench, POLICY)
+    kept = await keep_segment(bench, PARTITION, 0)
+    await store(bench.services, kept)
+    fetch, fetched = bench.store.fetch_log_segment, []
+
+    async def counting(segment: RemoteLogSegmentMetadata, start: int, end: int | None = None) -> memoryview:
+        fetched.append(start)
+        return await fetch(segment, start, end)
+
+    monkeypatch.setattr(bench.store, "fetch_log_segment", counting)
+    bench.metadata.owned = False
+    async with running.run():
+        await until(lambda: 0 in fetched)
+        rounds = running.topics.refreshes
+        await until(lambda: running.topics.refreshes > rounds + 5)
+    assert fetched.count(0) == 1
 
 
 async def test_a_disk_that_is_full_at_the_start_delays_the_manager(
@@ -314,11 +377,12 @@ async def test_a_manager_stops_while_its_disk_is_full(running: Running, monkeypa
 async def test_too_much_custom_metadata_stops_copying_for_good(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempts = 0
+    attempts, copy = 0, running.bench.store.copy_log_segment_data
 
-    async def talkative(*args: object) -> bytes | None:
+    async def talkative(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         nonlocal attempts
         attempts += 1
+        await copy(metadata, data)
         return b"x" * 1000
 
     monkeypatch.setattr(running.bench.store, "copy_log_segment_data", talkative)

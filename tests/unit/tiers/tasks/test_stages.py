@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -14,22 +15,28 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.running_manager import OTHER, Running
 from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
+from tiers.errors import (
+    LogDivergedError,
+    MetadataLostError,
+    RemoteLogMetadataNotReadyError,
+    RetriableRemoteStorageError,
+)
 from tiers.metadata.tenure import Tenure
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap, LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.history.log_gap_task import LogGapTask
-from tiers.tasks.partition_tasks import PartitionTasks
+from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 from tiers.tasks.partition_watch import PartitionWatch
 from tiers.tasks.remote_log_manager import RemoteLogManager
 from tiers.tasks.retention.trim_task import TrimTask
 
 TRIMMING = replace(POLICY, partition_count=1, local_retention_bytes=0)
 EXPIRING = replace(TRIMMING, retention_bytes=0)
+STARTED = RemoteLogSegmentState.COPY_SEGMENT_STARTED
 
 
 @pytest.fixture
@@ -279,6 +286,37 @@ async def test_deletions_that_hang_hold_up_no_copy_and_no_trim(running: Running,
         store.hanging.clear()
 
 
+@pytest.mark.parametrize("are_expired", [True, False])
+async def test_a_doubt_ends_the_deletions_in_progress(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, are_expired: bool
+) -> None:
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    await bench.copy_all()
+    if not are_expired:
+        for segment in bench.segments:
+            again = replace(segment, segment_id=RemoteLogSegmentId(PARTITION, uuid4()), state=STARTED)
+            await bench.metadata.add_remote_log_segment_metadata(again)
+    tasks = PartitionTasks(bench.services, PARTITION, EXPIRING if are_expired else POLICY, Tenure(0, 0))
+    launched: list[tuple[Surveyed, int | None]] = []
+    await tasks.round(lambda *each: launched.append(each))
+    [(surveyed, _)] = launched
+    delete, deleted = bench.store.delete_log_segment_data, []
+
+    async def lost(*_: object) -> None:
+        raise MetadataLostError("the metadata has lost segments")
+
+    async def delete_and_survey(segment: RemoteLogSegmentMetadata) -> bool:
+        deleted.append(segment.start_offset)
+        monkeypatch.setattr(tasks.manifest, "check", lost)
+        await tasks.survey()
+        return await delete(segment)
+
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", delete_and_survey)
+    await tasks.run_deletion(surveyed)
+    assert tasks.doubt
+    assert deleted == [0]
+
+
 async def test_an_expiry_that_fails_stops_no_copy_and_no_trim(
     running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -388,7 +426,7 @@ async def test_a_copy_in_progress_is_no_leftover_when_the_log_start_passes_it(
         store.asked.clear()
         produce(running, 10, 20)
         await until(lambda: "copy_log_segment_data" in store.asked)
-        attempt = running.manager._managed[PARTITION].copy.attempt
+        attempt = running.manager._managed[PARTITION].attempts.in_progress
         await bench.metadata.put_log_start(PARTITION, LogStart(180, 0, LogStartReason.USER))
         await until(lambda: remote_start(running) is None)
         known = bench.metadata.remote_log_segment_metadata_by_id(attempt) if attempt else None

@@ -20,7 +20,7 @@ from tests.support.written_log import WrittenLog
 from tiers.errors import OwnershipLostError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.deletion.segment_deletion import collect_leftovers, write_state
+from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
 
@@ -89,7 +89,7 @@ async def test_a_copy_that_another_owner_finished_is_no_leftover(
         return await delete(segment)
 
     monkeypatch.setattr(bench.store, "delete_log_segment_data", slowly)
-    assert await collect_leftovers(bench.services, ON_BENCH) == 1
+    assert await delete_attempts(bench.services, ON_BENCH, begun) == 1
     [left] = bench.segments
     assert left.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     assert await bench.remote_bytes() == batch_of(left.start_offset, 10)

@@ -1,157 +1,512 @@
-"""A failing store gets one attempt per partition, not one per round, and copying resumes by itself."""
+"""Attempts at copies that have not ended: whole, not known, or not whole."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.workbench import Workbench
-from tiers.errors import (
-    RemoteLogMetadataError,
-    RemoteStorageError,
-    RetriableRemoteStorageError,
-    SomeStoresInTroubleError,
-)
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.tiers.segment_metadata import to
+from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
+from tiers.errors import EncryptionKeyError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.metadata.attempts import agrees
+from tiers.metadata.tenure import Tenure
+from tiers.model.copy_plan import CopyPlan
+from tiers.model.log_start import LogGap
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.storage.remote_storage_manager import LogSegmentData
-from tiers.tasks.deletion.failed_deletions import FailedDeletions
+from tiers.segment.segment_encryption import KeyRing
+from tiers.tasks.copy.copy_attempts import KEPT_WITHOUT_RECORDS_MS
+from tiers.tasks.deletion.segment_deletion import write_state
+from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
-ROUND_MS = 30_000
-MINUTE_MS = 60_000
-HOUR_MS = 60 * MINUTE_MS
+FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+RING = KeyRing({"k1": b"1" * 32}, current="k1")
 
 
-class Outage:
-    """A store with scripted answers, which counts attempts. `kept`: objects that it refuses to delete."""
-
-    def __init__(self, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.bench = bench
-        self.error: RemoteStorageError | None = None
-        self.kept: dict[UUID, RemoteStorageError] = {}
-        self.started: list[UUID] = []
-        copy, delete = bench.store.copy_log_segment_data, bench.store.delete_log_segment_data
-        add = bench.metadata.add_remote_log_segment_metadata
-
-        async def copying(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
-            if self.error is not None:
-                raise self.error
-            return await copy(metadata, data)
-
-        async def deleting(metadata: RemoteLogSegmentMetadata) -> bool:
-            error = self.error or self.kept.get(metadata.segment_id.id)
-            if error is not None:
-                raise error
-            return await delete(metadata)
-
-        async def adding(metadata: RemoteLogSegmentMetadata) -> None:
-            self.started.append(metadata.segment_id.id)
-            await add(metadata)
-
-        monkeypatch.setattr(bench.store, "copy_log_segment_data", copying)
-        monkeypatch.setattr(bench.store, "delete_log_segment_data", deleting)
-        monkeypatch.setattr(bench.metadata, "add_remote_log_segment_metadata", adding)
-
-    async def rounds(self, lasting_ms: int) -> int:
-        """Every round fails; returns how many attempts they began."""
-        before = len(self.started)
-        for _ in range(lasting_ms // ROUND_MS):
-            with pytest.raises(RemoteStorageError):
-                await self.bench.copy()
-            self.pass_time()
-        return len(self.started) - before
-
-    def pass_time(self) -> None:
-        self.bench.now_ms += ROUND_MS
-        self.bench.wall_ms += ROUND_MS
+def batches(first: int, end: int, leader_epoch: int = 0) -> list[bytes]:
+    return [batch_of(at, 10, value_bytes=15, leader_epoch=leader_epoch) for at in range(first, end, 10)]
 
 
 @pytest.fixture
-def outage(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Outage:
-    """Offsets 0 to 89 make three segments; ten more are only local."""
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
-    return Outage(bench, monkeypatch)
+async def log(bench: Workbench) -> Workbench:
+    """The leader has 0 to 99, and the store has the manifest."""
+    bench.log.append(*batches(0, 100))
+    await bench.write_manifest()
+    return bench
 
 
-DOWN = RetriableRemoteStorageError("connection refused")
-ONE_DOWN = SomeStoresInTroubleError("location 'east': connection refused")
-DENIED = RemoteStorageError("403 AccessDenied")
+async def begun(bench: Workbench, first: int, end: int, leader_epoch: int = 0) -> RemoteLogSegmentMetadata:
+    """Makes a whole attempt of another owner."""
+    built = build_segment(bench.folder / f"{first}-{end}.built", batches(first, end, leader_epoch), first)
+    attempt = metadata_of(built, PARTITION)
+    await bench.metadata.add_remote_log_segment_metadata(attempt)
+    await bench.store.copy_log_segment_data(attempt, built.log_segment_data(attempt))
+    return attempt
 
 
-async def test_copying_resumes_by_itself_after_the_store_was_down(bench: Workbench, outage: Outage) -> None:
-    outage.error = DOWN
-    assert await outage.rounds(15 * MINUTE_MS) == 1
-    assert bench.steps == ["segment-built", "copy-started-written", "delete-started-written"]
-    outage.error = None
-    await bench.copy_all()
-    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
-    assert len(bench.segments) == 3
+async def copied(bench: Workbench, first: int, end: int, leader_epoch: int = 0) -> None:
+    attempt = await begun(bench, first, end, leader_epoch)
+    await bench.metadata.update_remote_log_segment_metadata(to(attempt, FINISHED))
 
 
-async def test_attempts_become_rare_in_a_long_outage_and_restarts_begin_none(bench: Workbench, outage: Outage) -> None:
-    outage.error = DOWN
-    assert await outage.rounds(HOUR_MS) == 3
-    for _ in range(3):
-        bench.restart()
-        object.__setattr__(bench.services, "failed_deletions", FailedDeletions(bench.failed_deletion_log))
-        assert await outage.rounds(5 * MINUTE_MS) == 0
-    assert await outage.rounds(6 * HOUR_MS) <= 7
-    outage.error = None
-    await bench.copy_all()
-    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
+async def run(bench: Workbench, log_start: int | None = None) -> None:
+    await bench.attempts.run(await bench.log.bounds(PARTITION, 1000), log_start)
 
 
-async def test_credentials_that_expired_get_few_attempts_too(bench: Workbench, outage: Outage) -> None:
-    outage.error = DENIED
-    assert await outage.rounds(HOUR_MS) <= 7
+async def run_until_decided(bench: Workbench) -> None:
+    await run(bench)
+    bench.now_ms += bench.services.settings.remote_log.visible_after_ms
+    await run(bench)
 
 
-@pytest.mark.parametrize(("error", "waits_ms"), [(DENIED, MINUTE_MS), (ONE_DOWN, MINUTE_MS), (DOWN, 15 * MINUTE_MS)])
-async def test_one_object_that_never_goes_holds_copying_up_once(
-    bench: Workbench, outage: Outage, error: RemoteStorageError, waits_ms: int
-) -> None:
-    outage.error = DOWN
-    await outage.rounds(ROUND_MS)
-    (stuck,) = outage.started
-    outage.error, outage.kept = None, {stuck: error}
-    assert await outage.rounds(waits_ms) == 0
-    await bench.copy_all()
-    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 16)])
-    await bench.copy_all()
-    assert bench.finished[3:] == [(90, 119), (120, 149)]
-    (left,) = [one for one in bench.segments if one.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED]
-    assert left.segment_id.id == stuck
+async def deletable(bench: Workbench, log_start: int = 0) -> list[UUID]:
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    return [each.segment_id.id for each in await bench.attempts.give_up(bounds, log_start)]
 
 
-async def test_asking_how_the_store_is_publishes_nothing(bench: Workbench, outage: Outage) -> None:
-    """The segment is published by its own backoff: five attempts take 30 + 60 + 120 + 240 seconds."""
-    outage.error = DOWN
-    await outage.rounds(8 * MINUTE_MS)
-    assert bench.failed_deletion_log.published == {}
-    await outage.rounds(MINUTE_MS)
-    (published,) = bench.failed_deletion_log.published.values()
-    assert published.attempts == 5
+def stored_file(bench: Workbench, attempt: RemoteLogSegmentMetadata, suffix: str) -> Path:
+    [path] = [each for each in (bench.folder / "remote").rglob(f"*{suffix}") if str(attempt.segment_id.id) in each.name]
+    return path
 
 
-async def test_a_clock_that_was_put_back_does_not_hold_copying_up(bench: Workbench, outage: Outage) -> None:
-    outage.error = DOWN
-    await outage.rounds(ROUND_MS)
-    (stuck,) = outage.started
-    outage.error, outage.kept = None, {stuck: DOWN}
-    with pytest.raises(RetriableRemoteStorageError, match="copying waits"):
+async def begun_not_whole(bench: Workbench, first: int, end: int) -> tuple[RemoteLogSegmentMetadata, Path, bytes]:
+    """Makes an attempt that is not whole. Returns the missing file and its content, too."""
+    attempt = await begun(bench, first, end)
+    path = stored_file(bench, attempt, ".log")
+    raw = path.read_bytes()
+    path.unlink()
+    await run_until_decided(bench)
+    return attempt, path, raw
+
+
+async def end_after(bench: Workbench, step: str) -> None:
+    """The process ends after this step, and starts again with its spool."""
+    bench.end_after = step
+    with pytest.raises(ProcessEnded):
         await bench.copy()
-    bench.wall_ms -= 24 * HOUR_MS
-    await bench.copy_all()
-    assert len(bench.finished) == 3
+    bench.end_after = ""
+    bench.restart()
+    await bench.services.spool.open()
 
 
-async def test_a_record_that_cannot_be_taken_back_is_not_the_stores_trouble(bench: Workbench, outage: Outage) -> None:
-    outage.error = DOWN
-    await outage.rounds(9 * MINUTE_MS)
-    assert len(bench.failed_deletion_log.published) == 1
-    outage.error, bench.failed_deletion_log.failure = None, RemoteLogMetadataError("not writable")
-    await bench.copy_all()
-    assert len(bench.finished) == 3
+def refuse(
+    bench: Workbench,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    first_offset: int = 0,
+    error: type[RemoteStorageError] = RetriableRemoteStorageError,
+) -> None:
+    """Lets the store refuse requests for the segments that begin at `first_offset`."""
+    call = getattr(bench.store, what)
+
+    async def refused(segment: RemoteLogSegmentMetadata, *args: object) -> object:
+        if segment.start_offset == first_offset:
+            raise error("503")
+        return await call(segment, *args)
+
+    monkeypatch.setattr(bench.store, what, refused)
+
+
+async def test_a_whole_attempt_is_finished_without_another_read_of_its_records(log: Workbench) -> None:
+    attempt = await begun(log, 0, 30)
+    await run(log)
+    assert log.finished == [(0, 29)]
+    assert log.segments[0].segment_id == attempt.segment_id
+    assert log.log.reads == []
+
+
+@pytest.mark.parametrize("reason", ["the store refuses it", "the key is missing", "a later release wrote it"])
+async def test_an_attempt_that_is_not_known_is_neither_deleted_nor_replaced(
+    log: Workbench, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    if reason == "the key is missing":
+        log.services = replace(log.services, key_ring=RING)
+        log.restart()
+        await end_after(log, "objects-written")
+        await log.services.spool.remove(log.services.spool.kept()[0])
+        log.services = replace(log.services, key_ring=KeyRing())
+        log.restart()
+    else:
+        await begun(log, 0, 30)
+    [attempt] = log.segments
+    indexes = stored_file(log, attempt, ".indexes")
+    raw = indexes.read_bytes()
+    with monkeypatch.context() as patched:
+        if reason == "the store refuses it":
+            refuse(log, patched, "fetch_indexes")
+        elif reason == "a later release wrote it":
+            indexes.write_bytes(raw[:5] + bytes([raw[5] + 1]) + raw[6:])
+        log.log.log_start_offset = 20
+        for _ in range(3):
+            with pytest.raises(RetriableRemoteStorageError, match="it is not known whether the store has"):
+                await log.copy()
+            log.now_ms += KEPT_WITHOUT_RECORDS_MS
+            log.wall_ms += KEPT_WITHOUT_RECORDS_MS
+        assert log.segments == [attempt]
+    indexes.write_bytes(raw)
+    if reason == "the key is missing":
+        log.services = replace(log.services, key_ring=RING)
+        log.restart()
+    await run(log)
+    assert log.finished == [(0, 29)]
+
+
+async def test_no_gap_is_recorded_over_an_attempt_that_is_not_known(
+    log: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await copied(log, 0, 30)
+    await begun(log, 30, 60)
+    log.log.log_start_offset = 60
+    with monkeypatch.context() as patched:
+        refuse(log, patched, "fetch_log_segment", 30)
+        await log.copy_all()
+        log.now_ms += log.services.settings.gap_alarm_ms
+        await log.copy_all()
+    assert log.finished == [(0, 29), (60, 89)]
+    assert log.metadata.gaps(PARTITION) == []
+    log.now_ms += log.services.settings.remote_log.task_interval_ms
+    await run(log)
+    assert log.finished == [(0, 29), (30, 59), (60, 89)]
+
+
+@pytest.mark.parametrize("suffix", [".log", ".indexes"])
+@pytest.mark.parametrize("damage", ["missing", "short", "changed"])
+async def test_an_attempt_is_not_whole_after_two_reads_that_are_far_enough_apart(
+    log: Workbench, damage: str, suffix: str
+) -> None:
+    attempt = await begun(log, 0, 30)
+    path = stored_file(log, attempt, suffix)
+    raw = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(raw[:-10] if damage == "short" else raw[:-10] + b"?" + raw[-9:])
+    await run(log)
+    log.now_ms += log.services.settings.remote_log.visible_after_ms - 1
+    await run(log)
+    assert log.attempts.blocking(0) == attempt
+    log.now_ms += 1
+    await run(log)
+    assert log.attempts.blocking(0) is None
+    assert await deletable(log) == []
+    await log.copy()
+    assert log.finished == [(0, 29), (30, 59), (60, 89)]
+    assert await deletable(log) == [attempt.segment_id.id]
+    await log.copy()
+    assert attempt.segment_id not in {one.segment_id for one in log.segments}
+
+
+async def test_an_attempt_that_becomes_visible_between_two_reads_is_finished(log: Workbench) -> None:
+    attempt = await begun(log, 0, 30)
+    path = stored_file(log, attempt, ".indexes")
+    raw = path.read_bytes()
+    path.unlink()
+    await run(log)
+    path.write_bytes(raw)
+    log.now_ms += log.services.settings.remote_log.visible_after_ms
+    await run(log)
+    assert log.finished == [(0, 29)]
+
+
+async def test_an_attempt_whose_records_no_leader_has_is_given_up_after_12_hours(log: Workbench) -> None:
+    attempt = await begun(log, 0, 30)
+    stored_file(log, attempt, ".log").unlink()
+    await run_until_decided(log)
+    log.wall_ms += KEPT_WITHOUT_RECORDS_MS
+    assert await deletable(log) == []  # the leader has its records
+    log.log.log_start_offset = 40
+    log.wall_ms -= 1
+    assert await deletable(log) == []
+    log.wall_ms += 1
+    assert await deletable(log) == [attempt.segment_id.id]
+
+
+async def test_an_attempt_that_is_stored_late_is_finished_and_not_deleted(log: Workbench) -> None:
+    _, path, raw = await begun_not_whole(log, 0, 30)
+    log.log.log_start_offset = 40
+    log.wall_ms += KEPT_WITHOUT_RECORDS_MS
+    path.write_bytes(raw)
+    assert await deletable(log) == []
+    assert log.finished == [(0, 29)]
+
+
+async def test_no_gap_is_recorded_over_an_attempt_that_is_stored_late(log: Workbench) -> None:
+    await copied(log, 0, 30)
+    await copied(log, 60, 90)
+    _, path, raw = await begun_not_whole(log, 30, 60)
+    log.log.log_start_offset = 60
+    await log.copy()
+    log.now_ms += log.services.settings.gap_alarm_ms
+    path.write_bytes(raw)
+    await log.copy()
+    assert log.metadata.gaps(PARTITION) == []
+    assert log.finished == [(0, 29), (30, 59), (60, 89)]
+
+
+async def test_an_attempt_that_is_given_up_is_not_finished(log: Workbench) -> None:
+    """The deletion of its objects may have begun."""
+    attempt, path, raw = await begun_not_whole(log, 0, 30)
+    log.log.log_start_offset = 40
+    log.wall_ms += KEPT_WITHOUT_RECORDS_MS
+    assert await deletable(log) == [attempt.segment_id.id]
+    path.write_bytes(raw)
+    log.now_ms += KEPT_WITHOUT_RECORDS_MS
+    await run(log)
+    assert log.finished == []
+
+
+async def test_an_attempt_that_adds_no_record_is_deleted_unread(log: Workbench) -> None:
+    await copied(log, 0, 30)
+    inside, passed = await begun(log, 10, 30), await begun(log, 30, 50)
+    log.store.fetch_indexes = None  # type: ignore[assignment,method-assign]  # it is not called
+    await run(log, log_start=50)
+    assert await deletable(log) == [inside.segment_id.id]
+    assert await deletable(log, log_start=50) == [inside.segment_id.id, passed.segment_id.id]
+
+
+async def test_an_attempt_that_overlaps_a_segment_adds_its_other_records(log: Workbench) -> None:
+    await copied(log, 0, 30)
+    await begun(log, 20, 50)
+    await run(log)
+    assert log.finished == [(0, 29), (20, 49)]
+
+
+async def test_an_attempt_waits_for_the_records_before_it(log: Workbench) -> None:
+    await begun(log, 30, 60)
+    await run(log)
+    assert log.finished == []
+    await begun(log, 0, 30)
+    log.now_ms += log.services.settings.remote_log.task_interval_ms
+    await run(log)
+    assert log.finished == [(0, 29), (30, 59)]
+
+
+async def test_an_attempt_at_a_log_start_above_the_local_one_is_read(log: Workbench) -> None:
+    await copied(log, 0, 10)
+    await begun(log, 50, 80)
+    await run(log, log_start=60)
+    assert log.finished == [(0, 9), (50, 79)]
+
+
+async def test_attempts_whose_key_is_missing_keep_no_other_waiting(
+    log: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in (0, 10, 20):
+        await begun(log, first, first + 10)
+        refuse(log, monkeypatch, "fetch_indexes", first, EncryptionKeyError)
+    await begun(log, 30, 60)
+    log.log.log_start_offset = 30
+    await run(log)
+    assert log.finished == [(30, 59)]
+
+
+async def test_a_round_that_finishes_an_attempt_reads_none_of_its_records(log: Workbench) -> None:
+    await begun(log, 0, 30)
+    await copied(log, 30, 60)
+    tasks = PartitionTasks(log.services, PARTITION, POLICY, Tenure(0, 0))
+    rounds: list[tuple[Surveyed, int | None]] = []
+    await tasks.round(lambda *each: rounds.append(each))
+    [(surveyed, start)] = rounds
+    assert start == 0
+    await tasks.run_copy(surveyed, start)
+    assert log.finished == [(0, 29), (30, 59)]
+    assert log.log.reads == []
+
+
+async def test_an_attempt_ends_the_gap_that_it_fills(log: Workbench) -> None:
+    await copied(log, 0, 30)
+    await copied(log, 60, 90)
+    await log.metadata.put_log_gap(PARTITION, LogGap(30, 60), 0)
+    log.log.log_start_offset = 60
+    await begun(log, 30, 50)
+    await run(log)
+    assert log.finished == [(0, 29), (30, 49), (60, 89)]
+    assert log.metadata.gaps(PARTITION) == [LogGap(30, 60)]
+    await begun(log, 50, 60)
+    await run(log)
+    assert log.metadata.gaps(PARTITION) == []
+
+
+async def test_an_attempt_that_the_leader_denies_is_not_finished(log: Workbench) -> None:
+    await copied(log, 0, 30)
+    attempt = await begun(log, 30, 60, leader_epoch=1)
+    log.log.append(*batches(100, 120, leader_epoch=2))
+    log.log.leader_epoch = 2
+    await run(log)
+    assert log.finished == [(0, 29)]
+    assert log.attempts.blocking(30) is None
+    log.log.log_start_offset = 60
+    assert await deletable(log) == []
+    assert attempt.segment_id in {one.segment_id for one in log.segments}
+
+
+async def test_an_attempt_that_a_clamp_cut_adds_the_records_before_the_cut(log: Workbench) -> None:
+    await begun(log, 0, 30)
+    await log.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 19))
+    log.log.elect_unclean(20)
+    log.log.append(*batches(20, 60, leader_epoch=1))
+    await run(log)
+    assert log.metadata.remote_end_offset(PARTITION) == 19
+    await log.copy()
+    assert log.finished == [(0, 29), (20, 49)]
+    assert log.metadata.remote_log_segment_metadata(PARTITION, 20, 1) is not None
+
+
+async def test_an_attempt_of_a_plan_is_finished_with_what_its_objects_say(log: Workbench) -> None:
+    plan = CopyPlan(PARTITION, "", 0, UUID(int=7), attempts=2, leader_epoch=0, bounds=(0, 30))
+    await log.metadata.put_copy_plan(plan)
+    built = build_segment(log.folder / "planned", batches(0, 30))
+    attempt = metadata_of(built, PARTITION, plan.segment_id(0, 1).id)
+    await log.store.copy_log_segment_data(attempt, built.log_segment_data(attempt))
+    await run_until_decided(log)
+    [finished] = [one for one in log.segments if one.state is FINISHED]
+    assert finished.segment_size_bytes == built.size_bytes
+    assert await deletable(log) == [plan.segment_id(0, 0).id]
+
+
+@pytest.mark.parametrize(
+    ("others", "epochs", "is_agreed"),
+    [
+        ([(0, 30, 3), (60, 90, 3)], [(3, 30)], True),
+        ([(0, 30, 3), (60, 90, 5)], [(4, 30)], True),
+        ([], [(0, 30)], True),
+        ([(0, 30, 3)], [(2, 30)], False),
+        ([(60, 90, 4)], [(3, 30), (5, 40)], False),
+        ([(0, 40, 3)], [(3, 30), (4, 50)], True),
+        ([(0, 40, 3)], [(4, 30)], False),
+        ([(50, 90, 3)], [(3, 30), (4, 40)], False),
+        ([(0, 20, 3), (70, 90, 5)], [(3, 30), (5, 40)], True),
+        ([(0, 20, 3)], [(2, 30)], False),
+        ([(70, 90, 4)], [(5, 30)], False),
+    ],
+)
+async def test_leader_epochs_ascend_over_an_attempt_and_other_segments(
+    bench: Workbench, others: Sequence[tuple[int, int, int]], epochs: Sequence[tuple[int, int]], *, is_agreed: bool
+) -> None:
+    for other in others:
+        await copied(bench, *other)
+    entries = tuple(LeaderEpochEntry(*each) for each in epochs)
+    assert agrees(bench.metadata, replace(await begun(bench, 30, 60), segment_leader_epochs=entries), 59) is is_agreed
+
+
+@pytest.mark.parametrize("step", ["segment-kept", "copy-started-written"])
+async def test_a_kept_segment_is_stored_after_a_restart(log: Workbench, step: str) -> None:
+    await end_after(log, step)
+    [kept] = log.services.spool.kept()
+    log.log.log_start_offset = 40
+    await run(log)
+    assert log.finished == [(0, 29)]
+    assert log.segments[0].segment_id == kept.metadata.segment_id
+    assert log.services.spool.kept() == []
+
+
+@pytest.mark.parametrize("suffix", [".log", ".indexes"])
+async def test_a_kept_segment_that_the_store_damaged_is_stored_with_another_uuid(log: Workbench, suffix: str) -> None:
+    await end_after(log, "objects-written")
+    log.log.log_start_offset = 40
+    [damaged] = log.segments
+    path = stored_file(log, damaged, suffix)
+    raw = path.read_bytes()
+    path.unlink()
+    path.write_bytes(raw[:-10])
+    await run_until_decided(log)
+    log.now_ms += 60_000
+    await run(log)
+    assert log.finished == [(0, 29)]
+    [finished] = [one for one in log.segments if one.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
+    assert finished.segment_id != damaged.segment_id
+    assert log.services.spool.kept() == []
+
+
+async def test_a_kept_segment_of_a_deleted_attempt_gets_another_uuid(log: Workbench) -> None:
+    await copied(log, 0, 30)
+    await log.write_manifest()
+    await end_after(log, "objects-written")
+    [attempt] = [one for one in log.segments if one.start_offset == 30]
+    await write_state(log.services, attempt, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+    log.log.log_start_offset = 60
+    for _ in range(3):
+        await log.copy()
+        assert log.metadata.gaps(PARTITION) == []
+        log.now_ms += log.services.settings.gap_alarm_ms
+    assert (30, 59) in log.finished
+
+
+@pytest.mark.parametrize("suffix", [".log", ".indexes"])
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+async def test_a_kept_segment_that_the_disk_damaged_is_read_again(log: Workbench, suffix: str, damage: str) -> None:
+    await end_after(log, "copy-started-written")
+    [attempt] = log.segments
+    [path] = [each for each in log.spooled() if each.suffix == suffix]
+    raw = path.read_bytes()
+    path.unlink()
+    if damage == "changed":
+        path.write_bytes(raw[:-10] + b"?" + raw[-9:])
+    await run_until_decided(log)
+    assert log.attempts.blocking(0) is None
+    await log.copy()
+    assert log.finished == [(0, 29), (30, 59), (60, 89)]
+    assert attempt.segment_id.id in await deletable(log)
+
+
+async def test_copying_goes_on_behind_an_attempt_that_is_stored_and_kept(
+    log: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        refuse(log, patched, "fetch_log_segment")
+        with pytest.raises(RetriableRemoteStorageError, match="503"):
+            await log.copy()
+        await log.copy_all()
+    assert log.finished == [(30, 59), (60, 89)]
+    assert log.log.reads.count(0) == 1
+    log.now_ms += log.services.settings.remote_log.task_interval_ms
+    await run(log)
+    assert log.finished == [(0, 29), (30, 59), (60, 89)]
+    assert await log.remote_bytes() == log.log.bytes_of(0, 89)
+
+
+async def test_only_urgent_records_are_copied_behind_an_attempt_not_stored(
+    log: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(log, monkeypatch, "copy_log_segment_data")
+    with pytest.raises(RetriableRemoteStorageError, match="503"):
+        await log.copy()
+    with pytest.raises(RetriableRemoteStorageError, match="copying waits"):
+        log.attempts.start_behind(0, is_urgent=False)
+    assert log.attempts.start_behind(0, is_urgent=True) == 30
+    log.services.spool.grow(log.services.settings.spool_max_bytes)
+    with pytest.raises(RetriableRemoteStorageError, match="copying waits"):
+        log.attempts.start_behind(0, is_urgent=True)
+
+
+async def test_copying_waits_for_an_attempt_of_another_owner(log: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next segment would continue one that this owner does not have."""
+    await begun(log, 0, 30)
+    refuse(log, monkeypatch, "fetch_indexes")
+    await run(log)
+    with pytest.raises(RetriableRemoteStorageError, match=r"copying waits.*503"):
+        log.attempts.start_behind(0, is_urgent=True)
+    assert log.attempts.start_behind(30, is_urgent=False) == 30
+
+
+async def test_a_cut_attempt_holds_up_no_record_behind_the_cut(log: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        refuse(log, patched, "fetch_indexes")
+        with pytest.raises(RetriableRemoteStorageError):
+            await log.copy()
+        await log.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 19))
+        assert log.attempts.start_behind(0, is_urgent=False) == 20
+
+
+async def test_records_of_a_lost_attempt_before_copied_ones_are_copied_again(log: Workbench) -> None:
+    attempt = await begun(log, 0, 30)
+    await copied(log, 30, 60)
+    stored_file(log, attempt, ".log").unlink()
+    await run_until_decided(log)
+    await log.copy_all()
+    assert log.finished == [(0, 29), (30, 59), (60, 89)]

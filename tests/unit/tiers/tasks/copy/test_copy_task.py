@@ -3,8 +3,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,10 +13,8 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import (
-    BrokerError,
     CorruptSegmentError,
     LogDivergedError,
-    MetadataLostError,
     OwnershipLostError,
     RetriableRemoteStorageError,
 )
@@ -23,14 +22,19 @@ from tiers.metadata.tenure import Tenure
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.indexes.indexes_object import decode_indexes_object, encode_indexes_object
-from tiers.segment.segment_builder import SegmentBuilder
+from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
+from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.copy import copy_task
-from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.partition_tasks import PartitionTasks
 
-COPY_STEPS = ["segment-built", "copy-started-written", "objects-written", "copy-verified", "copy-finished-written"]
+COPY_STEPS = [
+    "segment-built",
+    "segment-kept",
+    "copy-started-written",
+    "objects-written",
+    "copy-verified",
+    "copy-finished-written",
+]
 
 
 def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
@@ -94,15 +98,14 @@ async def test_records_that_are_deleted_while_they_are_read_leave_what_was_read(
     assert bench.spooled() == []
 
 
-async def test_records_that_are_deleted_before_the_first_copy_are_not_copied(bench: Workbench) -> None:
+async def test_records_that_were_read_before_their_removal_are_copied(bench: Workbench) -> None:
     bench.log.append(*batches(0, 2))
     await bench.copy()
     bounds = await bench.log.bounds(PARTITION, 1000)
     bench.log.append(*batches(20, 10))
     bench.log.log_start_offset = 50
     assert await bench.copy_task.run(POLICY, bounds, 0) is False
-    await bench.copy_all()
-    assert bench.finished[0] == (50, 79)
+    assert bench.finished == [(0, 19)]
 
 
 async def test_an_open_segment_is_copied_before_the_broker_removes_more(bench: Workbench) -> None:
@@ -128,116 +131,14 @@ async def test_a_process_that_ends_after_any_step_loses_nothing(bench: Workbench
     bench.end_after = step
     with pytest.raises(ProcessEnded):
         await bench.copy_all()
-    ids_before = {one.segment_id for one in bench.segments if one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED}
+    begun = {one.segment_id for one in bench.segments}
     bench.end_after = ""
     bench.restart()
     await bench.copy_all()
     assert bench.finished == [(0, 29), (30, 59), (60, 89)]
     assert await bench.remote_bytes() == bench.log.bytes_of(0, 89)
-    assert not ids_before & {one.segment_id for one in bench.segments}
-    assert len(await bench.objects()) == 2 * len(bench.segments)
-
-
-async def test_a_store_that_fails_leaves_the_attempt_to_be_collected(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def down(*_: object) -> None:
-        raise RetriableRemoteStorageError("down")
-
-    bench.log.append(*batches(0, 4))
-    with monkeypatch.context() as patched:
-        patched.setattr(bench.store, "copy_log_segment_data", down)
-        with pytest.raises(RetriableRemoteStorageError):
-            await bench.copy()
-    failed = bench.segments[0]
-    assert failed.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
-    assert bench.spooled() == []
-    await bench.copy()
-    assert bench.finished == [(0, 29)]
-    assert bench.segments[0].segment_id != failed.segment_id
-
-
-@pytest.mark.parametrize("is_leader_known", [True, False])
-async def test_a_failed_copy_keeps_records_that_the_broker_removed_meanwhile(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_leader_known: bool
-) -> None:
-    """The broker's retention does not wait for the store: what was read is the last copy."""
-    ask = bench.log.bounds
-
-    async def unknown(*_: object) -> None:
-        monkeypatch.setattr(bench.log, "bounds", ask)
-        raise BrokerError("no leader", retriable=True)
-
-    async def fails(*_: object) -> None:
-        bench.log.log_start_offset = 60
-        if not is_leader_known:
-            monkeypatch.setattr(bench.log, "bounds", unknown)
-        raise RetriableRemoteStorageError("down")
-
-    bench.log.append(*batches(0, 8))
-    with monkeypatch.context() as patched:
-        await bench.copy_task.run(replace(POLICY, segment_bytes=1), await bench.log.bounds(PARTITION, 1000), 0)
-        assert bench.finished == [(0, 9), (10, 19), (20, 29), (30, 39)]
-        patched.setattr(bench.store, "copy_log_segment_data", fails)
-        for _ in range(2):
-            with pytest.raises(RetriableRemoteStorageError):
-                await bench.copy()
-    assert len(bench.spooled()) == 1
-    await bench.copy_all()
-    assert bench.finished[4:] == [(40, 69)]
-    assert bench.metadata.gaps(PARTITION) == []
-    assert await bench.remote_bytes() == bench.log.bytes_of(0, 69)
-
-
-async def test_a_cancelled_copy_keeps_records_that_the_broker_removed_meanwhile(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A partition that stops cancels its copy, and may go on later."""
-    copying = asyncio.Event()
-
-    async def hangs(*_: object) -> None:
-        copying.set()
-        await asyncio.Event().wait()
-
-    bench.log.append(*batches(0, 8))
-    await bench.copy_task.run(replace(POLICY, segment_bytes=1), await bench.log.bounds(PARTITION, 1000), 0)
-    with monkeypatch.context() as patched:
-        patched.setattr(bench.store, "copy_log_segment_data", hangs)
-        attempt = asyncio.create_task(bench.copy())
-        await copying.wait()
-        attempt.cancel()
-        await asyncio.wait([attempt])
-    bench.log.log_start_offset = 60
-    await bench.copy_all()
-    assert bench.finished[4:] == [(40, 69)]
-
-
-async def test_a_failed_copy_that_is_cancelled_too_keeps_its_records(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The partition stops while the copier asks the broker whether it still has the records."""
-    asking, ask = asyncio.Event(), bench.log.bounds
-
-    async def hangs(*_: object) -> None:
-        asking.set()
-        await asyncio.Event().wait()
-
-    async def fails(*_: object) -> None:
-        monkeypatch.setattr(bench.log, "bounds", hangs)
-        raise RetriableRemoteStorageError("down")
-
-    bench.log.append(*batches(0, 8))
-    await bench.copy_task.run(replace(POLICY, segment_bytes=1), await bench.log.bounds(PARTITION, 1000), 0)
-    with monkeypatch.context() as patched:
-        patched.setattr(bench.store, "copy_log_segment_data", fails)
-        attempt = asyncio.create_task(bench.copy())
-        await asking.wait()
-        attempt.cancel()
-        await asyncio.wait([attempt])
-    monkeypatch.setattr(bench.log, "bounds", ask)
-    bench.log.log_start_offset = 60
-    await bench.copy_all()
-    assert bench.finished[4:] == [(40, 69)]
+    assert begun <= {one.segment_id for one in bench.segments}
+    assert len(await bench.objects()) == 2 * len(bench.segments) == 6
 
 
 @pytest.fixture
@@ -258,55 +159,22 @@ async def kept(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
     return bench
 
 
-def damage(file: Path) -> None:
-    content = file.read_bytes()
-    file.write_bytes(content[:100] + b"?" + content[101:])
-
-
-async def test_a_kept_segment_whose_file_is_gone_stops_nothing(kept: Workbench) -> None:
-    """Each attempt would fail, and records that the broker still has would never be copied."""
-    bench = kept
-    [file] = bench.spooled()
-    file.unlink()
-    with pytest.raises(SpoolError):
-        await bench.copy()
-    await bench.copy()
-    bench.now_ms += bench.services.settings.gap_alarm_ms
-    await bench.copy_all()
-    assert bench.metadata.gaps(PARTITION) == [LogGap(40, 60)]
-    assert bench.finished[4:] == [(60, 89)]
-
-
-async def test_a_kept_segment_that_the_disk_damaged_is_dropped(kept: Workbench) -> None:
-    """The attempt at it looks whole in the store, so an operator decides."""
-    bench = kept
-    [file] = bench.spooled()
-    damage(file)
-    with pytest.raises(CorruptSegmentError):
-        await bench.copy()
-    assert bench.spooled() == []
-    with pytest.raises(MetadataLostError):
-        await bench.copy()
-    await bench.accept()
-    await bench.check_manifest()
-    await bench.copy_all()
-    assert bench.finished[4:] == [(60, 89)]
-
-
-async def test_a_kept_segment_that_a_new_leader_does_not_have_is_not_copied(kept: Workbench) -> None:
+async def test_a_kept_segment_counts_up_to_where_a_new_leader_cut_it(kept: Workbench) -> None:
     """When that leader has removed its own records at these offsets, it would confirm the kept ones."""
     bench, tasks = kept, PartitionTasks(kept.services, PARTITION, POLICY, Tenure(0, 0))
     tasks.copy = bench.copy_task
     bench.log.elect_unclean(60)
     bench.log.append(*batches(60, 7, leader_epoch=1))
     await tasks.survey()
-    assert bench.spooled() == []
     bench.log.log_start_offset = 90
-    await bench.copy()
-    bench.now_ms += bench.services.settings.gap_alarm_ms
+    for _ in range(2):
+        await bench.copy_all()
+        bench.now_ms += bench.services.settings.gap_alarm_ms
     await bench.copy_all()
-    assert bench.metadata.gaps(PARTITION) == [LogGap(40, 90)]
-    assert bench.finished[4:] == [(90, 119)]
+    assert bench.metadata.gaps(PARTITION) == [LogGap(60, 90)]
+    assert bench.services.spool.kept() == []
+    assert bench.finished[4:] == [(40, 69), (90, 119)]
+    assert bench.segments[4].valid_end_offset == 59
 
 
 async def test_a_kept_segment_outlives_a_new_leader_that_has_it(kept: Workbench) -> None:
@@ -314,8 +182,11 @@ async def test_a_kept_segment_outlives_a_new_leader_that_has_it(kept: Workbench)
     tasks.copy = bench.copy_task
     bench.log.leader_epoch = 1
     await tasks.survey()
+    bench.now_ms += bench.services.settings.remote_log.task_interval_ms
     await bench.copy_all()
     assert bench.finished[4:] == [(40, 69), (70, 99)]
+    assert bench.metadata.gaps(PARTITION) == []
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 99)
 
 
 async def test_a_copy_that_reads_back_differently_is_never_finished(
@@ -335,20 +206,30 @@ async def test_a_copy_that_reads_back_differently_is_never_finished(
     assert bench.finished == []
 
 
-async def test_read_back_indexes_that_differ_from_the_built_ones_are_refused(
+async def test_a_store_that_damages_each_copy_gets_the_next_one_later_and_later(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch = bench.store.fetch_indexes
+    """The damaged objects are deleted."""
+    copy, copied_ms = bench.store.copy_log_segment_data, []
 
-    async def another(metadata: RemoteLogSegmentMetadata) -> bytes:
-        stored = decode_indexes_object(await fetch(metadata))
-        return encode_indexes_object(stored.metadata, replace(stored.indexes, leader_epochs=()))
+    async def damaging(segment: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        copied_ms.append(bench.now_ms)
+        custom_metadata = await copy(segment, data)
+        path = next((bench.folder / "remote").rglob(f"*{segment.segment_id.id}.indexes"))
+        path.write_bytes(path.read_bytes()[:-10])
+        return custom_metadata
 
-    bench.log.append(*batches(0, 4))
-    monkeypatch.setattr(bench.store, "fetch_indexes", another)
-    with pytest.raises(CorruptSegmentError):
-        await bench.copy()
-    assert bench.finished == []
+    bench.log.append(*batches(0, 3))
+    await bench.write_manifest()
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", damaging)
+    for _ in range(120):
+        with suppress(CorruptSegmentError, RetriableRemoteStorageError):
+            await bench.copy()
+        bench.now_ms += 30_000
+    pauses_ms = [after - before for before, after in pairwise(copied_ms)]
+    assert pauses_ms == sorted(pauses_ms)
+    assert pauses_ms[-1] > 4 * pauses_ms[0]
+    assert len(bench.segments) == len(bench.services.spool.kept()) == 1
 
 
 @pytest.mark.parametrize("step", ["made", "appended"])
@@ -402,28 +283,44 @@ async def test_a_spool_file_that_cannot_be_removed_is_discarded_once(
     assert bench.services.spool.used_bytes == 0
 
 
-async def test_a_full_disk_costs_a_segment_its_beginning_again_and_nothing_else(
+async def test_a_full_disk_ends_the_open_segment_early_and_loses_nothing(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FullOnce(SegmentBuilder):
-        is_full = True
+    append, full = SegmentBuilder.append, [True]
 
-        def append(self, *args: Any) -> None:
-            if FullOnce.is_full and self.size_bytes:
-                FullOnce.is_full = False
-                self._file.write(b"half of what came")
-                raise OSError(errno.ENOSPC, "No space left on device")
-            super().append(*args)
+    def fails_once(builder: SegmentBuilder, *args: Any) -> None:
+        if builder.size_bytes and full:
+            full.clear()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(builder, *args)
 
-    monkeypatch.setattr(copy_task, "SegmentBuilder", FullOnce)
-    bench.log.append(*batches(0, 4))
-    with pytest.raises(SpoolError, match="No space left"):
-        await bench.copy()
-    assert bench.spooled() == []
-    assert bench.services.spool.used_bytes == 0
-    await bench.copy()
-    assert bench.finished == [(0, 29)]
-    assert await bench.remote_bytes() == bench.log.bytes_of(0, 29)
+    monkeypatch.setattr(SegmentBuilder, "append", fails_once)
+    bench.log.append(*batches(0, 5))
+    await bench.copy_all()
+    assert bench.finished == [(0, 9), (10, 39)]
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 39)
+
+
+async def test_a_copy_that_is_cancelled_while_its_file_is_finished_goes_on_later(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on, finish = threading.Event(), threading.Event(), SegmentBuilder.finish
+
+    def slow(builder: SegmentBuilder) -> BuiltSegment:
+        reached.set()
+        go_on.wait(60)
+        return finish(builder)
+
+    monkeypatch.setattr(SegmentBuilder, "finish", slow)
+    bench.log.append(*batches(0, 10))
+    copying = asyncio.create_task(bench.copy())
+    await asyncio.to_thread(reached.wait, 20)
+    copying.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    await bench.copy_all()
+    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
 
 
 @pytest.mark.parametrize("answer", [EpochEndOffset(0, 0), EpochEndOffset(0, 29), EpochEndOffset(-1, -1)])
@@ -478,3 +375,17 @@ async def test_copy_lag_is_what_is_not_remote_yet(bench: Workbench) -> None:
     await bench.copy()
     await bench.copy()
     assert bench.metric("remote_copy_lag_bytes", topic="orders", partition="0") == 0
+
+
+async def test_a_kept_segment_counts_once_as_copy_lag(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: object) -> None:
+        raise RetriableRemoteStorageError("down")
+
+    bench.log.append(*batches(0, 4))
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", fails)
+    with pytest.raises(RetriableRemoteStorageError):
+        await bench.copy()
+    bench.copy_task.start_over()
+    bench.copy_task.observe(POLICY, await bench.log.bounds(PARTITION, 1000))
+    lag = bench.metric("remote_copy_lag_bytes", topic="orders", partition="0")
+    assert lag == len(bench.log.bytes_of(0, 39))

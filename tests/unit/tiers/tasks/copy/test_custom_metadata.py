@@ -22,39 +22,43 @@ def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
     return [batch_of(first + 10 * n, 10, value_bytes=15, leader_epoch=leader_epoch) for n in range(count)]
 
 
-async def test_custom_metadata_above_the_limit_ends_the_copy_and_its_objects(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def let_the_store_return(custom_metadata: bytes, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = bench.store.copy_log_segment_data
 
-    async def talkative(*args: object) -> bytes:
+    async def copy_and_return(*args: object) -> bytes:
         await copy(*args)  # type: ignore[arg-type]  # handed through
-        return b"x" * 129
+        return custom_metadata
 
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", copy_and_return)
+
+
+async def test_custom_metadata_above_the_limit_ends_the_copy(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.log.append(*batches(0, 4))
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", talkative)
-    with pytest.raises(CustomMetadataTooLargeError):
-        await bench.copy()
+    with monkeypatch.context() as patched:
+        let_the_store_return(b"x" * 129, bench, patched)
+        with pytest.raises(CustomMetadataTooLargeError):
+            await bench.copy()
     assert bench.segments == []
     assert await bench.objects() == []
+    remote_log = bench.services.settings.remote_log.model_copy(update={"custom_metadata_max_bytes": 129})
+    bench.services = replace(bench.services, settings=replace(bench.services.settings, remote_log=remote_log))
+    bench.restart()
+    await bench.copy()
+    assert bench.finished == [(0, 29)]
 
 
 async def test_too_long_custom_metadata_goes_to_the_store_alone_for_deletion(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may need it to find the objects (KIP-917)."""
-    copy, told = bench.store.copy_log_segment_data, []
-
-    async def talkative(*args: object) -> bytes:
-        await copy(*args)  # type: ignore[arg-type]  # handed through
-        return b"x" * 129
+    told = []
 
     async def deaf(segment: RemoteLogSegmentMetadata) -> bool:
         told.append(segment.custom_metadata)
         raise RetriableRemoteStorageError("slow down")
 
     bench.log.append(*batches(0, 4))
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", talkative)
+    let_the_store_return(b"x" * 129, bench, monkeypatch)
     monkeypatch.setattr(bench.store, "delete_log_segment_data", deaf)
     with pytest.raises(CustomMetadataTooLargeError):
         await bench.copy()
@@ -65,35 +69,23 @@ async def test_too_long_custom_metadata_goes_to_the_store_alone_for_deletion(
 async def test_custom_metadata_is_kept_with_the_finished_segment(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = bench.store.copy_log_segment_data
-
-    async def talkative(*args: object) -> bytes:
-        await copy(*args)  # type: ignore[arg-type]  # handed through
-        return b"etag"
-
     bench.log.append(*batches(0, 4))
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", talkative)
+    let_the_store_return(b"etag", bench, monkeypatch)
     await bench.copy()
     assert bench.segments[0].custom_metadata == b"etag"
 
 
 async def test_a_limit_of_0_refuses_one_byte_and_allows_none(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy, returned = bench.store.copy_log_segment_data, b""
-
-    async def with_custom_metadata(*args: object) -> bytes:
-        await copy(*args)  # type: ignore[arg-type]  # handed through
-        return returned
-
     remote_log = parse_config("remote.log.metadata.custom.metadata.max.bytes = 0\n" + UPSTREAM).remote_log
     bench.services = replace(bench.services, settings=replace(bench.services.settings, remote_log=remote_log))
     bench.restart()
     bench.log.append(*batches(0, 7))
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", with_custom_metadata)
+    let_the_store_return(b"", bench, monkeypatch)
     await bench.copy()
     copied = len(bench.finished)
     assert copied > 0
     bench.log.append(*batches(70, 4))
-    returned = b"x"
+    let_the_store_return(b"x", bench, monkeypatch)
     with pytest.raises(CustomMetadataTooLargeError, match="returned 1 bytes of custom metadata; the limit is 0"):
         await bench.copy()
     assert len(bench.finished) == copied

@@ -201,7 +201,7 @@ async def test_no_attempt_begins_after_a_denial(bench: Workbench, monkeypatch: p
 
     async def finish_late(work: Callable[[], object]) -> object:
         finished = await run(work)
-        if work.__name__ == "finish":
+        if log.leader_epoch == 0:
             log.elect_unclean(60)
             produce(bench, 8)
             await tasks.copy.ask_leader(log.leader_epoch)
@@ -213,7 +213,7 @@ async def test_no_attempt_begins_after_a_denial(bench: Workbench, monkeypatch: p
     with monkeypatch.context() as finishing:
         finishing.setattr(bench.services.spool, "run", finish_late)
         with pytest.raises(BrokerError, match="a leader denied the records"):
-            await tasks.copy.finish_removed(bounds)
+            await tasks.copy.keep_removed(bounds)
     assert await copied_of_the_old_log(bench, tasks) == []
     assert gaps(bench)[0] == (60, 100)
 
@@ -369,7 +369,7 @@ async def test_an_emptied_broker_denies_nothing(bench: Workbench, monkeypatch: p
     with monkeypatch.context() as failing:
         failing.setattr(bench.store, "copy_log_segment_data", fail)
         await round_of_all(bench, tasks, 1)
-    assert tasks.stages["copy"].last_error == "the store does not answer"
+    assert "the store does not answer" in tasks.stages["copy"].last_error
     records, log.records, log.log_start_offset, log.leader_epoch = log.records, b"", 0, 1
     bounds = await log.bounds(PARTITION, 1000)
     await tasks.copy.ask_leader(bounds.leader_epoch)

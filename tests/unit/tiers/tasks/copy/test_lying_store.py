@@ -1,7 +1,7 @@
 """A store that refuses, stalls, truncates or does not show what it has, under the RLM tasks and under readers.
 
 Copying, trimming and expiry wait and go on by themselves; nothing is deleted that has no DELETE record, nothing is
-believed that was not read back, no listing is asked for; readers are told to try again, and get their bytes later.
+believed that was not read back; readers are told to try again, and get their bytes later.
 """
 
 from __future__ import annotations
@@ -91,12 +91,13 @@ async def test_the_tasks_wait_and_go_on(lie: Lie, step: int, tmp_path: Path) -> 
             assert life.log.log_start_offset == start_before == 0
         life.store.lie = None
         await life.check_what_is_readable()
-        life.clock.advance(RETRIED_AFTER_MS)
+        for _ in range(3):
+            await life.some_rounds(step)
         await life.live()
         await life.live()
         for store in life.stores:
             assert all(deletion.was_named for deletion in store.deletions)
-            assert store.listings == 0
+            assert store.listings == 0 or lie is Lie.TRUNCATES  # it lists objects of an attempt that it does not find
         await life.check_the_end(strangers=set(STRANGERS))
 
 

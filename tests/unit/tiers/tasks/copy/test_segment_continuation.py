@@ -8,12 +8,15 @@ import pytest
 
 from tests.support.fakes.in_memory_log import Aborted
 from tests.support.fakes.record_batches import batch_of, build_batch, control_batch, record
-from tests.support.tiers.workbench import POLICY, Workbench
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.errors import RetriableRemoteStorageError
+from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
 from tiers.segment.indexes.transaction_index import AbortedTxn, decode_transaction_index
+from tiers.tasks.copy.segment_continuation import continuation_at
 
 
 def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
@@ -32,6 +35,21 @@ async def test_leader_epochs_are_carried_over_segments_and_restarts(bench: Workb
     last = bench.segments[-1]
     cumulative = decode_indexes_object(await bench.store.fetch_indexes(last)).indexes.leader_epochs
     assert [(one.epoch, one.start_offset) for one in cumulative] == [(1, 0), (4, 20), (7, 70)]
+
+
+async def test_leader_epochs_are_carried_from_a_kept_segment_over_a_gap(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> None:
+        raise RetriableRemoteStorageError("down")
+
+    bench.log.append(*batches(0, 2, leader_epoch=1), *batches(20, 2, leader_epoch=4))
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", fails)
+    with pytest.raises(RetriableRemoteStorageError):
+        await bench.copy()
+    await bench.metadata.put_log_gap(PARTITION, LogGap(30, 60), 4)
+    continuation = await continuation_at(bench.services, PARTITION, 60)
+    assert [(one.epoch, one.start_offset) for one in continuation.leader_epochs] == [(1, 0), (4, 20)]
 
 
 async def test_the_state_of_producers_is_carried_over_segments_and_restarts(bench: Workbench) -> None:

@@ -13,7 +13,7 @@ from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion
-from tiers.tasks.deletion.segment_deletion import collect_leftovers, write_state
+from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
 
 HOUR_MS = 3_600_000
 EXPIRED = replace(POLICY, retention_ms=1000)
@@ -46,7 +46,7 @@ async def store(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Undeletabl
 
 
 async def round_of(bench: Workbench) -> None:
-    await collect_leftovers(bench.services, PARTITION)
+    await delete_attempts(bench.services, PARTITION, ())
     await bench.expire(EXPIRED)
 
 
@@ -67,7 +67,7 @@ async def test_the_pause_doubles_for_each_segment_up_to_an_hour(bench: Workbench
     for second in range(3 * 3600):
         bench.now_ms += 1000
         count = len(store.asked)
-        await collect_leftovers(bench.services, PARTITION)
+        await delete_attempts(bench.services, PARTITION, ())
         if len(store.asked) > count:
             asked_at_ms.append(second + 1)
     pauses = [later - earlier for earlier, later in pairwise(asked_at_ms)]
@@ -117,7 +117,7 @@ async def test_publications_of_another_process_are_withdrawn_too(bench: Workbenc
     bench.failed_deletion_log.published[str(first.segment_id.id)] = FailedDeletion(
         "orders", str(PARTITION.topic_id), 0, str(first.segment_id.id), 0, 29, 1, 7, 0, 0, "AccessDenied"
     )
-    await collect_leftovers(bench.services, PARTITION)
+    await delete_attempts(bench.services, PARTITION, ())
     assert bench.failed_deletion_log.published == {}
     assert first.segment_id not in [one.segment_id for one in bench.segments]
 
@@ -126,11 +126,11 @@ async def test_a_failed_withdrawal_keeps_the_segment_but_not_the_round(bench: Wo
     store.refused = set()
     await write_state(bench.services, bench.segments[0], RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     bench.failed_deletion_log.failure = RemoteLogMetadataError("not writable")
-    assert await collect_leftovers(bench.services, PARTITION) == 0
+    assert await delete_attempts(bench.services, PARTITION, ()) == 0
     assert len(bench.segments) == 3
     bench.failed_deletion_log.failure = None
     bench.now_ms += HOUR_MS
-    assert await collect_leftovers(bench.services, PARTITION) == 1
+    assert await delete_attempts(bench.services, PARTITION, ()) == 1
     assert len(bench.segments) == 2
 
 
@@ -157,9 +157,9 @@ async def test_a_store_that_is_down_is_left_alone_after_three_failures(bench: Wo
     for segment in bench.segments:
         await write_state(bench.services, segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     store.refused = set(range(1000))
-    assert await collect_leftovers(bench.services, PARTITION) == 0
+    assert await delete_attempts(bench.services, PARTITION, ()) == 0
     assert store.asked == [0, 30, 60]
-    assert await collect_leftovers(bench.services, PARTITION) == 0
+    assert await delete_attempts(bench.services, PARTITION, ()) == 0
     assert store.asked[3:] == [one.start_offset for one in bench.segments[3:6]]
 
 

@@ -1,4 +1,4 @@
-"""Leftovers of copies are deleted several at a time while the store deletes, and one at a time while it fails."""
+"""Needless attempts are deleted several at a time while the store deletes, and one at a time while it fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
-from tiers.tasks.deletion.segment_deletion import collect_leftovers
+from tiers.tasks.deletion.segment_deletion import delete_attempts
 
 DEADLINE_S = 60
 
@@ -53,7 +53,7 @@ async def leave(bench: Workbench, tiles: int, attempts: int) -> None:
 async def test_all_attempts_of_a_plan_go_eight_at_a_time(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     await leave(bench, tiles=11, attempts=3)
     store = Store(bench, monkeypatch, alone=frozenset({0}))
-    assert await collect_leftovers(bench.services, PARTITION) == store.asked == 33
+    assert await delete_attempts(bench.services, PARTITION, bench.segments) == store.asked == 33
     assert store.most_under_way == 8
     assert (bench.segments, bench.metadata.copy_plans(PARTITION)) == ([], [])
 
@@ -64,7 +64,7 @@ async def test_after_a_failure_one_alone_tells_how_the_store_is(
     await leave(bench, tiles=18, attempts=1)
     store = Store(bench, monkeypatch, alone=frozenset({0, 9}))
     store.refused = {8}
-    assert await collect_leftovers(bench.services, PARTITION) == 17
+    assert await delete_attempts(bench.services, PARTITION, bench.segments) == 17
     assert (store.asked, len(bench.segments)) == (18, 1)
     assert bench.metadata.copy_plans(PARTITION) != []
 
@@ -75,7 +75,7 @@ async def test_a_store_that_goes_down_meanwhile_is_left_alone(
     await leave(bench, tiles=30, attempts=1)
     store = Store(bench, monkeypatch, alone=frozenset({0}))
     store.refused = set(range(1, 100))
-    assert await collect_leftovers(bench.services, PARTITION) == 1
+    assert await delete_attempts(bench.services, PARTITION, bench.segments) == 1
     assert store.asked == 9
 
 
@@ -101,7 +101,7 @@ async def test_deletions_in_progress_end_before_an_error_is_raised(
 
     monkeypatch.setattr(bench.metadata, "update_remote_log_segment_metadata", fail_twice)
     with pytest.raises(type(error)) as raised:
-        await collect_leftovers(bench.services, PARTITION)
+        await delete_attempts(bench.services, PARTITION, bench.segments)
     assert raised.value is error
     assert len(ended) == 2 + 2 * 6
     assert len(bench.segments) == 30 - 7

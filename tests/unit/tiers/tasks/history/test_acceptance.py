@@ -11,13 +11,18 @@ import pytest
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
-from tiers.errors import MetadataLostError
+from tests.support.tiers.workbench import Workbench
+from tiers.metadata.attempts import attempt_at_head
+from tiers.metadata.log_bounds import earliest_readable, unexplained_trim
 from tiers.metadata.partition_manifest import witness_of
 from tiers.metadata.records.serde import decode_value
+from tiers.metadata.tenure import Tenure
 from tiers.model.log_start import LogGap
-from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
 TRIMMED = replace(POLICY, local_retention_bytes=0)
 KEY = partition_manifest_key("cluster", PARTITION)
@@ -39,6 +44,20 @@ class Site:
     def stored(self) -> set[str]:
         paths = (self.folder / "remote").rglob("*.*")
         return {path.name for path in paths if path.suffix in (".log", ".indexes")}
+
+    @property
+    def finished(self) -> list[tuple[int, int]]:
+        segments = self.process.metadata.stored_segments(PARTITION)
+        return [(each.start_offset, each.metadata.end_offset) for each in segments if each.is_finished]
+
+    async def doubt(self) -> str:
+        """Returns the owner's doubt after one round more."""
+        await self.process.manager.round()
+        return self.process.manager._managed[PARTITION].doubt
+
+    def lose_objects(self, first_offset: int) -> None:
+        for path in (self.folder / "remote").rglob(f"*{first_offset:020}-*"):
+            path.unlink()
 
     async def lose_metadata(self, *, is_next_started: bool = False) -> None:
         """`is_next_started`: the record that the copy of the second segment began is not lost."""
@@ -86,39 +105,60 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     await site.process.end()
 
 
-async def test_an_acceptance_keeps_the_objects_of_a_copy_whose_end_was_lost(tmp_path: Path) -> None:
+async def test_a_copy_whose_end_was_lost_is_finished_without_an_operator(tmp_path: Path) -> None:
     """The broker has removed the records of that copy. They exist nowhere else."""
     site = Site(tmp_path)
     await site.lose_metadata(is_next_started=True)
     try:
-        (lost,) = (one for one in site.process.metadata.list_remote_log_segments(PARTITION) if one.start_offset == 30)
-        stored = site.stored()
-        with pytest.raises(MetadataLostError):
-            await site.process.manager.round()
-        await site.accept()
         await site.rounds()
-        assert site.process.metadata.gaps(PARTITION) == [LogGap(30, 90)]
-        assert site.process.metadata.remote_log_segment_metadata_by_id(lost.segment_id) is None
-        await site.start_anew()
-        await site.rounds()
-        assert site.stored() >= stored
+        assert site.finished == [(0, 29), (30, 59)]
+        assert "2 accepted segments" in await site.doubt()
     finally:
         await site.process.end()
 
 
+async def test_a_doubt_holds_back_what_destroys_and_copying_goes_on(site: Site) -> None:
+    stored, manifest = site.stored(), await site.process.store.get_object(KEY)
+    site.topics.policy = replace(TRIMMED, retention_bytes=0)
+    site.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10, 16)))
+    await site.rounds()
+    site.clock.advance(VISIBLE_AFTER_MS)
+    assert "3 accepted segments" in await site.doubt()
+    assert site.finished == [(0, 29), (90, 119), (120, 149)]
+    assert site.log.log_start_offset == 90
+    assert site.process.metadata.log_starts(PARTITION) == []
+    assert site.process.metadata.gaps(PARTITION) == []
+    assert site.stored() > stored
+    assert await site.process.store.get_object(KEY) == manifest
+
+
 @pytest.mark.parametrize("is_copied", [True, False])
-async def test_an_acceptance_takes_effect_in_one_round_also_without_copying(site: Site, is_copied: bool) -> None:
-    with pytest.raises(MetadataLostError):
-        await site.process.manager.round()
+async def test_an_acceptance_finishes_in_one_round_what_only_the_store_knows(site: Site, is_copied: bool) -> None:
+    assert await site.doubt()
     site.topics.policy = replace(TRIMMED, copy_disable=not is_copied)
     await site.accept()
-    await site.process.manager.round()
+    assert await site.doubt() == ""
+    assert site.process.metadata.acceptance(PARTITION) is None
+    assert site.finished == [(0, 29), (30, 59), (60, 89)]
+    assert site.process.metadata.gaps(PARTITION) == []
+    await site.start_anew()
+    assert await site.doubt() == ""
+
+
+@pytest.mark.parametrize(("missing", "gap"), [((30, 60), (30, 90)), ((30,), (30, 60)), ((60,), (60, 90))])
+async def test_an_acceptance_takes_effect_in_one_round_without_the_objects(
+    site: Site, missing: tuple[int, ...], gap: tuple[int, int]
+) -> None:
+    for first in missing:
+        site.lose_objects(first)
+    assert "goes on without" in await site.doubt()
+    await site.accept()
+    assert await site.doubt() == ""
     metadata = site.process.metadata
     assert metadata.acceptance(PARTITION) is None
-    assert metadata.gaps(PARTITION) == [LogGap(30, 90)]
-    assert metadata.local_log_start(PARTITION) == (30, 0)
+    assert metadata.gaps(PARTITION) == [LogGap(*gap)]
+    assert unexplained_trim(metadata, PARTITION, gap[0]) is None
     await site.start_anew()
-    site.topics.policy = TRIMMED
     await site.rounds()
     site.clock.advance(POLICY.segment_ms)
     await site.rounds()
@@ -131,16 +171,99 @@ async def test_an_acceptance_that_comes_back_has_no_effect(site: Site, caplog: p
     kept = len(site.metadata_log.records)
     await site.rounds()
     manifest = await site.process.store.get_object(KEY)
-    site.clock.advance(POLICY.segment_ms)
-    await site.rounds()
-    assert site.process.metadata.remote_end_offset(PARTITION) == 99
     site.metadata_log.records = site.metadata_log.records[:kept]
     await site.start_anew()
     assert site.process.metadata.acceptance(PARTITION) == witness
     for _ in range(2):
-        with pytest.raises(MetadataLostError, match="accepted segments"):
-            await site.process.manager.round()
+        assert "accepted segments" in await site.doubt()
     assert site.process.metadata.acceptance(PARTITION) is None
-    assert await site.process.store.get_object(KEY) != manifest
+    assert await site.process.store.get_object(KEY) == manifest
     said = [line for line in caplog.records if "accepted another state" in line.getMessage()]
     assert len(said) == 1
+
+
+def batches(first: int, end: int, leader_epoch: int = 0) -> list[bytes]:
+    return [batch_of(at, 10, value_bytes=15, leader_epoch=leader_epoch) for at in range(first, end, 10)]
+
+
+async def rounds(bench: Workbench, tasks: PartitionTasks, count: int) -> None:
+    """Runs whole rounds of one partition, a minute apart."""
+    for _ in range(count):
+        launched: list[tuple[Surveyed, int | None]] = []
+        await tasks.round(lambda *each, to=launched: to.append(each))
+        for surveyed, start in launched:
+            await tasks.run_copy(surveyed, start)
+        bench.now_ms += 60_000
+        bench.wall_ms += 60_000
+
+
+async def stored(bench: Workbench, first: int, end: int, leader_epoch: int = 0) -> RemoteLogSegmentMetadata:
+    """Stores a segment that the metadata does not know."""
+    built = build_segment(bench.folder / f"{first}.built", batches(first, end, leader_epoch), first)
+    segment = metadata_of(built, PARTITION)
+    await bench.store.copy_log_segment_data(segment, built.log_segment_data(segment))
+    return segment
+
+
+async def test_an_acceptance_restores_a_clamp_and_both_segments(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 70))
+    await bench.write_manifest()
+    await bench.copy_all()
+    bench.log.elect_unclean(40)
+    bench.log.append(*batches(40, 140, leader_epoch=1))
+    await bench.copy_all()
+    await bench.write_manifest()
+    answers = [(each.start_offset, each.clamped_to) for each in bench.segments]
+    assert answers == [(0, None), (30, 39), (40, None), (70, None), (100, None)]
+    for lost in bench.segments[1:]:
+        del bench.metadata.segments[lost.segment_id]
+    bench.metadata.clamps.clear()
+    bench.log.log_start_offset = 100
+    bench.restart()
+    await bench.accept()
+    await rounds(bench, PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 1)), 3)
+    assert bench.metadata.gaps(PARTITION) == []
+    assert [(each.start_offset, each.clamped_to) for each in bench.segments][:4] == answers[:4]
+    assert all(each.is_finished for each in bench.metadata.stored_segments(PARTITION))
+
+
+async def test_an_acceptance_ends_though_it_cannot_restore_a_segment(bench: Workbench) -> None:
+    """A later release wrote the segment. The doubt stays, and copying goes on."""
+    bench.log.append(*batches(0, 40))
+    await bench.write_manifest()
+    await stored(bench, 30, 60)
+    [path] = (bench.folder / "remote").rglob("*.indexes")
+    raw = path.read_bytes()
+    path.write_bytes(raw[:5] + bytes([raw[5] + 1]) + raw[6:])
+    await bench.copy_all()
+    assert bench.finished == [(0, 29)]
+    bench.restart()
+    bench.log.append(*batches(40, 300))
+    bench.log.log_start_offset = 60
+    tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 1))
+    await rounds(bench, tasks, 1)
+    await bench.accept()
+    await rounds(bench, tasks, 3)
+    assert bench.metadata.acceptance(PARTITION) is None
+    assert tasks.doubt
+    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.metadata.remote_end_offset(PARTITION) == 299
+
+
+async def test_an_acceptance_records_a_gap_over_a_segment_of_another_history(bench: Workbench) -> None:
+    bench.log.leader_epoch = 4
+    bench.log.append(*batches(0, 300, leader_epoch=4))
+    await bench.write_manifest()
+    await bench.record_log_start(0)
+    await stored(bench, 30, 60, leader_epoch=5)
+    bench.log.log_start_offset = 60
+    await bench.copy_all()
+    tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 1))
+    await rounds(bench, tasks, 1)
+    assert tasks.doubt
+    await bench.accept()
+    await rounds(bench, tasks, 5)
+    assert tasks.doubt == ""
+    assert bench.metadata.gaps(PARTITION) == [LogGap(30, 60)]
+    assert attempt_at_head(bench.metadata, PARTITION, 0, 60) is None
+    assert earliest_readable(bench.metadata, PARTITION, 60) == 60

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.manifests import KEEP_NOTHING, KEY, Manifests, copied, trimmed
-from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench, with_retention
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
 from tiers.config.paused_work import TierWork
 from tiers.config.total_retention import RETENTION_MINUTES
 from tiers.errors import (
@@ -136,7 +136,7 @@ async def test_a_store_that_fails_is_one_alarm_and_is_asked_again(manifests: Man
 
 
 async def test_the_first_manifest_precedes_the_first_copy_after_a_failed_put(manifests: Manifests) -> None:
-    """A proxy records a user's log start meanwhile. A copy that dies then is a leftover, and no lost metadata."""
+    """A proxy records a user's log start meanwhile."""
     bench = manifests.bench
     manifests.storage.fails = True
     with pytest.raises(RetriableRemoteStorageError):
@@ -145,33 +145,6 @@ async def test_the_first_manifest_precedes_the_first_copy_after_a_failed_put(man
     manifests.storage.fails = False
     assert await manifests.round() == ["get", "get", "put"]
     assert (await manifests.stored()).log_start == LogStart(0, 0, LogStartReason.USER)
-
-    await copied(bench)
-    first = bench.segments[0]
-    bench.metadata.segments = {
-        first.segment_id: replace(first, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED),
-    }
-    await manifests.storage.delete_log_segment_data(first)
-    bench.log.log_start_offset = first.end_offset + 1
-    manifests.new_owner()
-    await manifests.round()
-    await manifests.task.keep_last_copies(bench.log.log_start_offset)
-    assert bench.segments == []
-
-
-async def test_a_log_start_of_another_history_excuses_no_last_copy(manifests: Manifests) -> None:
-    """After an unclean election, the new leader writes records below the log start of the history before."""
-    bench = manifests.bench
-    await bench.record_log_start(200, leader_epoch=0)
-    bench.log.leader_epoch = 5
-    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15, leader_epoch=5) for number in range(5)))
-    bench.end_after = "objects-written"
-    with pytest.raises(ProcessEnded):
-        await bench.copy_task.run(POLICY, await bench.log.bounds(PARTITION, 1000), 0)
-    (unfinished,) = bench.segments
-    assert unfinished.end_offset < 200
-    with pytest.raises(MetadataLostError, match="the store has it"):
-        await manifests.task.keep_last_copies(unfinished.end_offset + 1)
 
 
 def lose_metadata(bench: Workbench) -> None:
@@ -460,19 +433,17 @@ async def test_a_log_start_of_an_earlier_epoch_explains_no_lost_segment(manifest
     await manifests.round()
 
 
-@pytest.mark.parametrize("overlap", [0, 5], ids=["whole", "behind a finished segment"])
-async def test_an_unfinished_copy_of_removed_records_waits_for_a_manifest(manifests: Manifests, overlap: int) -> None:
-    """The manifest is gone. The copy may have been finished, and its last record lost."""
+async def test_no_manifest_is_made_before_an_attempt_at_removed_records_ends(manifests: Manifests) -> None:
+    """The store has no manifest, and the metadata may have lost copies that ended behind the attempt."""
     bench = manifests.bench
     await copied(bench)
     newest = bench.segments[-1]
-    begun = replace(
-        newest, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED, start_offset=newest.start_offset - overlap
-    )
-    bench.metadata.segments[newest.segment_id] = begun
+    bench.metadata.segments[newest.segment_id] = replace(newest, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
     bench.log.log_start_offset = newest.end_offset + 1
-    with pytest.raises(MetadataLostError, match="did not finish"):
-        await manifests.round()
+    assert "put" not in await manifests.round()
+    await bench.copy()
+    assert await manifests.round() == ["get", "put"]
+    assert len((await manifests.stored()).segments) == 3
 
 
 async def test_a_manifest_that_cannot_be_read_is_replaced(manifests: Manifests) -> None:
@@ -484,7 +455,11 @@ async def test_a_manifest_that_cannot_be_read_is_replaced(manifests: Manifests) 
 
 
 async def test_a_manifest_that_cannot_be_read_may_know_more_than_no_metadata(manifests: Manifests) -> None:
+    """Also when copying has gone on."""
     await manifests.storage.put_object(KEY, b"torn")
+    with pytest.raises(MetadataLostError, match="has no metadata"):
+        await manifests.round()
+    await copied(manifests.bench)
     with pytest.raises(MetadataLostError, match="has no metadata"):
         await manifests.round()
 

@@ -1,0 +1,401 @@
+"""The safety checks of `tiers/tasks`, each with its place in the code and what the code does without it.
+
+`removed_checks_search` removes one at a time, and says which tests, stories and seeds of the simulation find that. A
+check that nothing finds is not needed, or a test is missing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.mutants.live_functions import first_line
+from tests.support.repository import ROOT
+
+_FOLDER = "tiers/tasks"
+_ELECTIONS = ("elect", "unclean-election", "out-of-date-replica", "broker-stop", "delete-records", "broker-removes")
+_OTHER_HISTORIES = (*_ELECTIONS, "emptied-replica", "log-start-goes-back")
+_LOST_METADATA = ("metadata-tail-lost", "power-cut", "old-copy", "broker-removes", "delete-records", "retention")
+_OTHER_PLACES = ("store-unmounted", "rebalance", "crash", "retention", "broker-removes")
+_OTHER_OWNERS = ("pause", "isolate", "rebalance", "store-late-puts", "retention", "delete-records", "broker-removes")
+_SETTINGS = ("reload", "retention", "metadata-tail-lost", "rebalance", "pause")
+_STORES = ("store-late", "store-truncates", "store-cut", "store-late-puts", "store-down", "broker-removes")
+_TOPICS = ("topic-missing", "clock", "rebalance", "restart", "metadata-cut")
+_UNFINISHED = ("crash", "power-cut", "store-lost-answers", "store-cut", "store-down", "rebalance", "broker-removes")
+_HISTORIES_OF_ATTEMPTS = (*_ELECTIONS, "crash", "store-lost-answers", "store-down")
+_CLOCKS = ("clock", "retention", "pause")
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedCheck:
+    """A check, and the code without it: the function returns a value at once, or a piece of its text is replaced."""
+
+    path: str
+    qualname: str
+    what: str
+    """What the check compares or requires."""
+    kinds: tuple[str, ...]
+    """The kinds of faults that lead to the check."""
+    returns: str | None = None
+    """An expression that the function returns at once."""
+    old: str = ""
+    new: str = ""
+
+    @property
+    def name(self) -> str:
+        place = f"{Path(self.path).stem}:{self.qualname}"
+        return place if self.returns is not None else f"{place}: {' '.join(self.old.split())}"
+
+    @property
+    def function(self) -> tuple[str, int]:
+        return self.qualname, first_line(self._node(ast.parse((ROOT / self.path).read_text())))
+
+    def tree(self, source: str) -> ast.Module:
+        """Returns the file without the check. Raises `LookupError` if the file does not have it."""
+        if self.returns is None:
+            node = self._node(ast.parse(source))
+            lines = source.splitlines(keepends=True)
+            body = "".join(lines[node.lineno - 1 : node.end_lineno])
+            if body.count(self.old) != 1 or self.old.count("\n") != self.new.count("\n"):
+                raise LookupError(f"{self.path}: {self.qualname} must have once: {self.old}")
+            lines[node.lineno - 1 : node.end_lineno] = [body.replace(self.old, self.new)]
+            return ast.parse("".join(lines))
+        tree = ast.parse(source)
+        node = self._node(tree)
+        # The rest stays behind the return, so that the function stays a coroutine and has the same variables.
+        returned = ast.Return(ast.parse(self.returns, mode="eval").body)
+        node.body.insert(0, ast.copy_location(returned, node.body[0]))
+        for each in ast.walk(returned):
+            ast.copy_location(each, node.body[1])
+        return ast.fix_missing_locations(tree)
+
+    def _node(self, tree: ast.Module) -> ast.FunctionDef | ast.AsyncFunctionDef:
+        within: list[ast.stmt] = tree.body
+        names = self.qualname.replace(".<locals>", "").split(".")
+        found: ast.stmt | None = None
+        for name in names:
+            found = next(
+                (
+                    each
+                    for each in within
+                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and each.name == name
+                ),
+                None,
+            )
+            within = [] if found is None else found.body
+        if not isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef):
+            raise LookupError(f"{self.path} has no function {self.qualname}")
+        return found
+
+
+def _returns(place: str, value: str, what: str, kinds: tuple[str, ...]) -> RemovedCheck:
+    path, _, qualname = place.partition(":")
+    return RemovedCheck(f"{_FOLDER}/{path}.py", qualname, what, kinds, returns=value)
+
+
+def _without(place: str, old: str, new: str, what: str, kinds: tuple[str, ...]) -> RemovedCheck:
+    path, _, qualname = place.partition(":")
+    return RemovedCheck(f"{_FOLDER}/{path}.py", qualname, what, kinds, old=old, new=new)
+
+
+_CHECKS = (
+    # Copies
+    _returns("copy/copy_task:RLMCopyTask.ask_leader", "None", "a new leader has what was read", _ELECTIONS),
+    _returns("copy/copy_task:RLMCopyTask._follow_leader", "None", "a new leader continues what was read", _ELECTIONS),
+    _returns("copy/copy_task:RLMCopyTask._refuse_former_leader", "None", "no records of a former leader", _ELECTIONS),
+    _returns("copy/copy_task:RLMCopyTask._check_open_segment", "None", "the leader has the open segment", _ELECTIONS),
+    _without(
+        "copy/copy_task:RLMCopyTask._keep", "if self.is_denied:", "if False:", "no copy of denied records", _ELECTIONS
+    ),
+    _returns(
+        "copy/copy_task:RLMCopyTask.keep_removed", "None", "the spool keeps what the broker removes", _UNFINISHED
+    ),
+    _without(
+        "copy/copy_task:RLMCopyTask._fill", "services.require_ownership(self._partition)", "pass",
+        "a former owner reads nothing", _OTHER_OWNERS,
+    ),
+    _without(
+        "copy/copy_attempts:CopyAttempts.copy", "asyncio.timeout(limit_ms / 1000)", "asyncio.timeout(None)",
+        "a copy ends before its uuid is forgotten", _OTHER_OWNERS,
+    ),
+    _without(
+        "copy/copy_attempts:CopyAttempts.copy", "await self._read_back(segment, progress)", "segment",
+        "the objects are read back", _STORES,
+    ),
+    # Attempts
+    _returns("copy/copy_attempts:CopyAttempts.blocking", "None", "no attempt may have the records", _UNFINISHED),
+    _without(
+        "copy/copy_attempts:CopyAttempts.start_behind", "if not (is_kept and ", "if False and (is_kept and ",
+        "the spool has the segment before", _UNFINISHED,
+    ),
+    _returns("copy/copy_attempts:CopyAttempts.drop_denied", "None", "the leader has the kept segments", _ELECTIONS),
+    _without(
+        "copy/copy_attempts:CopyAttempts.announce_kept", "await self._renew(kept) if is_used_up else kept", "kept",
+        "a uuid is used once", (*_UNFINISHED, "store-late-puts"),
+    ),
+    _without(
+        "copy/copy_attempts:CopyAttempts._judge", "if now_ms - reading.not_whole_since_ms < visible_after_ms:",
+        "if False:", "two reads are T_vis apart", ("store-late", "crash", "rebalance", "broker-removes", "power-cut"),
+    ),
+    _without(
+        "copy/copy_attempts:CopyAttempts._found",
+        "except RemoteResourceNotFoundError:\n            await self._check_place()",
+        "except RemoteResourceNotFoundError:\n            pass",
+        "the place that has no objects is the tier's", (*_OTHER_PLACES, "power-cut"),
+    ),
+    _returns("copy/copy_attempts:CopyAttempts._is_damaged", "False", "the spool's files are intact", _UNFINISHED),
+    _returns("copy/copy_attempts:CopyAttempts._has_other_log", "False", "the store has the kept size", _STORES),
+    _without(
+        "copy/copy_attempts:CopyAttempts._adopt", "not agrees(services.metadata, found, attempt.valid_end_offset)",
+        "False", "an attempt continues its neighbours", _HISTORIES_OF_ATTEMPTS,
+    ),
+    _without(
+        "copy/copy_attempts:CopyAttempts._read_back", "await self._check_place()", "pass",
+        "the place that has the objects is the tier's", _OTHER_PLACES,
+    ),
+    _without(
+        "copy/copy_attempts:CopyAttempts._read", "reading.is_given_up", "False", "no deleted attempt is finished",
+        _UNFINISHED,
+    ),
+    _returns(
+        "copy/copy_attempts:CopyAttempts.read_again", "None", "an attempt is still not whole before a gap", _UNFINISHED,
+    ),
+    _returns(
+        "copy/copy_attempts:CopyAttempts._has_history", "True", "the leader has an attempt's end",
+        _HISTORIES_OF_ATTEMPTS,
+    ),
+    _without(
+        "copy/copy_attempts:CopyAttempts.give_up", "attempt.segment_id == self.in_progress", "False",
+        "no copy in progress is deleted", _UNFINISHED,
+    ),
+    _without(
+        "copy/copy_attempts:CopyAttempts._is_needless", "age_ms >= KEPT_WITHOUT_RECORDS_MS", "True",
+        "an attempt is 12 h old", _UNFINISHED,
+    ),
+    _without(
+        "copy/copy_attempts:CopyAttempts._is_needless", "not reading.is_not_whole", "False", "an attempt is not whole",
+        _UNFINISHED,
+    ),
+    _without(
+        "copy/copy_attempts:CopyAttempts._is_needless", "self._services.spool.kept_of(attempt.segment_id.id)", "None",
+        "the spool has no attempt to delete", _UNFINISHED,
+    ),
+    # Histories
+    _returns("history/lineage:lowest_common_end", "0", "no cut below the last trim", _OTHER_HISTORIES),
+    _returns("history/lineage:_contradicted_end", "None", "log starts that contradict the tier", _OTHER_HISTORIES),
+    _returns("history/lineage:check_lineage", "None", "the leader has the last record", _OTHER_HISTORIES),
+    _returns("history/lineage:check_remote_lineage", "None", "no divergence is recorded or found", _OTHER_HISTORIES),
+    _returns("history/lineage:check_before_deletion", "None", "no user deletes by another history", _OTHER_HISTORIES),
+    _returns("history/lineage:is_cut", "True", "an unclean election explains the end", _OTHER_HISTORIES),
+    _without(
+        "history/lineage:check_history", "log_start = None if is_diverged else log_start", "pass",
+        "no log start excuses a divergence", _OTHER_HISTORIES,
+    ),
+    _without(
+        "history/lineage:check_history",
+        "if is_diverged and remote_end is not None and remote_end < bounds.log_start_offset:", "if False:",
+        "only a leader with the last remote record ends a divergence", _OTHER_HISTORIES,
+    ),
+    _without(
+        "history/lineage:clamp_end",
+        "if common.offset < bounds.log_start_offset and not is_of_attempts and (is_diverged or end is None):",
+        "if False:",
+        "the start of a log is no common end", _OTHER_HISTORIES,
+    ),
+    _returns("history/clamp_task:RLMClampTask._has_kept", "True", "one leader gave all answers", _OTHER_HISTORIES),
+    _without(
+        "history/lineage:check_leader", "if begun is not None:", "if False:", "the leader has the attempts",
+        _HISTORIES_OF_ATTEMPTS,
+    ),
+    # Gaps
+    _returns("history/log_gap_task:LogGapTask._check_trim", "None", "recorded trims explain a hole", _LOST_METADATA),
+    _returns("history/log_gap_task:LogGapTask._check_head", "None", "no unknown segment at the head", _LOST_METADATA),
+    _returns("history/log_gap_task:LogGapTask._mark_lost", "None", "all processes see the lost head", _LOST_METADATA),
+    _without(
+        "history/log_gap_task:LogGapTask._behind_hole", "if self._attempts.blocking(*hole) is not None:", "if False:",
+        "no attempt may have the hole", _UNFINISHED,
+    ),
+    _without(
+        "history/log_gap_task:LogGapTask._behind_hole",
+        "if now_ms - self._seen.setdefault(hole.first_offset, now_ms) < services.settings.gap_alarm_ms:", "if False:",
+        "a hole stays for a while", ("delete-records", "slow-link", "lost-answers", "metadata-cut", "pause"),
+    ),
+    _returns("history/unknown_segments:_is_whole", "False", "no unknown segment in a hole", _LOST_METADATA),
+    # The manifest
+    _returns(
+        "history/partition_manifest:PartitionManifestTask.check_gap", "None", "no record of a gap was copied",
+        _LOST_METADATA,
+    ),
+    _returns(
+        "history/partition_manifest:PartitionManifestTask.confirm", "True", "the store has this owner's manifest",
+        (*_OTHER_PLACES, "store-late-puts"),
+    ),
+    _returns(
+        "history/partition_manifest:PartitionManifestTask.require_stored", "None", "the same before a copy counts",
+        _OTHER_PLACES,
+    ),
+    _returns(
+        "history/partition_manifest:PartitionManifestTask.has_accepted", "True", "the manifest has what is trimmed",
+        (*_LOST_METADATA, "store-refuses-writes"),
+    ),
+    _returns(
+        "history/partition_manifest:PartitionManifestTask._check_place", "None", "the store is the place of the tier",
+        _OTHER_PLACES,
+    ),
+    _returns(
+        "history/partition_manifest:PartitionManifestTask._judge", "None", "a manifest that may be replaced",
+        _OTHER_OWNERS,
+    ),
+    _returns(
+        "history/partition_manifest:PartitionManifestTask._restore", "None", "the stored manifest is written again",
+        _OTHER_OWNERS,
+    ),
+    _returns(
+        "history/partition_manifest:PartitionManifestTask._do_tiers_meet", "True", "no manifest over a hole",
+        (*_LOST_METADATA, "store-unmounted"),
+    ),
+    _returns("history/stored_manifest:check_positions", "None", "the metadata reaches its positions", _LOST_METADATA),
+    _returns("history/stored_manifest:refuse_to_forget", "None", "the metadata knows each segment", _LOST_METADATA),
+    _returns("history/stored_manifest:check_stored_manifest", "None", "both before a tier is deleted", _LOST_METADATA),
+    _returns("history/stop_check:lacks_settings", "False", "an import lacks settings", _LOST_METADATA),
+    _returns("history/store_place:StorePlace.check", "True", "the store has other partitions", _OTHER_PLACES),
+    # Trims
+    _returns(
+        "retention/trim_task:TrimTask._has_present_settings", "True", "the settings are those of the policy", _SETTINGS
+    ),
+    _returns(
+        "retention/trim_task:TrimTask._stored_to", "target", "the store has what is trimmed",
+        (*_STORES, "store-unmounted"),
+    ),
+    _without(
+        "retention/trim_task:TrimTask.run", "if checked_epoch not in (None, bounds.leader_epoch):", "if False:",
+        "the leader is the one that was compared", _OTHER_HISTORIES,
+    ),
+    _without(
+        "retention/trim_task:TrimTask.run", "share_start is not None and share_start < target", "False",
+        "share groups have read what is trimmed", _ELECTIONS,
+    ),
+    _without(
+        "retention/trim_task:TrimTask.target", "if (log_start or 0) > bounds.log_start_offset:", "if False:",
+        "expiry comes before the trim", _OTHER_HISTORIES,
+    ),
+    _without(
+        "retention/trim_task:_trim_hold_of", "if segment.valid_end_offset >= view.last_stable_offset:", "if False:",
+        "no trim above the LSO", ("hanging-transaction", *_ELECTIONS),
+    ),
+    _without(
+        "retention/trim_task:_trim_hold_of",
+        "if visible_for_ms is None or visible_for_ms < view.visible_after_ms:", "if visible_for_ms is None:",
+        "T_vis has passed", ("slow-link", "metadata-cut", "isolate", "pause", "store-late"),
+    ),
+    # Expiry
+    _returns(
+        "retention/expiration_task:RLMExpirationTask._clock_is_trusted", "True", "the clock is right", _CLOCKS
+    ),
+    _returns(
+        "retention/expiration_task:RLMExpirationTask._settings_still_expire", "True", "the settings still expire",
+        _SETTINGS,
+    ),
+    _returns(
+        "retention/expiration_task:RLMExpirationTask._check_settings", "None", "the same while the write waits",
+        _SETTINGS,
+    ),
+    _without(
+        "retention/expiration_task:RLMExpirationTask.expire",
+        "min(expired_to, start if remote_end is None else max(start, remote_end + 1))", "expired_to",
+        "only compared records expire", _OTHER_HISTORIES,
+    ),
+    _returns(
+        "retention/expiration_task:RLMExpirationTask._trouble_without", "None", "the store has the other copies",
+        (*_STORES, "crash", "lost-answers"),
+    ),
+    _without(
+        "retention/expiration_task:RLMExpirationTask._superseded", "if not all(map(is_accepted, found)):", "if False:",
+        "the manifest has the other copies", _OTHER_OWNERS,
+    ),
+    _without(
+        "retention/expiration_task:RLMExpirationTask._superseded",
+        "if any(seen is None or seen > visible_since_ms for seen in seen_at_ms):", "if False:",
+        "T_vis has passed for the other copies", _OTHER_OWNERS,
+    ),
+    _without(
+        "retention/expiration_task:RLMExpirationTask._delete", "if known != segment:", "if False:",
+        "the segment is the one that was chosen", _OTHER_HISTORIES,
+    ),
+    _without(
+        "retention/expiration_task:RLMExpirationTask.apply_log_start",
+        "log_start <= bounds.last_stable_offset", "log_start",
+        "no log start above the LSO is applied", ("hanging-transaction", *_ELECTIONS),
+    ),
+    _returns("retention/total_retention:_check_unrecorded", "None", "no recorded total is replaced", _SETTINGS),
+    # Deletions
+    _returns("deletion/remote_disable:RemoteDisableTask._check", "None", "the deletion is still asked for", _SETTINGS),
+    _without(
+        "deletion/remote_disable:RemoteDisableTask._delete", "await services.present_tier_settings(partition)", "pass",
+        "the settings are read to their end", _SETTINGS,
+    ),
+    _returns("deletion/missing_topics:MissingTopics._is_idle_for_long", "True", "records end late", _TOPICS),
+    _returns("deletion/missing_topics:MissingTopics._is_counted", "False", "topics that vanished together", _TOPICS),
+    _returns("deletion/missing_topics:MissingTopics._waited", "list(topics)", "the deletion delay", _TOPICS),
+    _returns("deletion/missing_topics:vanished_together", "set()", "topics that vanished together stay", _TOPICS),
+    _without(
+        "deletion/missing_topics:MissingTopics.missing_for_long", "if not services.knows_all_partitions:", "if False:",
+        "all metadata is read", _TOPICS,
+    ),
+    _without(
+        "deletion/topic_deletion:TopicDeletionTask._gone", "if metadata_topic_id in gone:", "if False:",
+        "the brokers know the metadata topic", _TOPICS,
+    ),
+    _without(
+        "deletion/segment_deletion:delete_attempts.<locals>.delete",
+        "if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:", "if known is None:",
+        "no finished segment is deleted as an attempt", _OTHER_OWNERS,
+    ),
+    _without(
+        "deletion/deleted_segments:DeletedSegmentsTask._forget.<locals>.delete_again",
+        "if services.metadata.remote_log_segment_metadata_by_id(segment.segment_id) is not None:", "if False:",
+        "no announced segment is deleted again", _OTHER_OWNERS,
+    ),
+    _without(
+        "deletion/deleted_segments:DeletedSegmentsTask.run", "if abs(skew_ms) > max_skew_ms:", "if False:",
+        "the clock is right before a segment is forgotten", _CLOCKS,
+    ),
+    # Rounds
+    _returns("task_services:TaskServices.require_ownership", "None", "this process owns the partition", _OTHER_OWNERS),
+    _without(
+        "partition_tasks:PartitionTasks._is_in_effect", "policy == self.policy", "True", "the policy was not replaced",
+        _SETTINGS,
+    ),
+    _without(
+        "partition_tasks:PartitionTasks._is_in_effect", "not self._doubts", "True", "no doubt begins meanwhile",
+        _LOST_METADATA,
+    ),
+    _without(
+        "partition_tasks:PartitionTasks.expire", "if self._doubts:", "if False:", "nothing expires in doubt",
+        _LOST_METADATA,
+    ),
+    _without(
+        "partition_tasks:PartitionTasks.trim", "if not self._doubts:", "if True:", "no trim in doubt", _LOST_METADATA
+    ),
+    _without(
+        "partition_tasks:PartitionTasks.delete", "if self._doubts:", "if False:", "no deletion in doubt",
+        _LOST_METADATA,
+    ),
+    _without(
+        "partition_tasks:PartitionTasks.write_manifest", "if not self._doubts and", "if",
+        "the manifest stays in doubt", _LOST_METADATA,
+    ),
+    _without(
+        "partition_tasks:PartitionTasks.survey", "if bounds.leader_epoch != checked_epoch:", "if False:",
+        "one leader through the survey", _OTHER_HISTORIES,
+    ),
+    _without(
+        "partition_tasks:PartitionTasks.copy_segments",
+        "if metadata.gaps(self.partition) and not (self._doubts or await self.manifest.run()):", "if False:",
+        "the manifest has a gap before the copies behind it", (*_LOST_METADATA, "store-refuses-writes"),
+    ),
+)  # fmt: skip
+
+CHECKS: Mapping[str, RemovedCheck] = {one.name: one for one in _CHECKS}

@@ -1,0 +1,23 @@
+"""All stories, in the order of their modules, and the list of the open ones."""
+
+from __future__ import annotations
+
+from tests.support.simulation import stories_of_copies, stories_of_history
+from tests.support.simulation.stories import Script, tell
+
+STORIES = {
+    one.name: one
+    for module in (stories_of_copies, stories_of_history)
+    for one in vars(module).values()
+    if isinstance(one, Script)
+}
+
+
+def open_stories() -> str:
+    """Returns a line for each story to which the product does not keep yet."""
+    return "\n".join(f"open: {one.name}: {one.open}" for one in STORIES.values() if one.open)
+
+
+def failure(name: str) -> str | None:
+    """Tells a story. Returns how it goes another way; None: it goes as it must."""
+    return tell(STORIES[name]).failure

@@ -1,0 +1,168 @@
+"""Stories of copies that do not finish: no crash, outage or full disk costs the only copy of a record."""
+
+from __future__ import annotations
+
+from tests.support.simulation.stories import MINUTE_S, Story, story
+from tiers.storage.object_key import parse_segment_key
+
+
+@story()
+async def a_store_refuses_what_it_has_taken(on: Story) -> None:
+    """The store takes both objects of a segment, and refuses GET and DELETE for 20 minutes."""
+    await on.produce(16)
+    await on.copied_to(8)
+    segment = await on.next_segment()
+    on.refuse(lambda verb, key: verb in ("GET", "DELETE"))
+    await on.passes(2 * MINUTE_S)
+    on.retention_removes(segment.next_offset)
+    await on.passes(18 * MINUTE_S)
+    on.accept_all()
+    await on.passes(20 * MINUTE_S)
+    on.require_kept(segment)
+    await on.require_readable()
+
+
+@story(total=None)
+async def a_kill_before_the_end_of_a_copy(on: Story) -> None:
+    """A process is killed before it finishes a whole copy, and the broker removes its first record."""
+    await on.produce(16)
+    await on.copied_to(8)
+    segment = await on.next_segment()
+    on.kill()
+    on.retention_removes(segment.first + 1)
+    await on.start()
+    await on.produce(24)
+    await on.copied_to(on.end - 8)
+    await on.require_readable(segment.first + 1)
+
+
+@story()
+async def a_kill_before_the_end_of_a_copy_with_a_total(on: Story) -> None:
+    """The same, and the topic has a total of its own: the removed record is in the store alone."""
+    await on.produce(16)
+    await on.copied_to(8)
+    segment = await on.next_segment()
+    on.kill()
+    on.retention_removes(segment.first + 1)
+    await on.start()
+    await on.produce(24)
+    await on.copied_to(on.end - 8)
+    on.require_kept(segment)
+    await on.require_readable()
+
+
+@story(processes=2)
+async def a_rolling_restart_before_the_end_of_a_copy(on: Story) -> None:
+    """All processes restart cleanly after a copy is whole, and the broker removes its first record."""
+    await on.produce(16)
+    await on.copied_to(8)
+    segment = await on.next_segment()
+    on.refuse(lambda verb, key: verb == "GET" and key in segment.keys)
+    for machine in on.machines:
+        machine.stop()
+    await on.until("the processes do not stop", lambda: all(one.process is None for one in on.machines))
+    on.retention_removes(segment.first + 1)
+    on.accept_all()
+    await on.start()
+    await on.produce(24)
+    await on.copied_to(on.end - 8)
+    await on.require_readable()
+
+
+@story()
+async def a_kill_before_the_end_of_the_first_copy(on: Story) -> None:
+    """A process is killed before it finishes the first copy of a partition, and the broker removes its first record."""
+    segment = await on.next_segment()
+    on.kill()
+    on.retention_removes(segment.first + 1)
+    consumer = on.watch(0)
+    await on.start()
+    await on.produce(24)
+    await on.copied_to(on.end - 8)
+    consumer.require_no_reset()
+    on.require_kept(segment)
+    await on.require_readable()
+
+
+@story()
+async def a_whole_copy_found_while_the_broker_has_its_records(on: Story) -> None:
+    """A new process finds a whole copy, and the broker removes its records right after the first look at it."""
+    await on.produce(16)
+    await on.copied_to(8)
+    segment = await on.next_segment()
+    on.kill()
+    starting = on.begin(on.start())
+    await on.served(lambda verb, key: segment if key in segment.keys else None)
+    on.retention_removes(segment.next_offset)
+    await starting
+    await on.produce(24)
+    await on.copied_to(on.end - 8)
+    on.require_kept(segment)
+    await on.require_readable()
+
+
+@story()
+async def a_pause_after_a_failed_attempt(on: Story) -> None:
+    """The store refuses one PUT, then every DELETE, and the broker removes the records before the next attempt."""
+    await on.produce(16)
+    await on.copied_to(8)
+    refused: list[str] = []
+
+    def refuses(verb: str, key: str) -> bool:
+        if verb == "PUT" and parse_segment_key(key) is not None and not refused:
+            refused.append(key)
+            return True
+        return verb == "DELETE"
+
+    on.refuse(refuses)
+    first = on.end
+    await on.produce(16)
+    await on.until("no PUT is refused", lambda: bool(refused))
+    await on.passes(MINUTE_S)
+    on.retention_removes(first)
+    await on.passes(MINUTE_S)
+    on.accept_all()
+    await on.passes(20 * MINUTE_S)
+    await on.copied_to(first)
+    await on.require_readable()
+
+
+@story(is_encrypted=True)
+async def a_full_disk_before_the_encryption(on: Story) -> None:
+    """The spool's disk has no room to encrypt the only copy of records that the broker removed."""
+    await on.produce(16)
+    await on.copied_to(8)
+    first = on.copied_end
+
+    def refuses(verb: str, key: str) -> bool:
+        if verb == "PUT":
+            on.retention_removes(first + 4)
+        return verb == "PUT"
+
+    on.refuse(refuses)
+    await on.produce(16)
+    await on.passes(5.0)
+    on.machine.is_spool_full = True
+    on.accept_all()
+    await on.passes(MINUTE_S)
+    on.machine.is_spool_full = False
+    await on.passes(10 * MINUTE_S)
+    await on.copied_to(first + 4)
+    await on.require_readable()
+
+
+@story()
+async def a_full_disk_while_a_segment_is_open(on: Story) -> None:
+    """The spool's disk is full when the next records are appended, and the broker has removed the first ones."""
+    await on.produce(16)
+    await on.copied_to(8)
+    await on.passes(10.0)
+    first = on.copied_end
+    on.retention_removes(first + 2)
+    on.machine.is_spool_full = True
+    await on.produce(16)
+    await on.passes(MINUTE_S)
+    on.machine.is_spool_full = False
+    await on.passes(10 * MINUTE_S)
+    await on.copied_to(first + 8)
+    await on.require_readable()

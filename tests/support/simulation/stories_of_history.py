@@ -1,0 +1,81 @@
+"""Stories of lost metadata, of another history, and of retention: what is not known is not called gone."""
+
+from __future__ import annotations
+
+from tests.support.simulation.expectation import Retention
+from tests.support.simulation.stories import MINUTE_S, Story, StoryError, story
+from tiers.storage.object_key import parse_segment_key
+
+
+async def _lose_metadata_of_the_next_segments(on: Story) -> None:
+    """The metadata topic loses its tail from now on, and the local state goes. Only objects of segments were written.
+
+    The broker has removed the records of the first segment then."""
+    ends, first = on.metadata_ends(), on.end
+    on.refuse(lambda verb, key: verb == "PUT" and parse_segment_key(key) is None)
+    await on.produce(24)
+    await on.copied_to(first + 16)
+    copied = on.whole_segments()
+    on.retention_removes(first + 8)
+    on.kill()
+    on.lose_metadata(ends)
+    on.accept_all()
+    await on.start(keep_state=False)
+    await on.passes(30.0)  # until the owner has listed the store
+    consumer = on.watch(first)
+    await on.passes(10 * MINUTE_S)
+    consumer.require_no_reset()
+    earliest = await on.earliest()
+    if earliest is not None and earliest > first:
+        raise StoryError(f"EARLIEST moves from {first} to {earliest}")
+    for segment in copied:
+        on.require_kept(segment)
+    await on.until("no alarm tells that metadata was lost", lambda: "metadata-lost" in on.alarms())
+
+
+@story()
+async def metadata_of_the_first_segments_is_lost(on: Story) -> None:
+    """The metadata topic loses its tail with the first segments of a partition, and no process has a state."""
+    await on.passes(10.0)
+    await _lose_metadata_of_the_next_segments(on)
+
+
+@story()
+async def metadata_of_the_first_segments_after_a_deletion_is_lost(on: Story) -> None:
+    """The same with the first segments after a user has deleted all records."""
+    await on.produce(16)
+    await on.copied_to(8)
+    await on.user_deletes(on.end)
+    await on.until("the objects of deleted records stay", lambda: not on.whole_segments())
+    await on.passes(10.0)
+    await _lose_metadata_of_the_next_segments(on)
+
+
+@story(topic={"segment.bytes": 2_000}, open="two histories are joined with the alarm `gap` only")
+async def an_emptied_broker_that_has_grown_again(on: Story) -> None:
+    """A broker is emptied, and its new log is longer than the old one: an alarm tells of the other history."""
+    await on.produce(48)
+    await on.copied_to(32)
+    on.emptied_election(0)
+    await on.produce(80)
+    on.retention_removes(44)
+    await on.passes(2 * MINUTE_S)
+    if not on.alarms_so_far() & {"diverged", "clamped"}:
+        raise StoryError(f"two histories are joined, and the alarms are only {sorted(on.alarms_so_far())}")
+
+
+@story(
+    processes=2, total=None, broker_retention=Retention(-1, 11_500),
+    topic={"segment.bytes": 3_000, "segment.ms": 5_000, "local.retention.bytes": 0},
+)  # fmt: skip
+async def size_retention_right_after_a_takeover(on: Story) -> None:
+    """A new owner counts the bytes of the local log once, so that size retention deletes nothing in retention."""
+    for _ in range(18):
+        await on.produce(4)
+        await on.passes(6.0)
+    await on.produce(22)
+    assert on.size_bytes < 11_500
+    on.kill()
+    await on.start()
+    await on.passes(MINUTE_S)
+    await on.require_readable()
