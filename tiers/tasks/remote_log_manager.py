@@ -228,17 +228,13 @@ class RemoteLogManager:
             "a segment in the spool could not be stored for its owner",
             "segments in the spool can be stored for their owners again",
         )
-        stored: set[UUID] = set()
         while True:
             await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
             troubles: list[str] = []
-            kept_segments = [each for each in self._services.spool.kept() if not self._is_worked_on(each.partition)]
-            stored &= {each.metadata.segment_id.id for each in kept_segments}
-            for kept in kept_segments:
-                uuid = kept.metadata.segment_id.id
+            for kept in self._services.spool.kept():
                 try:
-                    if await store_for_its_owner(self._services, kept, is_stored=uuid in stored):
-                        stored.add(uuid)
+                    if not self._is_worked_on(kept.partition):
+                        await store_for_its_owner(self._services, kept)
                 except RemoteLogError as error:
                     troubles.append(str(error))
                 except Exception:  # the copying goes on

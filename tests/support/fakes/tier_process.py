@@ -158,7 +158,7 @@ class TierProcess:
     async def store_kept(self) -> None:
         """Stores the segments in the spool for the owner of the partition, or removes them."""
         for kept in self._spool.kept():
-            await store_for_its_owner(self._services, kept, is_stored=False)
+            await store_for_its_owner(self._services, kept)
 
     def spooled(self) -> list[Path]:
         return list(self.settings.spool_dir.iterdir())

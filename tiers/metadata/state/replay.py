@@ -234,15 +234,15 @@ class Replay:
             self._cover.finished(key, SegmentRun(order, start, end, uuid), stored)
             valid_end = valid_end_offset(self._state.clamps(self._txn, key), order, end)
             epochs = [each for each in stored_leader_epochs(raw, known) if each[1] <= valid_end]
-            self._raise_epochs(key, valid_end, epochs)
+            if epochs:  # a clamp may have cut all records
+                self._raise_epochs(key, valid_end, epochs)
             self._finished.append(update.segment_id)
         elif known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._cover.again(key, start, end)
 
     def _raise_epochs(self, key: bytes, segment_end: int, epochs: list[tuple[int, int]]) -> None:
         ends = [*[start_offset - 1 for _, start_offset in epochs[1:]], segment_end]
-        # A clamp may have cut all records of the segment.
-        for (epoch, start_offset), end_offset in zip(epochs, ends, strict=False):
+        for (epoch, start_offset), end_offset in zip(epochs, ends, strict=True):
             epoch_key = key + I32.pack(epoch)
             raw = self._txn.get(epoch_key, db=self._db.epochs)
             lowest, highest = (start_offset, end_offset) if raw is None else LOWEST_AND_HIGHEST.unpack(raw)

@@ -46,6 +46,7 @@ from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.deletion.segment_deletion import delete_segment
 from tiers.tasks.history.lineage import check_lineage, is_cut, lowest_common_end
 from tiers.tasks.task_services import TaskServices
+from tiers.verify.read_back import check_stored
 
 KEPT_WITHOUT_RECORDS_MS = 12 * 3_600_000
 """How long an attempt that is not whole stays when no leader has its records. A member whose machine was down meanwhile
@@ -319,6 +320,7 @@ class CopyAttempts:
             reading.is_renewed = True
             # A store that damages each copy gets the next one after a longer pause.
             self._readings[renewed.metadata.segment_id.id] = _Reading(reading.due_ms, reading.pause_ms)
+            services.require_ownership(self._partition)
             await announce(services, renewed.metadata)
         return False
 
@@ -453,11 +455,11 @@ class CopyAttempts:
                 await metadata.end_log_gap(self._partition, gap)
 
 
-async def store_for_its_owner(services: TaskServices, kept: KeptSegment, *, is_stored: bool) -> bool:
+async def store_for_its_owner(services: TaskServices, kept: KeptSegment) -> None:
     """Stores a kept segment of a partition that another member owns, if the store does not have it.
 
-    That owner reads it back and finishes it. `is_stored` is the answer of an earlier call. Returns whether the store
-    has the segment. Raises the errors of the store, the spool and the metadata manager."""
+    That owner reads it back and finishes it. The function asks the store each time, since the file system of the store
+    may be another one by now. Raises the errors of the store, the spool and the metadata manager."""
     metadata, partition, settings = services.metadata, kept.partition, services.settings
     await metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, settings.request_timeout_ms)
     is_topic_gone = (
@@ -465,18 +467,17 @@ async def store_for_its_owner(services: TaskServices, kept: KeptSegment, *, is_s
     )
     if is_topic_gone:
         await services.spool.remove(kept)
-        return False
+        return
     known = metadata.remote_log_segment_metadata_by_id(kept.metadata.segment_id)
     is_attempt = known is not None and known.state == kept.metadata.state
     # Only the owner knows which log start the leader confirms. But it deletes no attempt by another one.
     log_start = 0 if is_attempt else metadata.log_start_offset(partition) or 0
-    if await removed_if_needless(services, kept, log_start) or not is_attempt or is_stored:
-        return is_stored
+    if await removed_if_needless(services, kept, log_start) or not is_attempt:
+        return
     try:
-        await read_attempt(services, kept.metadata)
+        await check_stored(services.storage, kept.metadata, services.key_ring)
     except RemoteResourceNotFoundError:
         await store(services, kept)
-    return True
 
 
 async def removed_if_needless(services: TaskServices, kept: KeptSegment, log_start: int) -> bool:

@@ -408,8 +408,8 @@ class RLMCopyTask:
     def _observe_lag(self, start: int, last_stable_offset: int, policy: TopicPolicy) -> None:
         builder = self._builder
         next_offset = start if builder is None else builder.next_offset
-        kept = [each.metadata for each in self._kept if each.metadata.start_offset >= next_offset]
-        kept_offsets = sum(each.end_offset + 1 - each.start_offset for each in kept)
+        kept = [each.metadata for each in self._kept]
+        kept_offsets = sum(max(0, each.end_offset + 1 - max(each.start_offset, next_offset)) for each in kept)
         unread_offsets = max(0, last_stable_offset - next_offset - kept_offsets)
         self.lag_bytes = self._open_bytes + self._kept_bytes + int(unread_offsets * self._bytes_per_offset(start))
         now_ms = self._services.clock_ms()

@@ -112,8 +112,8 @@ class LogGapTask:
         head = LogGap(log_start, bounds.log_start_offset if first is None else first.start_offset)
         trim = unexplained_trim(metadata, partition, log_start)
         if self._manifest.is_accepted:
-            await self._announce_unknown(head)
-            if trim is not None and self.doubt is None:
+            announced = await self._announce_unknown(head)
+            if trim is not None and announced is not None:
                 self._check_ownership()
                 await metadata.put_local_log_start(partition, OffsetAndEpoch(log_start, bounds.leader_epoch))
             return
@@ -156,9 +156,8 @@ class LogGapTask:
             return True  # copying waits for the attempt, or goes on behind it
         if self._manifest.is_accepted:
             announced = await self._announce_unknown(hole)
-            if self.doubt is None:
-                for rest in _without(hole, announced):
-                    await self._record(rest, bounds)
+            for rest in () if announced is None else _without(hole, announced):
+                await self._record(rest, bounds)
             return True
         if not await self._is_sure(hole):
             return True
@@ -171,10 +170,13 @@ class LogGapTask:
             await self._record(hole, bounds)
         return True
 
-    async def _announce_unknown(self, hole: LogGap) -> list[RemoteLogSegmentMetadata]:
-        """Announces the segments that only the store knows, after an acceptance. Sets `doubt` if it cannot."""
-        announced, self.doubt = await self._manifest.announce_unknown(hole)
-        return announced
+    async def _announce_unknown(self, hole: LogGap) -> list[RemoteLogSegmentMetadata] | None:
+        """Announces the segments that only the store knows, after an acceptance.
+
+        Sets `doubt` and returns None if it cannot announce all of them."""
+        announced, error = await self._manifest.announce_unknown(hole)
+        self.doubt = self.doubt or error
+        return announced if error is None else None
 
     async def _record(self, hole: LogGap, bounds: LocalLogBounds) -> None:
         """Records a gap over the hole, together with the gap before it."""

@@ -293,7 +293,7 @@ async def test_a_damaged_kept_segment_keeps_no_other_from_being_stored(bench: Wo
         await until(lambda: len([*(bench.folder / "remote").rglob("*.indexes")]) == 3, 30)
 
 
-async def test_a_kept_segment_is_read_back_once_for_its_owner(
+async def test_a_kept_segment_costs_one_byte_a_look_until_its_owner_ends_it(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner may be a long time finishing it."""
@@ -303,16 +303,31 @@ async def test_a_kept_segment_is_read_back_once_for_its_owner(
     fetch, fetched = bench.store.fetch_log_segment, []
 
     async def counting(segment: RemoteLogSegmentMetadata, start: int, end: int | None = None) -> memoryview:
-        fetched.append(start)
-        return await fetch(segment, start, end)
+        found = await fetch(segment, start, end)
+        fetched.append(len(found))
+        return found
 
     monkeypatch.setattr(bench.store, "fetch_log_segment", counting)
     bench.metadata.owned = False
     async with running.run():
-        await until(lambda: 0 in fetched)
-        rounds = running.topics.refreshes
-        await until(lambda: running.topics.refreshes > rounds + 5)
-    assert fetched.count(0) == 1
+        await until(lambda: len(fetched) > 5)
+    assert set(fetched) == {1}
+
+
+async def test_a_kept_segment_is_stored_again_if_its_objects_are_gone(bench: Workbench) -> None:
+    running = Running(bench, POLICY)
+    kept = await keep_segment(bench, PARTITION, 0)
+    bench.metadata.owned = False
+    async with running.run():
+        await until(lambda: len(stored_files(bench)) == 2)
+        for path in stored_files(bench):
+            path.unlink()
+        await until(lambda: len(stored_files(bench)) == 2)
+    assert kept in bench.services.spool.kept()
+
+
+def stored_files(bench: Workbench) -> list[Path]:
+    return [*(bench.folder / "remote").rglob("*.log"), *(bench.folder / "remote").rglob("*.indexes")]
 
 
 async def test_a_disk_that_is_full_at_the_start_delays_the_manager(
