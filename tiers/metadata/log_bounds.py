@@ -1,6 +1,6 @@
 """The bounds of a log over both tiers: `earliest_readable` is its start, `next_local_offset` the end of its copy.
 
-`explained_to` finds the first offset that the metadata does not explain, and `holes` finds all of them.
+`explained_to` finds the first offset that the metadata does not explain, and `unexplained_runs` finds all of them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def next_uncopied(metadata: RemoteLogMetadataReader, partition: TopicIdPartition
     return _behind_gaps(metadata, partition, offset)
 
 
-async def holes(
+async def unexplained_runs(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int, end: int
 ) -> list[LogGap]:
     """Returns the runs of offsets below `end` that neither a readable segment nor a recorded gap has, ascending.

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from tiers.errors import MetadataLostError, RemoteStorageError
-from tiers.metadata.log_bounds import holes, next_uncopied, unexplained_trim
+from tiers.metadata.log_bounds import next_uncopied, unexplained_runs, unexplained_trim
 from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -83,7 +83,7 @@ class LogGapTask:
         await self._record_seen(bounds)
         if local_start > log_start:
             await self._check_head(log_start, bounds)
-        found = await holes(metadata, partition, log_start, local_start)
+        found = await unexplained_runs(metadata, partition, log_start, local_start)
         first_offsets = {hole.first_offset for hole in found}
         self._seen = {offset: since for offset, since in self._seen.items() if offset in first_offsets}
         self._doubted = {offset: doubt for offset, doubt in self._doubted.items() if offset in first_offsets}

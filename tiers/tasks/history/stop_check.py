@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 from tiers.config.paused_work import paused_work
 from tiers.config.total_retention import TOTAL_KEYS
 from tiers.errors import LogDivergedError, RemoteLogMetadataError
-from tiers.metadata.log_bounds import holes, unexplained_trim
+from tiers.metadata.log_bounds import unexplained_runs, unexplained_trim
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest, witness_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager, RemoteLogMetadataReader
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -118,7 +118,7 @@ async def _has_unexplained_offsets(
     metadata: RemoteLogMetadataManager, partition: TopicIdPartition, bounds: LocalLogBounds, log_start: int | None
 ) -> bool:
     start = log_start or 0
-    if await holes(metadata, partition, start, bounds.log_start_offset):
+    if await unexplained_runs(metadata, partition, start, bounds.log_start_offset):
         return True
     trim = unexplained_trim(metadata, partition, start)
     return trim is not None and all(each.offset < trim.offset for each in metadata.log_starts(partition))
