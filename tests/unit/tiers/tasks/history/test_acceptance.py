@@ -13,6 +13,7 @@ from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tests.support.tiers.segment_metadata import copied
 from tests.support.tiers.workbench import Workbench
 from tiers.metadata.attempts import attempt_at_head
 from tiers.metadata.log_bounds import earliest_readable, unexplained_trim
@@ -248,6 +249,26 @@ async def test_an_acceptance_ends_though_it_cannot_restore_a_segment(bench: Work
     assert tasks.doubt
     assert bench.metadata.gaps(PARTITION) == []
     assert bench.metadata.remote_end_offset(PARTITION) == 299
+
+
+async def test_a_doubt_about_one_hole_outlasts_the_acceptance_of_the_next(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 40))
+    await bench.write_manifest()
+    await stored(bench, 30, 60)
+    [path] = (bench.folder / "remote").rglob("*.indexes")
+    raw = path.read_bytes()
+    path.write_bytes(raw[:5] + bytes([raw[5] + 1]) + raw[6:])
+    await bench.copy_all()
+    segment = await stored(bench, 60, 90)
+    await copied(bench.metadata, segment)
+    bench.restart()
+    bench.log.append(*batches(40, 300))
+    bench.log.log_start_offset = 120
+    tasks = PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 1))
+    await bench.accept()
+    await rounds(bench, tasks, 1)
+    assert tasks.doubt
+    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)]
 
 
 async def test_an_acceptance_records_a_gap_over_a_segment_of_another_history(bench: Workbench) -> None:
