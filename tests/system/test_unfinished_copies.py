@@ -55,9 +55,9 @@ def copied_values(site: Site, proxy: TidegateProcess, count: int) -> list[bytes]
     return values
 
 
-def until_the_copy_is_refused(faulty: FaultyS3) -> None:
-    """Waits until the store has refused a request for an object of the copy."""
-    until(lambda: any(path.endswith((".log", ".indexes")) for _, path in faulty.refused))
+def until_the_read_back_is_refused(faulty: FaultyS3) -> None:
+    """Waits until the store has refused a read of the partition, which begins after both objects were written."""
+    until(lambda: any(path.endswith((".log", ".indexes", "manifest.json")) for _, path in faulty.refused))
 
 
 def remove_at_the_broker(cluster: KafkaCluster, topic: str, end: int) -> None:
@@ -86,7 +86,7 @@ def test_a_copy_that_cannot_be_read_back_is_finished_later(over_s3: tuple[Site, 
         values = copied_values(site, proxy, copied)
         faulty.refuses = RefuseReadsOfTheNextSegment()
         add_records(proxy, site.topic, values, LESS_THAN_A_SEGMENT)
-        until_the_copy_is_refused(faulty)
+        until_the_read_back_is_refused(faulty)
         watch = Watch(site, proxy, [0, copied, len(values) - 1])
         remove_at_the_broker(site.cluster, site.topic, len(values))
         watch.check()
@@ -102,7 +102,7 @@ def test_a_clean_restart_during_the_read_back_finishes_the_copy(over_s3: tuple[S
         values = copied_values(site, proxy, copied)
         faulty.refuses = RefuseReadsOfTheNextSegment()
         add_records(proxy, site.topic, values, RECORDS)
-        until_the_copy_is_refused(faulty)
+        until_the_read_back_is_refused(faulty)
     assert delete_records(site.cluster.bootstrap_servers, site.topic, copied + 10) == copied + 10
     faulty.refuses = refuse_nothing
 
