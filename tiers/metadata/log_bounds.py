@@ -119,11 +119,24 @@ def unexplained_trim(
     The owner never trims the newest segment, so segments existed below such a trim. The metadata has lost them if the
     leader confirms both `log_start` and the trim. If an operator accepts the loss, the owner records another trim in
     its next round. Only the owner can tell whether an acceptance is current."""
-    trim = metadata.local_log_start(partition)
+    trim = last_trim(metadata, partition)
     if trim is None or trim.offset <= _behind_gaps(metadata, partition, log_start):
         return None
     first = metadata.next_segment(partition, log_start)
     return trim if first is None or first.start_offset == trim.offset else None
+
+
+def last_trim(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> OffsetAndEpoch | None:
+    """Returns the end of the last trim, below which all records are remote; None after a deletion of these records.
+
+    A deletion counts in every history: the trim came before it, unless the leader of the trim is a later one."""
+    trim = metadata.local_log_start(partition)
+    if trim is None or any(
+        start.deletes and start.offset >= trim.offset and start.leader_epoch >= trim.leader_epoch
+        for start in metadata.recorded_log_starts(partition)
+    ):
+        return None
+    return trim
 
 
 def _behind_gaps(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> int:

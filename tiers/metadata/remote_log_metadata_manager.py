@@ -159,11 +159,11 @@ class RemoteLogMetadataReader(Protocol):
     def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
         """Returns every recorded log start whose reason deletes records, the highest first.
 
-        If a remote segment begins in a later leader epoch below a log start, that log start does not count, and the
-        list leaves it out. Those of `contradicted_log_starts` do not count either."""
+        The list leaves out a log start of another history than the segments: a segment begins below it in a later
+        leader epoch, or has the record before it in another epoch."""
 
-    def contradicted_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
-        """Returns the recorded log starts whose last deleted record a readable segment has in another leader epoch."""
+    def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        """Returns every recorded log start: also those that an owner only saw, and those of other histories."""
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
         """Returns the end of the last trim that began; None before the first. The local log may start below it."""

@@ -64,7 +64,7 @@ class InMemoryRemoteLogMetadataManager:
     clamps: list[tuple[int, RemoteLogClampUpdate]] = field(default_factory=list)
     deletions_asked: set[RemoteLogSegmentId] = field(default_factory=set)
     plans: dict[UUID, CopyPlan] = field(default_factory=dict)
-    recorded_log_starts: dict[TopicIdPartition, list[LogStart]] = field(default_factory=dict)
+    all_log_starts: dict[TopicIdPartition, list[LogStart]] = field(default_factory=dict)
     local_log_starts: dict[TopicIdPartition, OffsetAndEpoch] = field(default_factory=dict)
     recorded_gaps: dict[TopicIdPartition, dict[int, LogGap]] = field(default_factory=dict)
     accepted: dict[TopicIdPartition, str] = field(default_factory=dict)
@@ -175,7 +175,7 @@ class InMemoryRemoteLogMetadataManager:
     def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
         standing = [
             start
-            for start in self.recorded_log_starts.get(partition, ())
+            for start in self.all_log_starts.get(partition, ())
             if start.deletes
             and all(
                 lowest >= start.offset
@@ -183,13 +183,12 @@ class InMemoryRemoteLogMetadataManager:
                 if known == partition and epoch > start.leader_epoch
             )
             and self._last_epoch_stands(partition, start)
-            and not any(other.says_more_than(start) for other in self.recorded_log_starts[partition])
+            and not any(other.says_more_than(start) for other in self.all_log_starts[partition])
         ]
         return sorted(standing, key=lambda start: (start.position, start.reason, start.last_epoch), reverse=True)
 
-    def contradicted_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
-        recorded = self.recorded_log_starts.get(partition, ())
-        return [start for start in recorded if start.deletes and not self._last_epoch_stands(partition, start)]
+    def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        return list(self.all_log_starts.get(partition, ()))
 
     def _last_epoch_stands(self, partition: TopicIdPartition, start: LogStart) -> bool:
         last = start.offset - 1
@@ -239,7 +238,7 @@ class InMemoryRemoteLogMetadataManager:
 
     def partitions(self) -> list[TopicIdPartition]:
         known = {segment.topic_id_partition for segment in self.segments.values()}
-        known |= set(self.recorded_log_starts) | set(self.local_log_starts) | set(self.recorded_gaps)
+        known |= set(self.all_log_starts) | set(self.local_log_starts) | set(self.recorded_gaps)
         known |= {
             partition
             for partition, state in self.deletions.items()
@@ -352,7 +351,7 @@ class InMemoryRemoteLogMetadataManager:
             }
             self.epoch_bounds = {key: each for key, each in self.epoch_bounds.items() if key[0] != partition}
             self.clamps = [each for each in self.clamps if each[1].topic_id_partition != partition]
-            self.recorded_log_starts.pop(partition, None)
+            self.all_log_starts.pop(partition, None)
             self.local_log_starts.pop(partition, None)
             self.recorded_gaps.pop(partition, None)
             self.accepted.pop(partition, None)
@@ -365,7 +364,7 @@ class InMemoryRemoteLogMetadataManager:
 
     async def begin_accepted_history(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
         await self.put_local_log_start(partition, start)
-        known = self.recorded_log_starts.get(partition, [])
+        known = self.all_log_starts.get(partition, [])
         known[:] = [one for one in known if not (one.deletes and one.offset > start.offset)]
 
     async def put_log_start(
@@ -378,7 +377,7 @@ class InMemoryRemoteLogMetadataManager:
     ) -> None:
         check()
         self._write_anybodys()
-        known = self.recorded_log_starts.setdefault(partition, [])
+        known = self.all_log_starts.setdefault(partition, [])
         if start.deletes:
             covering = [one for one in self.log_starts(partition) if one.offset >= start.offset and one not in denied]
             if all(start.says_more_than(one) for one in covering):

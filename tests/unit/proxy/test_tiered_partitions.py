@@ -112,3 +112,15 @@ async def test_metadata_that_cannot_be_read_is_not_fresh(tier: RemoteTier) -> No
 def test_no_metadata_is_fresh_for_longer_than_other_owners_wait(owners_ms: int, ours_ms: int) -> None:
     ours = FetchSettings(RemoteLogConfig(visible_after_ms=ours_ms))
     assert ours.metadata_max_age_ms <= owners_ms // 2
+
+
+@pytest.mark.parametrize(("deleted_to", "is_explained"), [((9, 5), True), ((8, 5), False), ((20, 4), False)])
+async def test_a_deletion_after_a_trim_explains_that_there_are_no_segments(
+    tier: RemoteTier, deleted_to: tuple[int, int], is_explained: bool
+) -> None:
+    """The leader denies the deletion, since an unclean election replaced the history of the leader that made it."""
+    lost, trim = TopicIdPartition(TOPIC_ID, 3), OffsetAndEpoch(9, 5)
+    await tier.rlmm.put_local_log_start(lost, trim)
+    await tier.rlmm.put_log_start(lost, LogStart(*deleted_to, LogStartReason.USER))
+    tiered = TieredPartitions(tier.rlmm, 1000)
+    assert tiered.unexplained_trim(lost, 0) == (None if is_explained else trim)

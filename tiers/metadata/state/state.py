@@ -325,11 +325,6 @@ class RemoteLogMetadataState:
         with self._env.begin() as txn:
             return self._standing_log_starts(txn, partition)
 
-    def contradicted_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
-        with self._env.begin() as txn:
-            recorded = self._recorded_log_starts(txn, partition_key(partition))
-            return [start for start in recorded if start.deletes and not self._last_epoch_stands(txn, partition, start)]
-
     def _standing_log_starts(self, txn: lmdb.Transaction, partition: TopicIdPartition) -> list[LogStart]:
         key = partition_key(partition)
         starts = [start for start in self._recorded_log_starts(txn, key) if start.deletes]
@@ -366,7 +361,6 @@ class RemoteLogMetadataState:
         return found
 
     def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
-        """Returns every recorded log start, also those that an owner only saw."""
         with self._env.begin() as txn:
             return self._recorded_log_starts(txn, partition_key(partition))
 

@@ -89,8 +89,8 @@ class StateBackedReader:
     def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
         return self._state.log_starts(partition)
 
-    def contradicted_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
-        return self._state.contradicted_log_starts(partition)
+    def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        return self._state.recorded_log_starts(partition)
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
         return self._state.local_log_start(partition)

@@ -127,7 +127,11 @@ async def _contradicted_end(
     its log start (docs/semantics.md 6.1). So the leader had the deleted record only if the end of that record's epoch
     lies above the end of the copied record's epoch."""
     ends: list[int] = []
-    for start in metadata.contradicted_log_starts(partition):
+    for start in metadata.recorded_log_starts(partition):
+        if not start.deletes or start.offset == 0 or start.last_epoch == UNKNOWN_EPOCH:
+            continue
+        if remote_epoch_before(metadata, partition, start.offset) in (start.last_epoch, UNKNOWN_EPOCH):
+            continue
         deleted = await source.end_offset_for_epoch(partition, start.last_epoch, timeout_ms)
         if deleted.leader_epoch != start.last_epoch or deleted.end_offset < start.offset:
             continue

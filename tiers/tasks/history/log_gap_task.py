@@ -22,7 +22,7 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from tiers.errors import MetadataLostError, RemoteStorageError
-from tiers.metadata.log_bounds import next_uncopied, unexplained_runs, unexplained_trim
+from tiers.metadata.log_bounds import last_trim, next_uncopied, unexplained_runs, unexplained_trim
 from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -193,7 +193,7 @@ class LogGapTask:
 
     async def _is_sure(self, hole: LogGap) -> bool:
         """Whether no record of the hole was ever copied. Otherwise the method sets `doubt`."""
-        trim = self._services.metadata.local_log_start(self._partition)
+        trim = last_trim(self._services.metadata, self._partition)
         # A trim that ends above the hole was made of the segments above it.
         if trim is not None and hole.first_offset < trim.offset <= hole.next_offset:
             await self._check_trim(trim, hole.first_offset)
@@ -246,10 +246,8 @@ class LogGapTask:
     async def _check_trim(self, trim: OffsetAndEpoch, known_to: int) -> None:
         """Compares a trim with the remote records, which end at `known_to`: all records that were trimmed are remote.
 
-        Sets `doubt` if the leader confirms the trim, and no user deleted the records."""
+        Sets `doubt` if the leader confirms the trim."""
         services, partition = self._services, self._partition
-        if any(start.offset >= trim.offset for start in services.metadata.log_starts(partition)):
-            return
         if await confirms(services.source, partition, trim, services.settings.request_timeout_ms):
             self.doubt = MetadataLostError(
                 f"{partition} was trimmed to {trim.offset}, but the metadata knows no remote records from {known_to}"

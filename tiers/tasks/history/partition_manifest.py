@@ -171,25 +171,21 @@ class PartitionManifestTask:
         return bool(known.segments or known.dead or known.gaps or is_trimmed or known.is_diverged or is_retention)
 
     async def check_gap(self, gap: LogGap) -> None:
-        """Asks the manifest, the metadata topic and the store before the owner records `gap`.
+        """Asks the manifest, if there is one, the metadata topic and the store before the owner records `gap`.
 
         Costs one GET, and one LIST per 1000 objects of the partition. Raises `MetadataLostError` unless all agree that
         no record of the gap was ever copied, and the store's errors."""
-        async with self._lock:
-            await self._restore()
-        if self._stored is None:
-            raise MetadataLostError(
-                f"records of {self._partition} are in neither tier, and no manifest says whether they were copied:"
-                f" {WAY_BACK}"
-            )
-        await refuse_to_forget(self._services, self._partition, self._stored)
+        await self.require_stored()
         metadata, timeout_ms = self._services.metadata, self._services.settings.request_timeout_ms
-        if not await metadata.confirms(self._partition, self._stored.position, timeout_ms):
-            raise MetadataLostError(
-                f"records of {self._partition} are in neither tier, and the metadata topic is another one than when the"
-                f" manifest was written, or lost records since: {WAY_BACK}"
-            )
-        async for segment in unknown_segments(self._services, self._partition, self._stored.dead, gap):
+        if self._stored is not None:
+            await refuse_to_forget(self._services, self._partition, self._stored)
+            if not await metadata.confirms(self._partition, self._stored.position, timeout_ms):
+                raise MetadataLostError(
+                    f"records of {self._partition} are in neither tier, and the metadata topic is another one than when"
+                    f" the manifest was written, or lost records since: {WAY_BACK}"
+                )
+        dead = () if self._stored is None else self._stored.dead
+        async for segment in unknown_segments(self._services, self._partition, dead, gap):
             raise MetadataLostError(
                 f"records of {self._partition} are in neither tier by the metadata, but the store has them in segment"
                 f" {segment.segment_id.id}: metadata was lost: {WAY_BACK}"

@@ -120,8 +120,7 @@ async def _has_unexplained_offsets(
     start = log_start or 0
     if await unexplained_runs(metadata, partition, start, bounds.log_start_offset):
         return True
-    trim = unexplained_trim(metadata, partition, start)
-    return trim is not None and all(each.offset < trim.offset for each in metadata.log_starts(partition))
+    return unexplained_trim(metadata, partition, start) is not None
 
 
 def _knows_too_little(metadata: RemoteLogMetadataManager, manifest: PartitionManifest) -> bool:

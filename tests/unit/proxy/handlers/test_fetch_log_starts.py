@@ -49,7 +49,7 @@ async def test_one_that_the_leader_denies_is_neither_answered_nor_relayed(bench:
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_the_next_lower_one_that_the_leader_confirms_counts(bench: Bench, version: int) -> None:
-    bench.tier.rlmm.recorded_log_starts[P0] = [user_log_start(50), OLD]
+    bench.tier.rlmm.all_log_starts[P0] = [user_log_start(50), OLD]
     assert codes(await bench.fetch(version, ask(version, 25))) == [ErrorCode.OFFSET_OUT_OF_RANGE]
     response = await bench.fetch(version, ask(version, 60))
     assert records(response).startswith(bench.batches[6])

@@ -210,10 +210,8 @@ def test_a_log_start_stands_only_where_its_last_record_has_its_epoch(
     topic.put(other, to(other, State.COPY_SEGMENT_FINISHED))
     assert state.log_starts(PARTITION) == []
     assert state.log_start_offset(PARTITION) == 0
-    assert state.contradicted_log_starts(PARTITION) == [start]
     topic.put(clamp(98))
     assert state.log_starts(PARTITION) == [start]
-    assert state.contradicted_log_starts(PARTITION) == []
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["named first", "named last"])
@@ -449,8 +447,8 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
             assert state.remote_end_offset(PARTITION) == model.remote_end_offset(PARTITION)
             assert state.log_start_offset(PARTITION) == model.log_start_offset(PARTITION)
             assert state.log_starts(PARTITION) == model.log_starts(PARTITION)
-            contradicted = set(state.contradicted_log_starts(PARTITION))
-            assert contradicted == set(model.contradicted_log_starts(PARTITION))
+            all_starts = set(state.recorded_log_starts(PARTITION))
+            assert all_starts == set(model.recorded_log_starts(PARTITION))
             assert state.is_known(PARTITION) == model.is_known(PARTITION)
             assert state.partitions() == model.partitions()
             assert state.is_tiered(TOPIC_ID) == model.is_tiered(TOPIC_ID)

@@ -191,7 +191,7 @@ async def test_records_removed_before_the_first_copy_are_no_gap(bench: Workbench
     for _ in range(2):
         assert await copy_start(bench) == 30
         assert bench.metadata.gaps(PARTITION) == []
-        assert bench.metadata.recorded_log_starts[PARTITION] == [LogStart(30, 0, LogStartReason.SEEN)]
+        assert bench.metadata.all_log_starts[PARTITION] == [LogStart(30, 0, LogStartReason.SEEN)]
 
 
 async def test_a_gap_grows_with_the_brokers_retention_without_a_second_alarm(
@@ -235,17 +235,21 @@ async def test_leader_epochs_are_handed_on_over_a_gap(bench: Workbench) -> None:
     assert stored.indexes.leader_epochs == expected
 
 
-async def test_no_gap_is_recorded_without_a_manifest(bench: Workbench) -> None:
+@pytest.mark.parametrize("is_same_place", [True, False])
+async def test_a_gap_is_recorded_without_a_manifest_if_the_store_has_other_copies(
+    bench: Workbench, is_same_place: bool
+) -> None:
     bench.log.append(*batches(0, 9))
     await copy_to_the_end(bench)
     bench.log.append(*batches(90, 11))
     bench.log.log_start_offset = 120
-    for _ in range(2):
-        assert "no manifest" in await doubt(bench)
-        bench.now_ms += GAP_ALARM_MS
-        await bench.write_manifest()
-    assert bench.metadata.gaps(PARTITION) == []
-    assert not bench.manifest_task.is_written
+    if is_same_place:
+        assert await until_recorded(bench) == 120
+    else:
+        for segment in bench.segments:
+            await bench.store.delete_log_segment_data(segment)
+        assert "another place" in await doubt(bench)
+    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)] * is_same_place
 
 
 async def test_no_gap_is_recorded_when_the_metadata_topic_lost_records(bench: Workbench) -> None:

@@ -149,7 +149,7 @@ async def test_the_first_manifest_precedes_the_first_copy_after_a_failed_put(man
 
 def lose_metadata(bench: Workbench) -> None:
     bench.metadata.segments.clear()
-    bench.metadata.recorded_log_starts.clear()
+    bench.metadata.all_log_starts.clear()
 
 
 async def test_lost_metadata_is_not_begun_anew_beside_the_segments(manifests: Manifests) -> None:
