@@ -252,10 +252,6 @@ _CHECKS = (
         "history/partition_manifest:PartitionManifestTask._restore", "None", "the stored manifest is written again",
         _OTHER_OWNERS,
     ),
-    _returns(
-        "history/partition_manifest:PartitionManifestTask._do_tiers_meet", "True", "no manifest over a hole",
-        (*_LOST_METADATA, "store-unmounted"),
-    ),
     _returns("history/stored_manifest:check_positions", "None", "the metadata reaches its positions", _LOST_METADATA),
     _returns("history/stored_manifest:refuse_to_forget", "None", "the metadata knows each segment", _LOST_METADATA),
     _returns("history/stored_manifest:check_stored_manifest", "None", "both before a tier is deleted", _LOST_METADATA),

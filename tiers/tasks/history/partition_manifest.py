@@ -84,8 +84,6 @@ class PartitionManifestTask:
         self._accepted: AcceptedState | None = None
         self._is_written_since_accepted = False
         self._is_checked = False
-        self._local_log_start = 0
-        """The start of the local log when the task checked the manifest."""
         self._is_written = False
         self._read_again_at_ms: int | None = None
         """When the task reads the manifest once more after the takeover; None: it did."""
@@ -129,9 +127,9 @@ class PartitionManifestTask:
             if bounds is not None:
                 await self._judge_acceptance(bounds, log_start)
             if not self._is_checked:
-                await self._check(0 if bounds is None else bounds.log_start_offset)
+                await self._check()
 
-    async def _check(self, local_log_start: int) -> None:
+    async def _check(self) -> None:
         try:
             stored = await self._fetch()
             if stored is None and self._stored is not None and not self.is_accepted:
@@ -157,7 +155,7 @@ class PartitionManifestTask:
             else:
                 await refuse_to_forget(self._services, self._partition, self._stored)
                 await check_positions(self._services, self._stored)
-        self._local_log_start, self._is_checked = local_log_start, True
+        self._is_checked = True
         self._read_again_at_ms = self._services.clock_ms() + self._services.settings.remote_log.visible_after_ms
 
     def _has_an_owner_copied(self) -> bool:
@@ -300,8 +298,6 @@ class PartitionManifestTask:
         manifest = manifest_of(services.metadata, services.cluster_id, self._partition)
         if self._stored is None and not (manifest.segments or manifest.dead):
             return  # no segment was ever copied, so there is nothing to rebuild
-        if self._stored is None and not self._do_tiers_meet():
-            return  # a manifest that is made from the metadata alone is no witness for that metadata
         is_due = self._read_again_at_ms is not None and services.clock_ms() >= self._read_again_at_ms
         try:
             if not self._says_the_same(manifest):
@@ -332,14 +328,6 @@ class PartitionManifestTask:
     def _end_alarm(self) -> None:
         if self.error is None and self._read_error is None:
             self._services.metrics.alarms.end(self._partition.topic, AlarmReason.MANIFEST, str(self._partition))
-
-    def _do_tiers_meet(self) -> bool:
-        """Whether the tiers met when this ownership began, or a recorded gap has the offsets between them."""
-        metadata, partition = self._services.metadata, self._partition
-        remote_end = metadata.remote_end_offset(partition)
-        if remote_end is None or self._local_log_start <= remote_end + 1 or self.is_accepted:
-            return True
-        return metadata.gap_at(partition, remote_end + 1) is not None
 
     def _says_the_same(self, manifest: PartitionManifest) -> bool:
         """Whether `manifest` equals the stored one except for the positions.

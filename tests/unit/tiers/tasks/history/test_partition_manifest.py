@@ -433,19 +433,6 @@ async def test_a_log_start_of_an_earlier_epoch_explains_no_lost_segment(manifest
     await manifests.round()
 
 
-async def test_no_manifest_is_made_before_an_attempt_at_removed_records_ends(manifests: Manifests) -> None:
-    """The store has no manifest, and the metadata may have lost copies that ended behind the attempt."""
-    bench = manifests.bench
-    await copied(bench)
-    newest = bench.segments[-1]
-    bench.metadata.segments[newest.segment_id] = replace(newest, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
-    bench.log.log_start_offset = newest.end_offset + 1
-    assert "put" not in await manifests.round()
-    await bench.copy()
-    assert await manifests.round() == ["get", "put"]
-    assert len((await manifests.stored()).segments) == 3
-
-
 async def test_a_manifest_that_cannot_be_read_is_replaced(manifests: Manifests) -> None:
     bench = manifests.bench
     await copied(bench)
