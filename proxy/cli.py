@@ -28,7 +28,6 @@ from proxy.commands.tier.retention import retention
 from proxy.commands.tier.rewrap import rewrap
 from proxy.commands.tier.segments import segments
 from proxy.commands.tier.topics import topics
-from proxy.commands.tier.usage import usage
 from proxy.commands.tier.verify import verify
 from proxy.commands.top import top
 from proxy.config import load_config
@@ -62,7 +61,7 @@ _SHORT_HELP = {
 }
 """The help of `tidegate tier` has one line per command, and would cut these descriptions."""
 
-for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, accept, retention, rewrap, pause, resume):
+for _command in (topics, segments, bounds, verify, orphans, rebuild, accept, retention, rewrap, pause, resume):
     tier.command(short_help=_SHORT_HELP.get(_command))(_command)
 tier.command("failed-deletes")(failed_deletes)
 tier.add_typer(quarantine)

@@ -9,6 +9,7 @@ tier it also lacks files that other programs put there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -26,10 +27,12 @@ from pipeline.spark.worker import worker
 from tiers.access.open_tier import OpenTier, open_tier, tiered_cluster
 from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
-from tiers.errors import RemoteStorageError
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.stored_segment import StoredSegment, stored_segment
-from tiers.upkeep.usage import manifest_bytes, stored_sizes
+from tiers.segment.indexes.indexes_object import decode_indexes_object
+from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.retries import with_retries
 
 AGES_DAYS = (1, 7, 30, 90, 365)
 """Upper bounds of the histogram's buckets in days, exclusive. One more bucket has no upper bound."""
@@ -205,7 +208,9 @@ async def _measure(store: TierStore, task: MeasureTask) -> Measured:
         line = _line(segment.topic_id_partition, time_of(known) // DAY_MS)
         line.segments, line.log_bytes = 1, segment.segment_size_bytes
         try:
-            line.log_bytes, line.index_bytes = await stored_sizes(storage, segment)
+            data = await with_retries(lambda: storage.fetch_indexes(segment))
+            chunks = decode_indexes_object(data, segment).chunks()
+            line.log_bytes, line.index_bytes = sum(each.stored_bytes for each in chunks), len(data)
             line.overhead_bytes = line.log_bytes - segment.segment_size_bytes
         except RemoteStorageError as error:
             unreadable.append(f"{segment.topic_id_partition} {segment.segment_id.id}: {error}")
@@ -213,7 +218,9 @@ async def _measure(store: TierStore, task: MeasureTask) -> Measured:
 
     async def of_manifest(partition: TopicIdPartition) -> UsageLine:
         line = _line(partition, None)
-        line.manifest_bytes = await manifest_bytes(storage, store.cluster_id, partition)
+        key = partition_manifest_key(store.cluster_id, partition)
+        with suppress(RemoteResourceNotFoundError):
+            line.manifest_bytes = len(await with_retries(lambda: storage.get_object(key)))
         return line
 
     lines = await bounded_gather((stored_segment(*each) for each in task.segments), of_segment, _GETS_AT_ONCE)

@@ -1,4 +1,4 @@
-"""The sums of `usage`, and the missing offsets of `verify`."""
+"""`verify` names missing offsets, and `rewrap` wraps keys again."""
 
 from __future__ import annotations
 
@@ -14,47 +14,8 @@ from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CommandBench
 from tiers.access.open_tier import RemoteTierError
 from tiers.segment.segment_encryption import KeyRing
-from tiers.upkeep.usage import known_usage, listed_usage, topic_usage
 
 KEYS = {"k1": b"1" * 32, "k2": b"2" * 32}
-
-
-@pytest.mark.parametrize("current", [None, "k1"])
-async def test_usage_is_what_the_files_take(bench: CommandBench, current: str | None) -> None:
-    bench.ring = KeyRing(KEYS, current)
-    segments = [await bench.tiered(0), await bench.tiered(10)]
-    await bench.put_manifest()
-    stored = sum(path.stat().st_size for path in bench.files())
-    [known] = await known_usage(bench.tier(), [PARTITION], 2)
-    [listed] = await listed_usage(bench.tier(), {PARTITION})
-    assert known.total_bytes == listed.total_bytes == stored
-    assert (known.segments, known.log_bytes, known.index_bytes) == (2, listed.log_bytes, listed.index_bytes)
-    assert known.manifest_bytes == listed.manifest_bytes > 0
-    assert known.overhead_bytes == known.log_bytes - sum(each.segment_size_bytes for each in segments)
-    assert (known.overhead_bytes, listed.overhead_bytes) == (0 if current is None else 32, None)
-    [topic] = topic_usage([known, known])
-    assert (topic.total_bytes, topic.partition) == (2 * stored, None)
-
-
-async def test_a_segment_without_a_size_is_named_and_the_others_count(bench: CommandBench) -> None:
-    segments = [await bench.tiered(start) for start in (0, 10, 20)]
-    [before] = await known_usage(bench.tier(), [PARTITION], 2)
-    damaged, missing = (
-        next(path for path in bench.files() if str(each.segment_id.id) in path.name and path.suffix == ".indexes")
-        for each in segments[:2]
-    )
-    lost_bytes = damaged.stat().st_size + missing.stat().st_size
-    data = bytearray(damaged.read_bytes())
-    data[len(data) // 2] ^= 1
-    damaged.write_bytes(data)
-    missing.unlink()
-    [line] = await known_usage(bench.tier(), [PARTITION], 2)
-    assert sorted(said[:36] for said in line.unreadable) == sorted(str(each.segment_id.id) for each in segments[:2])
-    assert (line.segments, line.log_bytes) == (3, before.log_bytes)
-    assert line.index_bytes == before.index_bytes - lost_bytes
-    assert line.total_bytes == before.total_bytes - lost_bytes
-    [topic] = topic_usage([line])
-    assert topic.unreadable == line.unreadable
 
 
 async def test_offsets_that_no_segment_has_are_a_finding(bench: CommandBench) -> None:
