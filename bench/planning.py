@@ -45,7 +45,7 @@ from pipeline.maintenance.scrub import ScrubOptions, scrub_tier
 from pipeline.maintenance.scrub_report import ScrubLevel
 from pipeline.maintenance.segment_purge import PurgeTask
 from pipeline.maintenance.store_listing import ListedPart
-from pipeline.maintenance.usage import Measured, MeasureTask, usage_of_tier
+from pipeline.maintenance.usage import usage_of_tier
 from pipeline.maintenance.usage_line import UsageBy
 from pipeline.source.columns import spark_schema
 from pipeline.source.options import parse_options
@@ -202,12 +202,9 @@ async def scrub(tier: OpenTier) -> Planned:
     return Planned(runner.tasks, runner.task_bytes)
 
 
-async def usage(tier: OpenTier, is_verified: bool) -> Planned:
-    def answer(task: Any) -> object:
-        return Measured([], []) if isinstance(task, MeasureTask) else ListedPart()
-
-    runner = Pickled(answer)
-    await usage_of_tier(tier, _config(), runner, UsageBy.PARTITION, None, is_verified)
+async def usage(tier: OpenTier) -> Planned:
+    runner = Pickled(lambda task: ListedPart())
+    await usage_of_tier(tier, _config(), runner, UsageBy.PARTITION)
     return Planned(runner.tasks, runner.task_bytes)
 
 
@@ -285,8 +282,7 @@ PLANS: dict[str, Callable[[OpenTier], Awaitable[Planned]]] = {
     "read, 512 MiB splits": partial(read, split_mib=512),
     "export": export,
     "scrub, level meta": scrub,
-    "usage": partial(usage, is_verified=False),
-    "usage, by listing": partial(usage, is_verified=True),
+    "usage, by listing": usage,
     "merge": merge,
     "retain": retain,
     "offload, metadata": offload,

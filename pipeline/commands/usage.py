@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, job_session, regular_expression
 from pipeline.config import load_pipeline_config
-from pipeline.maintenance.usage import Prices, UsageReport, check_tiered, day_text, written_objects
+from pipeline.maintenance.usage import Prices, UsageReport, day_text, written_objects
 from pipeline.maintenance.usage import usage as usage_job
 from pipeline.maintenance.usage_line import DAY_MS, UsageBy, UsageLine
-from tiers.commands.console import TERMINAL, say, show_json, show_table, size_cell
+from tiers.commands.console import TERMINAL, show_json, show_table, size_cell
 
 
 def usage(
@@ -26,7 +27,7 @@ def usage(
         ),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Counts what the store lists, with orphans and unfinished copies.")
+        bool, typer.Option("--verify", help="Counts on Spark all that the store lists, with orphans and indexes.")
     ] = False,
     price_per_gib_month: Annotated[
         float | None, typer.Option("--price-per-gib-month", min=0, help="The price of a stored GiB.")
@@ -38,12 +39,11 @@ def usage(
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Adds up the bytes that the tier takes in the store. Exit code 1 means that some sizes are unknown."""
+    """Adds up the bytes of the logs in the store, by the metadata alone, or of all objects by a listing (--verify)."""
     settings = load_pipeline_config(config)
     prices = Prices(price_per_gib_month, price_per_1000_requests)
-    check_tiered(settings)
-    with job_session(master, conf, "usage") as session:
-        report = usage_job(session, settings, by, topics, verify, TERMINAL)
+    with job_session(master, conf, "usage") if verify else nullcontext() as session:
+        report = usage_job(session, settings, by, topics, TERMINAL)
     ages = report.ages(time.time_ns() // 1_000_000 // DAY_MS)
     if as_json:
         show_json(
@@ -51,14 +51,10 @@ def usage(
                 "counted_by": _source(report),
                 "lines": [_json(each, prices) for each in report.lines],
                 "ages": ages,
-                "unreadable": report.unreadable,
             }
         )
     else:
         _print(report, prices, ages)
-    for said in report.unreadable:
-        say(f"the store does not report the size of {said}")
-    findings(report.unreadable)
 
 
 def _source(report: UsageReport) -> str:

@@ -1,16 +1,14 @@
 """`usage`: the bytes that topics, partitions or days take in the store, the age of their data, and its cost.
 
-If `is_verified` is false, the job counts the segments that the metadata knows: executors read each segment's `.indexes`
-object, which holds the length of the stored log. If it is true, executors list the store instead. Listing costs less
-and also finds orphans. If the store is a folder, the result equals that of `du` without temporary files; for a large
-tier it also lacks files that other programs put there.
+If `is_verified` is false, the job adds up what the metadata knows: the logs of the finished segments, without indexes,
+manifests and the tags of encryption. If it is true, executors list the store. The listing has all objects, also
+orphans. If the store is a folder, the result equals that of `du` without temporary files; for a large tier it also
+lacks files that other programs put there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -21,23 +19,14 @@ from pipeline.config import PipelineConfig
 from pipeline.job_services import run_beside
 from pipeline.maintenance.store_listing import TierStore, expected_partition, list_part, listing_plan, time_of
 from pipeline.maintenance.usage_line import DAY_MS, UsageBy, UsageLine, grouped
-from pipeline.spark.job import JobError
 from pipeline.spark.task_runner import SparkRunner, TaskRunner
 from pipeline.spark.worker import worker
-from tiers.access.open_tier import OpenTier, open_tier, tiered_cluster
+from tiers.access.open_tier import OpenTier, open_tier
 from tiers.access.progress import SILENCE, Progress
-from tiers.bounded_gather import bounded_gather
-from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
-from tiers.model.ids import TopicIdPartition
-from tiers.model.stored_segment import StoredSegment, stored_segment
-from tiers.segment.indexes.indexes_object import decode_indexes_object
-from tiers.storage.object_key import partition_manifest_key
-from tiers.storage.retries import with_retries
+from tiers.model.stored_segment import StoredSegment
 
 AGES_DAYS = (1, 7, 30, 90, 365)
 """Upper bounds of the histogram's buckets in days, exclusive. One more bucket has no upper bound."""
-_TASK_OBJECTS = 2_000
-_GETS_AT_ONCE = 16
 _GIB = 1 << 30
 
 LINE_SCHEMA = (
@@ -66,9 +55,7 @@ class UsageReport:
 
     by: UsageBy
     is_verified: bool
-    details: list[UsageLine] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)
-    """Segments whose size the store did not report, with the reason. They count with the size of their log."""
+    details: list[UsageLine]
 
     @property
     def lines(self) -> list[UsageLine]:
@@ -104,136 +91,52 @@ def written_objects(line: UsageLine) -> int:
     return 2 * line.segments
 
 
-def check_tiered(config: PipelineConfig) -> None:
-    """Fails before Spark starts. Raises `RemoteTierError` if nothing was tiered yet, or if no broker answers."""
-
-    async def look() -> None:
-        async with tiered_cluster(config):
-            pass
-
-    worker().run(look())
-
-
 def usage(
-    session: SparkSession,
+    session: SparkSession | None,
     config: PipelineConfig,
     by: UsageBy = UsageBy.TOPIC,
     topics: str | None = None,
-    is_verified: bool = False,
     progress: Progress = SILENCE,
 ) -> UsageReport:
-    """Runs the job on Spark. `topics` is a pattern for whole names. Raises `JobError`, `RemoteTierError`."""
+    """Lists the store on Spark, or reads the metadata alone if `session` is None.
+
+    `topics` is a pattern for whole names. Raises `RemoteTierError`, and `JobError` if the listing fails."""
 
     async def work() -> UsageReport:
         async with open_tier(config, progress) as tier:
-            return await usage_of_tier(tier, config, SparkRunner(session, progress), by, topics, is_verified)
+            runner = None if session is None else SparkRunner(session, progress)
+            return await usage_of_tier(tier, config, runner, by, topics)
 
     return worker().run(work())
 
 
 async def usage_of_tier(
-    tier: OpenTier,
-    config: PipelineConfig,
-    runner: TaskRunner,
-    by: UsageBy,
-    topics: str | None = None,
-    is_verified: bool = False,
+    tier: OpenTier, config: PipelineConfig, runner: TaskRunner | None, by: UsageBy, topics: str | None = None
 ) -> UsageReport:
+    """Does the same as `usage` with a tier that is open. `runner` None: from the metadata alone."""
     partitions = chosen_partitions(tier.metadata, topics)
-    report = UsageReport(by, is_verified)
-    store = TierStore(config, tier.cluster_id)
-    if is_verified:
-        expected = [expected_partition(each, tier.metadata.stored_segments(each)) for each in partitions]
-        plan = listing_plan(expected, tier.cluster_id, topics is None)
-        listed = await run_beside(runner, "listing", plan, partial(list_part, store))
-        names = {str(each.topic_id): each.topic for each in tier.metadata.partitions()}
-        for part in listed:
-            for line in part.usage:
-                line.topic = names.get(line.topic_id, line.topic)
-        report.details = grouped((line for part in listed for line in part.usage), None)
-        return report
-    tasks = list(_measure_plan((each, tier.metadata.stored_segments(each)) for each in partitions))
-    measured = await run_beside(runner, "measuring", tasks, partial(measure, store))
-    report.details = grouped((line for part in measured for line in part.lines), None)
-    report.unreadable = [said for part in measured for said in part.unreadable]
-    if report.unreadable and len(report.unreadable) == sum(len(task.segments) for task in tasks):
-        raise JobError(f"the store does not report the size of any segment: {report.unreadable[0]}")
-    return report
+    if runner is None:
+        known = (_known(one) for each in partitions for one in tier.metadata.stored_segments(each) if one.is_finished)
+        return UsageReport(by, False, grouped(known, None))
+    expected = [expected_partition(each, tier.metadata.stored_segments(each)) for each in partitions]
+    plan = listing_plan(expected, tier.cluster_id, topics is None)
+    listed = await run_beside(runner, "listing", plan, partial(list_part, TierStore(config, tier.cluster_id)))
+    names = {str(each.topic_id): each.topic for each in tier.metadata.partitions()}
+    for part in listed:
+        for line in part.usage:
+            line.topic = names.get(line.topic_id, line.topic)
+    return UsageReport(by, True, grouped((line for part in listed for line in part.usage), None))
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureTask:
-    """The objects that one task measures. Each of `segments` is a partition key and the bytes of a `StoredSegment`."""
-
-    segments: tuple[tuple[bytes, bytes], ...]
-    manifests: tuple[TopicIdPartition, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    lines: list[UsageLine]
-    unreadable: list[str]
-
-
-def _measure_plan(
-    partitions: Iterable[tuple[TopicIdPartition, Iterable[StoredSegment]]],
-) -> Iterator[MeasureTask]:
-    segments: list[tuple[bytes, bytes]] = []
-    manifests: list[TopicIdPartition] = []
-    for partition, found in partitions:
-        manifests.append(partition)
-        for segment in found:
-            if not segment.is_finished:
-                continue
-            segments.append((segment.partition_key, segment.answer))
-            if len(segments) + len(manifests) >= _TASK_OBJECTS:
-                yield MeasureTask(tuple(segments), tuple(manifests))
-                segments, manifests = [], []
-    if segments or manifests:
-        yield MeasureTask(tuple(segments), tuple(manifests))
-
-
-def measure(store: TierStore, task: MeasureTask) -> Measured:
-    """Sends one GET per segment and manifest. Raises `RemoteTierError`, `RemoteLogError` if the store cannot be
-    opened."""
-    return worker().run(_measure(store, task))
-
-
-async def _measure(store: TierStore, task: MeasureTask) -> Measured:
-    storage = await store.opened()
-    unreadable: list[str] = []
-
-    async def of_segment(known: StoredSegment) -> UsageLine:
-        segment = known.metadata
-        line = _line(segment.topic_id_partition, time_of(known) // DAY_MS)
-        line.segments, line.log_bytes = 1, segment.segment_size_bytes
-        try:
-            data = await with_retries(lambda: storage.fetch_indexes(segment))
-            chunks = decode_indexes_object(data, segment).chunks()
-            line.log_bytes, line.index_bytes = sum(each.stored_bytes for each in chunks), len(data)
-            line.overhead_bytes = line.log_bytes - segment.segment_size_bytes
-        except RemoteStorageError as error:
-            unreadable.append(f"{segment.topic_id_partition} {segment.segment_id.id}: {error}")
-        return line
-
-    async def of_manifest(partition: TopicIdPartition) -> UsageLine:
-        line = _line(partition, None)
-        key = partition_manifest_key(store.cluster_id, partition)
-        with suppress(RemoteResourceNotFoundError):
-            line.manifest_bytes = len(await with_retries(lambda: storage.get_object(key)))
-        return line
-
-    lines = await bounded_gather((stored_segment(*each) for each in task.segments), of_segment, _GETS_AT_ONCE)
-    lines += await bounded_gather(task.manifests, of_manifest, _GETS_AT_ONCE)
-    return Measured(grouped(lines, None), unreadable)
-
-
-def _line(partition: TopicIdPartition, day: int | None) -> UsageLine:
+def _known(segment: StoredSegment) -> UsageLine:
+    partition = segment.metadata.topic_id_partition
     return UsageLine(
         partition.topic,
         str(partition.topic_id),
         partition.partition,
-        day,
+        time_of(segment) // DAY_MS,
+        segments=1,
+        log_bytes=segment.metadata.segment_size_bytes,
         unfinished_bytes=None,
         orphan_bytes=None,
     )
