@@ -82,7 +82,7 @@ async def copy(storage: S3RemoteStorageManager, answers: list[bytes], folder: Pa
         for answer in answers:
             verify_batches(answer)
     with spent.on("build"):
-        builder = SegmentBuilder(folder / str(uuid.uuid4()), 0, lambda: 0)
+        builder = SegmentBuilder(folder / str(uuid.uuid4()), 0)
         for answer in answers:
             builder.append(answer, ())
     with spent.on("make durable"):

@@ -72,7 +72,7 @@ def _store(
 ) -> tuple[PipelineConfig, list[RemoteLogSegmentMetadata], int]:
     """Fills a store with segments that have the same content and different uuids."""
     chunks, size, _ = runs_of_batches(value_bytes, batch_bytes, codec, (mib << 20) // SEGMENTS, False)
-    builder = SegmentBuilder(folder / "spool", 0, lambda: 0)
+    builder = SegmentBuilder(folder / "spool", 0)
     for chunk in chunks:
         builder.append(chunk, ())
     built = builder.finish()

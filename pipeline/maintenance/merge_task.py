@@ -21,7 +21,6 @@ from pipeline.spark.scratch import scratch_folder
 from pipeline.spark.worker import worker
 from protocol.errors import CorruptBatchError
 from tiers.access.open_tier import open_key_ring
-from tiers.broker.client import monotonic_ms
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteLogError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object
@@ -118,7 +117,7 @@ async def _built(
     parts: Sequence[IndexesObject],
 ) -> BuiltSegment:
     path = spool.new_path(group.partition)
-    builder = SegmentBuilder(path, merged.start_offset, monotonic_ms, epochs_before(parts[0]))
+    builder = SegmentBuilder(path, merged.start_offset, epochs_before(parts[0]))
     ring = key_ring if key_ring.keys else None
     try:
         for part in group.parts:

@@ -177,9 +177,7 @@ class TileCopier:
         path = self._spool.new_path(self._task.partition)
         carried = self._continuation
         builder = await self._spool.run(
-            lambda: SegmentBuilder(
-                path, tile.lo, monotonic_ms, carried.leader_epochs, carried.open_transactions, carried.producers
-            )
+            lambda: SegmentBuilder(path, tile.lo, carried.leader_epochs, carried.open_transactions, carried.producers)
         )
         try:
             await self._fill(builder, tile.hi)

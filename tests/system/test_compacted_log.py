@@ -9,7 +9,6 @@ import confluent_kafka
 import pytest
 
 from protocol.records.record_batch import iterate_batches
-from tests.support.fakes.segments import no_time
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, topic_id_partition
 from tiers.broker.client import BrokerClient
@@ -55,7 +54,7 @@ async def test_every_offset_of_a_hole_has_the_epoch_of_the_leader(tmp_path: Path
             while next(iterate_batches((await read()).records)).base_offset < OF_EACH_LEADER:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         spool = Spool(tmp_path / "spool", 1 << 30, 1)
-        builder = SegmentBuilder(tmp_path / "segment", 0, no_time)
+        builder = SegmentBuilder(tmp_path / "segment", 0)
         try:
             found = await read()
             await append_records(

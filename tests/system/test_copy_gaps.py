@@ -79,16 +79,16 @@ class Tasks:
         while True:
             await self.manifest.check(await self.bounds(), (await self.log_start()).offset)
             bounds, log_start, remote_end = await self.bounds(), await self.log_start(), self.remote_end
-            await self.copying.keep_removed(bounds)
-            await self.attempts.announce_kept(log_start.offset or 0)
+            await self.copying.follow_leader(bounds)
+            has_announced = await self.attempts.announce_kept(log_start.offset or 0)
             await self.attempts.run(bounds, log_start.offset)
             needless = await self.attempts.give_up(bounds, log_start.offset or 0)
             await delete_attempts(self.services, self.partition, needless)
             start = await self.gaps.copy_start(bounds, log_start.offset)
-            more = self.remote_end != remote_end
-            if start is not None:
+            more = has_announced or self.remote_end != remote_end
+            if start is not None and not has_announced:
                 start = self.attempts.start_behind(start, is_urgent=False)
-                more = await self.copying.run(self.policy, bounds, start, log_start.offset) or more
+                more = await self.copying.run(self.policy, bounds, start) or more
             await self.manifest.run()
             if not more:
                 return

@@ -16,7 +16,6 @@ from confluent_kafka import Producer
 from protocol.records.record_batch import iterate_batches
 from tests.support.clients.kafka_tools import KafkaTools
 from tests.support.fakes.kafka_indexes import offset_index_entries
-from tests.support.fakes.segments import no_time
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import (
     TIMEOUT_S,
@@ -130,7 +129,7 @@ async def read_all(source: BrokerLogSource, client: BrokerClient, topic: str) ->
 def build(folder: Path, reads: list[LogRead], base_offsets: list[int]) -> list[BuiltSegment]:
     """Builds one segment for each base offset. Each builder continues the one before."""
     built: list[BuiltSegment] = []
-    builder = SegmentBuilder(folder / "0", 0, no_time)
+    builder = SegmentBuilder(folder / "0", 0)
     for read in reads:
         start = 0
         for batch in iterate_batches(read.records):
@@ -141,7 +140,6 @@ def build(folder: Path, reads: list[LogRead], base_offsets: list[int]) -> list[B
                 builder = SegmentBuilder(
                     folder / str(batch.base_offset),
                     batch.base_offset,
-                    no_time,
                     built[-1].leader_epochs,
                     built[-1].open_transactions,
                     built[-1].producers,

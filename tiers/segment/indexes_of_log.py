@@ -45,7 +45,7 @@ class LogIndexer:
         start = segment.start_offset
         if before is None:
             carried = OpenTransactions(history_from=start) if start else None
-            self._builder = SegmentBuilder(path, start, lambda: 0, tuple(leader_epochs), carried)
+            self._builder = SegmentBuilder(path, start, tuple(leader_epochs), carried)
             return
         producers = decode_producer_snapshot(before.indexes.producer_snapshot)
         ongoing = tuple(
@@ -56,7 +56,7 @@ class LogIndexer:
         listed = open_at_the_end(before.indexes.aborted_transactions)
         known = OpenTransactions(ongoing=ongoing, history_from=before.indexes.history_from, listed=listed)
         epochs = tuple(entry for entry in before.indexes.leader_epochs if entry.start_offset < start)
-        self._builder = SegmentBuilder(path, start, lambda: 0, epochs, known, producers)
+        self._builder = SegmentBuilder(path, start, epochs, known, producers)
 
     def append(self, batches: bytes) -> None:
         """Appends whole batches. Blocks on the disk.

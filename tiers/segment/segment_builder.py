@@ -4,14 +4,14 @@
 * If `append` or `finish` raises an error, it has changed nothing, and may be called again.
 * Offsets ascend without overlap. The log may lack offsets, for example if its topic was compacted once. The segment
   covers them, and the builder counts them so that the copier can raise an alarm.
-* The caller decides when a segment is full. It reads `size_bytes` and `first_append_ms` between appends.
+* The caller decides when a segment is full. It reads `size_bytes` between appends.
 * The methods block on the disk, so they must not run on an event loop.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +81,6 @@ class SegmentBuilder:
         self,
         path: Path,
         base_offset: int,
-        clock_ms: Callable[[], int],
         leader_epochs: tuple[LeaderEpochEntry, ...] = (),
         open_transactions: OpenTransactions | None = None,
         producers: tuple[ProducerStateEntry, ...] = (),
@@ -95,10 +94,8 @@ class SegmentBuilder:
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.missing_offsets = 0
-        self.first_append_ms: int | None = None
         self._path = path
         self._file = path.open("xb", buffering=0)
-        self._clock_ms = clock_ms
         self._leader_epochs = list(leader_epochs)
         self._transactions = TransactionTracker(base_offset, open_transactions)
         self._producers = ProducerState(producers)
@@ -144,8 +141,6 @@ class SegmentBuilder:
         if not batches:
             return
         self._write(records)
-        if self.first_append_ms is None:
-            self.first_append_ms = self._clock_ms()
         self._transactions.on_report(aborted_transactions)
         run_start = 0
         position = self.size_bytes

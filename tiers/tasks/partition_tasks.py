@@ -168,12 +168,6 @@ class PartitionTasks:
         services.require_ownership(partition)
         await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
-        # Before the steps that may fail: the leader may remove the offsets until the next round.
-        await self.copy.ask_leader(bounds.leader_epoch)
-        await self.attempts.drop_denied()
-        if self.copy.is_denied:
-            await self.end_work()
-            self.copy.start_over()
         await self.watch.look(self.policy, bounds, self.copy)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await self._check_manifest(bounds, log_start.offset)
@@ -201,13 +195,13 @@ class PartitionTasks:
     async def copy_start(self, surveyed: Surveyed) -> int | None:
         """Returns where copying continues. Records gaps and ends them, also while the partition is not copied.
 
-        No client gets past removed records that no gap explains, and copying may be disabled for good. The spool keeps
-        the open segment first if the broker has removed any of its records, whatever the policy is."""
-        await self.copy.keep_removed(surveyed.bounds)
-        await self.attempts.announce_kept(surveyed.log_start.offset or 0)
+        No client gets past removed records that no gap explains, and copying may be disabled for good. The open segment
+        follows the leader first, whatever the policy is."""
+        await self.copy.follow_leader(surveyed.bounds)
+        has_announced = await self.attempts.announce_kept(surveyed.log_start.offset or 0)
         start = await self._gaps.copy_start(surveyed.bounds, surveyed.log_start.offset)
         self._show_doubt("gap", self._gaps.doubt)
-        return start
+        return None if has_announced else start
 
     async def copy_segments(self, surveyed: Surveyed, start: int | None) -> bool:
         """Finishes attempts, and copies the segments that are ready. Returns True when more are ready.
@@ -224,7 +218,7 @@ class PartitionTasks:
         if metadata.gaps(self.partition) and not (self._doubts or await self.manifest.run()):
             return False
         start = self.attempts.start_behind(start, is_urgent=self.watch.is_retention_half_used)
-        return await self.copy.run(self.policy, bounds, start, log_start)
+        return await self.copy.run(self.policy, bounds, start)
 
     async def run_copy(self, surveyed: Surveyed, start: int | None) -> None:
         copying = self.stages["copy"]

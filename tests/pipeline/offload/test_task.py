@@ -58,7 +58,7 @@ async def test_a_task_hands_on_what_a_copier_would(bench: Workbench, tmp_path: P
     await offload.commit(await offload.copied(22, 28))
     newest = bench.segments[-1]
     split = decode_indexes_object(await bench.store.fetch_indexes(newest), newest).indexes
-    whole = SegmentBuilder(tmp_path / "whole", 0, lambda: 0)
+    whole = SegmentBuilder(tmp_path / "whole", 0)
     whole.append(bench.log.records, [AbortedTransaction(8, 5)])
     built = whole.finish()
     assert split.producer_snapshot == built.indexes.producer_snapshot

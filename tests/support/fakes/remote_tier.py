@@ -59,7 +59,6 @@ class RemoteTier:
         builder = SegmentBuilder(
             self._root / f"{segment_id.id}.spool",
             base_offset,
-            lambda: 0,
             self._leader_epochs.get(partition, ()),
             self._open_transactions.get(partition),
             chunk_bytes=self._chunk_bytes,

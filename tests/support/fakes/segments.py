@@ -26,7 +26,7 @@ def build_segment(
     aborted: Sequence[AbortedTransaction] = (),
     chunk_bytes: int = 1 << 20,
 ) -> BuiltSegment:
-    builder = SegmentBuilder(path, base_offset, no_time, chunk_bytes=chunk_bytes)
+    builder = SegmentBuilder(path, base_offset, chunk_bytes=chunk_bytes)
     for records in appends:
         builder.append(records, aborted)
     return builder.finish()

@@ -21,7 +21,7 @@ from tests.support.simulation.environment import never_collect
 from tests.support.simulation.faults import DOUBTS, KINDS, Kinds, few_kinds, plan
 from tests.support.simulation.shrinking import report, shortened
 from tests.support.simulation.simulation import Outcome, simulate
-from tests.support.simulation.stories_list import STORIES, failure, open_stories
+from tests.support.simulation.stories_list import STORIES, failure
 
 _SEEDS_PER_PROCESS = 20
 """Processes are replaced soon, since they do not collect what a run leaves behind."""
@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("--few-kinds", action="store_true", help="give each seed a few random kinds of faults")
     parser.add_argument("--doubts", action="store_true", help="with the faults that leave a doubt about the past")
     parser.add_argument("--plans", action="store_true", help="count the faults of the seeds' plans, and run nothing")
-    parser.add_argument("--stories", action="store_true", help="tell all stories, the open ones too")
+    parser.add_argument("--stories", action="store_true", help="tell all stories")
     options = parser.parse_args()
     if options.stories:
         return _stories(options.processes)
@@ -111,7 +111,7 @@ def main() -> int:
             break
     print(_speed(totals, time.perf_counter() - began_s))
     print(", ".join(f"{count:,} {what}" for what, count in sorted(totals.items())))
-    print("\n".join([*coverage.lines(), open_stories()]))
+    print("\n".join(coverage.lines()))
     print("no violation" if not failed else f"violations in {len(failed)} seeds: {sorted(one.seed for one in failed)}")
     return 1 if failed else 0
 
@@ -120,7 +120,7 @@ def _stories(processes: int) -> int:
     failed = []
     with multiprocessing.get_context("fork").Pool(processes, never_collect, maxtasksperchild=1) as pool:
         for script, told in zip(STORIES.values(), pool.imap(failure, STORIES), strict=True):
-            state = "ok" if told is None else "open" if script.open else "FAILED"
+            state = "ok" if told is None else "FAILED"
             print(f"{state:6} {script.name}: {script.says}", *([] if told is None else [f"       {told}"]), sep="\n")
             if state == "FAILED":
                 failed.append(script.name)

@@ -102,15 +102,16 @@ def _without(place: str, old: str, new: str, what: str, kinds: tuple[str, ...]) 
 
 _CHECKS = (
     # Copies
-    _returns("copy/copy_task:RLMCopyTask.ask_leader", "None", "a new leader has what was read", _ELECTIONS),
-    _returns("copy/copy_task:RLMCopyTask._follow_leader", "None", "a new leader continues what was read", _ELECTIONS),
-    _returns("copy/copy_task:RLMCopyTask._refuse_former_leader", "None", "no records of a former leader", _ELECTIONS),
-    _returns("copy/copy_task:RLMCopyTask._check_open_segment", "None", "the leader has the open segment", _ELECTIONS),
-    _without(
-        "copy/copy_task:RLMCopyTask._keep", "if self.is_denied:", "if False:", "no copy of denied records", _ELECTIONS
-    ),
     _returns(
-        "copy/copy_task:RLMCopyTask.keep_removed", "None", "the spool keeps what the broker removes", _UNFINISHED
+        "copy/copy_task:RLMCopyTask.follow_leader", "None", "the open segment is the leader's", _HISTORIES_OF_ATTEMPTS
+    ),
+    _without(
+        "copy/copy_task:RLMCopyTask.follow_leader", "if builder.base_offset < bounds.log_start_offset:", "if False:",
+        "the spool keeps what the broker removes", _UNFINISHED,
+    ),
+    _without(
+        "copy/copy_task:RLMCopyTask._fill", "if read.leader_epoch != bounds.leader_epoch:", "if False:",
+        "only records of the compared leader", _ELECTIONS,
     ),
     _without(
         "copy/copy_task:RLMCopyTask._fill", "services.require_ownership(self._partition)", "pass",
@@ -130,7 +131,6 @@ _CHECKS = (
         "copy/copy_attempts:CopyAttempts.start_behind", "if not (is_kept and ", "if False and (is_kept and ",
         "the spool has the segment before", _UNFINISHED,
     ),
-    _returns("copy/copy_attempts:CopyAttempts.drop_denied", "None", "the leader has the kept segments", _ELECTIONS),
     _without(
         "copy/copy_attempts:CopyAttempts.announce_kept", "await self._renew(kept) if is_used_up else kept", "kept",
         "a uuid is used once", (*_UNFINISHED, "store-late-puts"),
@@ -359,6 +359,10 @@ _CHECKS = (
         "the clock is right before a segment is forgotten", _CLOCKS,
     ),
     # Rounds
+    _without(
+        "partition_tasks:PartitionTasks.copy_start", "return None if has_announced else start", "return start",
+        "a survey compares a kept segment first", _HISTORIES_OF_ATTEMPTS,
+    ),
     _returns("task_services:TaskServices.require_ownership", "None", "this process owns the partition", _OTHER_OWNERS),
     _without(
         "partition_tasks:PartitionTasks._is_in_effect", "policy == self.policy", "True", "the policy was not replaced",

@@ -59,8 +59,6 @@ class Script:
     """The total of its own that the topic has; None: the broker's retention is the total."""
     topic: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    open: str = ""
-    """What is open, while the product does not keep to the story yet. Empty: it keeps to it."""
 
 
 def story(**options: Any) -> Callable[[Callable[[Story], Coroutine[Any, Any, None]]], Script]:

@@ -1,4 +1,4 @@
-"""All stories, in the order of their modules, and the list of the open ones."""
+"""All stories, in the order of their modules."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ STORIES = {
     for one in vars(module).values()
     if isinstance(one, Script)
 }
-
-
-def open_stories() -> str:
-    """Returns a line for each story to which the product does not keep yet."""
-    return "\n".join(f"open: {one.name}: {one.open}" for one in STORIES.values() if one.open)
 
 
 def failure(name: str) -> str | None:

@@ -51,7 +51,7 @@ async def metadata_of_the_first_segments_after_a_deletion_is_lost(on: Story) -> 
     await _lose_metadata_of_the_next_segments(on)
 
 
-@story(topic={"segment.bytes": 2_000}, open="two histories are joined with the alarm `gap` only")
+@story(topic={"segment.bytes": 2_000})
 async def an_emptied_broker_that_has_grown_again(on: Story) -> None:
     """A broker is emptied, and its new log is longer than the old one: an alarm tells of the other history."""
     await on.produce(48)

@@ -75,14 +75,13 @@ def copied(
             builder = SegmentBuilder(
                 path,
                 start,
-                lambda: 0,
                 before.leader_epochs,
                 before.open_transactions,
                 before.producers,
                 chunk_bytes=chunk_bytes,
             )
         else:
-            builder = SegmentBuilder(path, start, lambda: 0, chunk_bytes=chunk_bytes)
+            builder = SegmentBuilder(path, start, chunk_bytes=chunk_bytes)
         for batch in batches:
             builder.append(batch.data, log.reports(batch.base_offset, batch.base_offset + 1), named)
         segments.append(builder.finish())

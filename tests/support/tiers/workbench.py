@@ -109,18 +109,18 @@ class Workbench:
         if await self.clamp_task.run(bounds, log_start.offset):
             self.copy_task.start_over()
         bounds = await self.log.bounds(PARTITION, 1000)
-        await self.copy_task.keep_removed(bounds)
-        await self.attempts.announce_kept(log_start.offset or 0)
+        await self.copy_task.follow_leader(bounds)
+        has_announced = await self.attempts.announce_kept(log_start.offset or 0)
         start = await self.gap_task.copy_start(bounds, log_start.offset)
         remote_end = self.metadata.remote_end_offset(PARTITION)
         await self.attempts.run(bounds, log_start.offset)
         await delete_attempts(self.services, PARTITION, await self.attempts.give_up(bounds, log_start.offset or 0))
         if self.metadata.remote_end_offset(PARTITION) != remote_end:
             return True
-        if start is None:
-            return False
+        if has_announced or start is None:
+            return has_announced
         start = self.attempts.start_behind(start, is_urgent=False)
-        return await self.copy_task.run(policy, bounds, start, log_start.offset)
+        return await self.copy_task.run(policy, bounds, start)
 
     async def write_manifest(self) -> None:
         """Does what a round does after copying."""

@@ -44,7 +44,7 @@ from tiers.tasks.copy.kept_segments import KeptSegment
 from tiers.tasks.copy.segment_copy import Progress, announce, finish, keep, no_progress, read_attempt, store
 from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.deletion.segment_deletion import delete_segment
-from tiers.tasks.history.lineage import check_lineage, is_cut, lowest_common_end
+from tiers.tasks.history.lineage import check_lineage
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 
@@ -107,7 +107,6 @@ class CopyAttempts:
         stay with the attempt (`blocking`). Returns whether it finished one. Raises the errors of the metadata manager
         and of the brokers."""
         services = self._services
-        await self.announce_kept(log_start or 0)
         known = attempts(services.metadata, self._partition)
         ids = {each.segment_id.id for each in known}
         self._readings = {uuid: reading for uuid, reading in self._readings.items() if uuid in ids}
@@ -243,11 +242,12 @@ class CopyAttempts:
         missing = unread_from(self._services.metadata, attempt, log_start)
         return missing is None or missing > attempt.valid_end_offset
 
-    async def announce_kept(self, log_start: int) -> None:
+    async def announce_kept(self, log_start: int) -> bool:
         """Announces the segments in the spool that the metadata does not know, and removes those that add nothing.
 
-        A process may have died, or lost the ownership, before it could write COPY_SEGMENT_STARTED."""
-        services = self._services
+        A process may have died, or lost the ownership, before it could write COPY_SEGMENT_STARTED. Returns whether it
+        announced one. Nothing is copied behind it before a survey has compared it with the leader's log."""
+        services, has_announced = self._services, False
         for kept in services.spool.kept():
             if kept.partition != self._partition:
                 continue
@@ -260,22 +260,8 @@ class CopyAttempts:
             announced = await self._renew(kept) if is_used_up else kept
             services.require_ownership(self._partition)
             await announce(services, announced.metadata)
-
-    async def drop_denied(self) -> None:
-        """Removes the kept segments that are not announced and whose records the leader does not have.
-
-        Later, the leader may have removed these offsets, and would confirm every history of them. A survey compares the
-        announced attempts with the leader's log. Raises `BrokerError`."""
-        services, timeout_ms = self._services, self._services.settings.request_timeout_ms
-        for kept in services.spool.kept():
-            segment_id, epoch = kept.metadata.segment_id, kept.metadata.segment_leader_epochs[-1].epoch
-            is_known = services.metadata.remote_log_segment_metadata_by_id(segment_id) is not None
-            if kept.partition != self._partition or is_known:
-                continue
-            answer = await services.source.end_offset_for_epoch(self._partition, epoch, timeout_ms)
-            has_all = answer.leader_epoch == epoch and answer.end_offset > kept.metadata.end_offset
-            if not has_all and is_cut(answer, epoch, lowest_common_end(services.metadata, self._partition)):
-                await services.spool.remove(kept)
+            has_announced = True
+        return has_announced
 
     async def _read(self, attempt: RemoteLogSegmentMetadata, reading: _Reading, bounds: LocalLogBounds) -> bool:
         """Reads an attempt back. Returns whether it is whole and finished now."""

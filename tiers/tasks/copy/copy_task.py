@@ -4,7 +4,7 @@
 
 * A segment is rolled when the next batch does not fit, when it is old enough, when the spool is full, or when the
   broker removes its first records. Records that are not rolled yet are only local. The open segment stays open from run
-  to run, and is read again after a restart.
+  to run. It is read again after a restart, and from a new leader, which may have another history.
 * The first read of a new segment starts at the segment's first offset. So the leader reports exactly the aborted
   transactions of the segment, and no state about them needs to survive a restart.
 * The spool keeps a rolled segment until its copy counts. Every attempt has a new uuid. A failed one leaves
@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from itertools import count
 from uuid import uuid4
@@ -33,7 +32,6 @@ from tiers.tasks.copy.kept_segments import KeptSegment
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
 from tiers.tasks.copy.segment_copy import keep
 from tiers.tasks.copy.spool import SpoolError
-from tiers.tasks.history.lineage import check_lineage, check_remote_lineage, is_cut, lowest_common_end
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.uncopied_watch import HeadBatch, head_of
 from tiers.tasks.task_services import TaskServices
@@ -50,14 +48,14 @@ def copy_hold(policy: TopicPolicy) -> Hold | None:
     return None
 
 
-def open_segment_hold(policy: TopicPolicy, first_append_ms: int, now_ms: int) -> Hold | None:
+def open_segment_hold(policy: TopicPolicy, opened_at_ms: int, now_ms: int) -> Hold | None:
     """Returns why an open segment that is not full is not copied yet. Both times are of one clock.
 
-    `first_append_ms` is the time at which the owner read the first record of the segment."""
-    if now_ms - first_append_ms >= policy.segment_ms:
+    `opened_at_ms` is the time at which the owner read the first record of the segment."""
+    if now_ms - opened_at_ms >= policy.segment_ms:
         return None
-    values = {"open_for_ms": now_ms - first_append_ms, "segment.ms": policy.segment_ms}
-    return Hold(HoldReason.SEGMENT_OPEN, first_append_ms + policy.segment_ms, values)
+    values = {"open_for_ms": now_ms - opened_at_ms, "segment.ms": policy.segment_ms}
+    return Hold(HoldReason.SEGMENT_OPEN, opened_at_ms + policy.segment_ms, values)
 
 
 class RLMCopyTask:
@@ -69,19 +67,15 @@ class RLMCopyTask:
         self._built: BuiltSegment | None = None
         """The finished open segment while the spool could not keep it."""
         self._continuation: SegmentContinuation | None = None
-        self._appending = asyncio.Lock()
-        """Held during an append, so that a round does not ask a new leader without the records that are appended."""
-        self._read_epoch = -1
-        self._round_epoch = -1
-        """The leader epoch that the last round has seen. Records of an earlier leader are not appended any more."""
-        self.is_denied = False
-        """Whether a leader denied the records of the open segment. They are not copied, whatever a later leader has."""
+        self._leader_epoch = -1
+        """The leader epoch in which the open segment was read."""
+        self._opened = -1, 0
+        """The first offset of the open segment, and the time (ms) at which the task first read from there."""
         self._read_bytes = 0
         self._read_offsets = 0
         self._behind_since_ms: int | None = None
         self._head: HeadBatch | None = None
         """The first batch of the open segment."""
-        self._log_start: int | None = None
         self.throttled_ms = 0
         """Milliseconds for which the quota stops the copying, as of the last run; 0: it did not stop that run."""
         self.progress_at_ms = services.clock_ms()
@@ -90,13 +84,13 @@ class RLMCopyTask:
         """An estimate of the bytes below the LSO that are not remote, as of the last look; 0 also if there is none."""
         self._furthest = -1, 0
 
-    async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, log_start: int | None = None) -> bool:
+    async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, start: int) -> bool:
         """Copies the segments that are ready from `start` on, at most `segments_per_run`.
 
-        Returns whether more may be ready. `log_start` is the recorded one that the leader confirms. The caller has just
-        checked the remote lineage."""
+        Returns whether more may be ready. The caller has just checked the remote lineage at the leader of `bounds`, and
+        called `follow_leader`. The method reads from no other leader."""
         services = self._services
-        self._log_start, self.throttled_ms = log_start, 0
+        self.throttled_ms = 0
         for _ in range(services.settings.segments_per_run):
             if not await self._fill(policy, start, bounds):
                 return False
@@ -105,14 +99,18 @@ class RLMCopyTask:
                 break  # the copied records lay before others: the next round finds where copying continues
         return True
 
-    async def keep_removed(self, bounds: LocalLogBounds) -> None:
-        """Lets the spool keep the open segment if the broker has removed any of its records.
+    async def follow_leader(self, bounds: LocalLogBounds) -> None:
+        """Ends the open segment if the broker has removed any of its records, or if another leader has its records.
 
-        No copy may be in progress. Raises `SpoolError`, and the errors of the brokers."""
+        The spool keeps records that the broker has removed. Without any, the segment is read again from the leader of
+        `bounds`. No copy may be in progress. Raises `SpoolError`."""
         builder = self._builder
-        if builder is not None and builder.size_bytes > 0 and builder.base_offset < bounds.log_start_offset:
-            await self._check_open_segment(builder)
+        if builder is None or builder.size_bytes == 0:
+            return
+        if builder.base_offset < bounds.log_start_offset:
             await self._keep(builder)
+        elif self._leader_epoch != bounds.leader_epoch:
+            self.discard()
 
     async def _fill(self, policy: TopicPolicy, start: int, bounds: LocalLogBounds) -> bool:
         """Reads until the open segment must be rolled (True), or the LSO or the quota is reached (False)."""
@@ -127,7 +125,7 @@ class RLMCopyTask:
             portion = self._portion()
             if portion is None:
                 self._throttle(next_offset < bounds.last_stable_offset)
-                return self._builder is not None and self._is_old(self._builder, policy)
+                return self._is_old(policy)
             try:
                 with portion:
                     read = await self._read(next_offset)
@@ -143,7 +141,8 @@ class RLMCopyTask:
             except LogDivergedError:
                 self.discard()
                 raise
-            await self._follow_leader(read.leader_epoch)
+            if read.leader_epoch != bounds.leader_epoch:
+                return False  # the next round compares the tier with the new leader's log
             held_bytes = self._open_bytes
             if not held_bytes:
                 first = next(iterate_batches(read.records), None)
@@ -151,9 +150,8 @@ class RLMCopyTask:
             fits = cut_at_batches(read.records, policy.segment_bytes - held_bytes, min_one=held_bytes == 0)
             if fits:
                 try:
-                    async with self._appending:
-                        self._refuse_former_leader(read.leader_epoch)
-                        fits = await self._append_fitting(await self._builder_from(start), read, fits)
+                    self._leader_epoch = read.leader_epoch
+                    fits = await self._append_fitting(await self._builder_from(start), read, fits)
                 except SpoolError:
                     if self._open_bytes == 0:
                         raise
@@ -166,12 +164,10 @@ class RLMCopyTask:
             self._read_bytes += fits
             self._read_offsets += 0 if builder is None else builder.next_offset - next_offset
             self._observe_lag(start, read.last_stable_offset, policy)
-            if fits < len(read.records):
-                return True
-            if self._is_due(policy):
+            if fits < len(read.records) or (fits and services.spool.is_full):
                 return True
             if not read.records or (builder is not None and builder.next_offset >= read.last_stable_offset):
-                return False
+                return self._is_old(policy)
 
     async def _read(self, offset: int) -> LogRead:
         """Reads the next batches. If one of them is damaged, reads fewer.
@@ -204,72 +200,6 @@ class RLMCopyTask:
             self._furthest = next_offset, stage
             self.progress_at_ms = self._services.clock_ms()
 
-    async def _follow_leader(self, leader_epoch: int) -> None:
-        """After a change of leader, checks that the new leader's log has the records that were read before.
-
-        Otherwise an unclean election replaced them. If the open segment has no record, the task checks the end of the
-        remote log, which may be newer than at the round's own check. Raises `LogDivergedError`, and `BrokerError` if a
-        round has seen a newer leader."""
-        services, builder = self._services, self._builder
-        self._refuse_former_leader(leader_epoch)
-        if leader_epoch == self._read_epoch:
-            return
-        if builder is not None and builder.leader_epoch is not None:
-            await self._check_open_segment(builder)
-        else:
-            timeout_ms = services.settings.request_timeout_ms
-            await check_remote_lineage(
-                services.source, services.metadata, self._partition, None, self._log_start, timeout_ms
-            )
-        self._read_epoch = leader_epoch
-
-    def _refuse_former_leader(self, leader_epoch: int) -> None:
-        """Raises `BrokerError` if a round has seen a newer leader than that of `leader_epoch`."""
-        if leader_epoch < self._round_epoch:
-            text = f"{self._partition}: the leader of epoch {leader_epoch} was replaced before its records arrived"
-            raise BrokerError(text, retriable=True)
-
-    async def ask_leader(self, leader_epoch: int) -> None:
-        """Asks a new leader for the records of the open segment. If the leader lacks them, `is_denied` becomes true.
-
-        An empty broker, or one that was restored from a copy before the last trim, denies nothing. The partition stops,
-        or the owner asks the next leader.
-
-        The owner asks as soon as the leader changes. The attempts at a kept segment may have to wait for hours, and a
-        leader that has removed these offsets meanwhile confirms every history of them (docs/semantics.md 6.1). For the
-        same reason, no later answer ends a denial. The rule is that of a clamp: the first leader that lacks the records
-        decides, and the records of a later one are read again."""
-        self._round_epoch = leader_epoch
-        if leader_epoch <= self._read_epoch:
-            return
-        services, partition = self._services, self._partition
-        try:
-            async with asyncio.timeout(services.settings.request_timeout_ms / 1000), self._appending:
-                builder = self._builder
-        except TimeoutError:
-            return  # The append hangs. Trims and expiry do not wait for it, and the next round asks the leader.
-        if builder is None or builder.size_bytes == 0:
-            return
-        # A copy beside the round may add records. The builder adds their epoch first.
-        next_offset, epoch = builder.next_offset, builder.leader_epoch
-        assert epoch is not None
-        answer = await services.source.end_offset_for_epoch(partition, epoch, services.settings.request_timeout_ms)
-        if answer.leader_epoch == epoch and answer.end_offset >= next_offset:
-            return
-        lowest_end = lowest_common_end(services.metadata, partition)
-        if self._builder is builder and is_cut(answer, epoch, lowest_end):
-            self.is_denied = True
-
-    async def _check_open_segment(self, builder: SegmentBuilder) -> None:
-        if builder.leader_epoch is None:
-            return
-        source, timeout_ms = self._services.source, self._services.settings.request_timeout_ms
-        try:
-            await check_lineage(source, self._partition, builder.leader_epoch, builder.next_offset, timeout_ms)
-        except LogDivergedError:
-            self.discard()
-            raise
-
     async def _append_fitting(self, builder: SegmentBuilder, read: LogRead, end: int) -> int:
         """Appends the batches of `read` up to `end` that the segment can hold. Returns where these end."""
         try:
@@ -300,14 +230,11 @@ class RLMCopyTask:
 
     def _is_due(self, policy: TopicPolicy) -> bool:
         """Whether the open segment has records, and must be rolled though it is not full."""
-        builder = self._builder
-        if builder is None or builder.size_bytes == 0:
-            return False
-        return self._services.spool.is_full or self._is_old(builder, policy)
+        return self._open_bytes > 0 and (self._services.spool.is_full or self._is_old(policy))
 
-    def _is_old(self, builder: SegmentBuilder, policy: TopicPolicy) -> bool:
-        first_ms = builder.first_append_ms
-        return first_ms is not None and open_segment_hold(policy, first_ms, self._services.clock_ms()) is None
+    def _is_old(self, policy: TopicPolicy) -> bool:
+        opened_at_ms, now_ms = self.open_since_ms, self._services.clock_ms()
+        return opened_at_ms is not None and open_segment_hold(policy, opened_at_ms, now_ms) is None
 
     async def _builder_from(self, start: int) -> SegmentBuilder:
         services = self._services
@@ -317,13 +244,14 @@ class RLMCopyTask:
             self._continuation = await continuation_at(services, self._partition, start)
         continuation = self._continuation
         path = services.spool.new_path(self._partition)
+        if self._opened[0] != start:
+            self._opened = start, services.clock_ms()
 
         def make() -> SegmentBuilder:
             # Assigned in the thread, so that a cancelled caller can discard the builder.
             self._builder = SegmentBuilder(
                 path,
                 start,
-                services.clock_ms,
                 continuation.leader_epochs,
                 continuation.open_transactions,
                 continuation.producers,
@@ -339,7 +267,6 @@ class RLMCopyTask:
         builder, services = self._builder, self._services
         assert builder is not None
         try:
-            await self._check_open_segment(builder)
             kept = await self._keep(builder)
             next_offset, stages = kept.metadata.end_offset + 1, count(1)
             await self._attempts.copy(kept, lambda: self._progress(next_offset, next(stages)))
@@ -359,8 +286,6 @@ class RLMCopyTask:
         built = self._built
         assert built is not None
         services.checkpoint("segment-built")
-        if self.is_denied:
-            raise BrokerError(f"{self._partition}: a leader denied the records of the open segment", retriable=True)
         segment_id = RemoteLogSegmentId(self._partition, uuid4())
         try:
             kept = await keep(services, segment_id, built)
@@ -413,7 +338,7 @@ class RLMCopyTask:
         unread_offsets = max(0, last_stable_offset - next_offset - kept_offsets)
         self.lag_bytes = self._open_bytes + self._kept_bytes + int(unread_offsets * self._bytes_per_offset(start))
         now_ms = self._services.clock_ms()
-        first_ms = None if builder is None else builder.first_append_ms
+        first_ms = self.open_since_ms
         if unread_offsets == 0 and not self._kept_bytes:
             self._behind_since_ms = first_ms
         elif self._behind_since_ms is None:
@@ -448,8 +373,8 @@ class RLMCopyTask:
 
     @property
     def open_since_ms(self) -> int | None:
-        """The time at which this task read the first record of the open segment. None: it has none."""
-        return None if self._builder is None else self._builder.first_append_ms
+        """The time at which this task first read the first record of the open segment. None: it has none."""
+        return self._opened[1] if self._open_bytes else None
 
     @property
     def behind_ms(self) -> int:
@@ -464,7 +389,7 @@ class RLMCopyTask:
 
     def discard(self) -> None:
         """Discards the open segment and its spool file."""
-        builder, self._builder, self._built, self.is_denied = self._builder, None, None, False
+        builder, self._builder, self._built = self._builder, None, None
         if builder is not None:
             self._services.spool.shrink(builder.size_bytes)
             builder.discard()

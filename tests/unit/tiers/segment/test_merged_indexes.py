@@ -23,7 +23,7 @@ def merged(folder: Path, parts: list[BuiltSegment]) -> BuiltSegment:
     for earlier, later in pairwise(stored):
         assert why_not_continued(earlier, later) is None
     path = folder / f"merged-{len(list(folder.iterdir()))}"
-    builder = SegmentBuilder(path, parts[0].start_offset, lambda: 0, epochs_before(stored[0]), chunk_bytes=200)
+    builder = SegmentBuilder(path, parts[0].start_offset, epochs_before(stored[0]), chunk_bytes=200)
     named = stored[-1].indexes.leader_epochs
     for part in parts:
         builder.append(part.log_segment.read_bytes(), (), named)

@@ -20,7 +20,7 @@ from tests.support.fakes.record_batches import (
     legacy_wrapper,
     record,
 )
-from tests.support.fakes.segments import build_segment, metadata_of, no_time
+from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.errors import LogDivergedError
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry
@@ -48,18 +48,14 @@ def test_the_log_is_the_batches_byte_for_byte(path: Path) -> None:
 
 
 def test_fullness_is_the_callers_to_judge(path: Path) -> None:
-    now_ms = 5000
-    builder = SegmentBuilder(path, 0, lambda: now_ms)
+    builder = SegmentBuilder(path, 0)
     builder.append(b"", ())
-    assert [builder.first_append_ms, builder.end_offset] == [None, -1]
+    assert (builder.size_bytes, builder.end_offset) == (0, -1)
     builder.append(batch_of(0, 2), ())
-    now_ms = 9000
     builder.append(batch_of(2, 2), ())
-    assert (builder.first_append_ms, builder.next_offset) == (5000, 4)
+    assert builder.next_offset == 4
     assert builder.size_bytes == builder.finish().log_segment.stat().st_size
     builder.discard()
-    builder.discard()
-    assert not path.exists()
 
 
 def test_chunks_are_whole_batches_within_the_limit(path: Path) -> None:
@@ -89,7 +85,7 @@ def test_indexes_are_as_kafka_writes_them(
 ) -> None:
     """Against the rules as LogSegment.append spells them, whatever the borders of the appends."""
     path = tmp_path_factory.mktemp("segment") / "log"
-    builder = SegmentBuilder(path, 100, no_time, chunk_bytes=5000)
+    builder = SegmentBuilder(path, 100, chunk_bytes=5000)
     offset, timestamp, pending = 100, 1_600_000_000_000, b""
     for count, value_bytes, step, ends_append in shapes:
         timestamp += step
@@ -133,7 +129,7 @@ def test_an_index_entry_takes_more_than_the_interval(path: Path) -> None:
 
 
 def test_batches_that_overlap_or_are_cut_short_change_nothing(path: Path) -> None:
-    builder = SegmentBuilder(path, 0, no_time)
+    builder = SegmentBuilder(path, 0)
     builder.append(batch_of(0, 10), ())
     for refused in (batch_of(9, 2), batch_of(10, 2) + batch_of(11, 2), batch_of(10, 2)[:-1], b"\x00" * 5):
         with pytest.raises(CorruptBatchError):
@@ -152,7 +148,7 @@ def test_a_full_disk_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(file, data[:20], position)
 
-    builder = SegmentBuilder(path, 0, no_time)
+    builder = SegmentBuilder(path, 0)
     builder.append(first, ())
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", write_a_part)
@@ -166,7 +162,7 @@ def test_a_full_disk_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_marker_that_cannot_be_read_changes_nothing(path: Path) -> None:
-    builder = SegmentBuilder(path, 0, no_time)
+    builder = SegmentBuilder(path, 0)
     torn = build_batch(1, [record(1, key=b"\x00", value=None)], producer_id=9, transactional=True, control=True)
     with pytest.raises(CorruptBatchError):
         builder.append(batch_of(0, 1) + torn, ())
@@ -178,19 +174,19 @@ def test_the_state_of_producers_is_handed_on(path: Path) -> None:
     def data(offset: int, producer_id: int) -> bytes:
         return build_batch(offset, [record(offset)], producer_id=producer_id, producer_epoch=0, transactional=True)
 
-    first = SegmentBuilder(path, 0, no_time)
+    first = SegmentBuilder(path, 0)
     first.append(data(0, 8) + data(1, 9), ())
     built = first.finish()
     assert [(one.producer_id, one.current_txn_first_offset) for one in built.producers] == [(8, 0), (9, 1)]
     assert built.indexes.producer_snapshot == encode_producer_snapshot(built.producers)
 
-    second = SegmentBuilder(path.with_name("second"), 2, no_time, producers=built.producers)
+    second = SegmentBuilder(path.with_name("second"), 2, producers=built.producers)
     second.append(control_batch(2, commit=True, producer_id=8, producer_epoch=1) + data(3, 9), ())
     assert [one[:4] + one[6:] for one in second.finish().producers] == [(8, 1, -1, -1, 7, -1), (9, 0, -1, 3, -1, 1)]
 
 
 def test_a_falling_leader_epoch_is_divergence(path: Path) -> None:
-    builder = SegmentBuilder(path, 100, no_time, leader_epochs=(LeaderEpochEntry(4, 0),))
+    builder = SegmentBuilder(path, 100, leader_epochs=(LeaderEpochEntry(4, 0),))
     with pytest.raises(LogDivergedError, match="leader epoch 3 at offset 100 after 4"):
         builder.append(batch_of(100, 1, leader_epoch=3), ())
     with pytest.raises(LogDivergedError, match="leader epoch 5 at offset 101 after 6"):
@@ -202,7 +198,7 @@ def test_a_falling_leader_epoch_is_divergence(path: Path) -> None:
 
 def test_leader_epochs_are_cumulative_and_clipped_to_the_segment(path: Path) -> None:
     earlier = (LeaderEpochEntry(0, 0), LeaderEpochEntry(2, 50))
-    builder = SegmentBuilder(path, 100, no_time, leader_epochs=earlier)
+    builder = SegmentBuilder(path, 100, leader_epochs=earlier)
     for offset, epoch in ((100, 2), (101, 2), (102, 5), (103, 7)):
         builder.append(batch_of(offset, 1, leader_epoch=epoch), ())
     built = builder.finish()
@@ -227,7 +223,7 @@ def test_holes_of_the_log_are_counted_and_covered(path: Path) -> None:
 
 
 def test_an_epoch_that_may_begin_in_a_hole_is_asked_for_first(path: Path) -> None:
-    builder = SegmentBuilder(path, 10, no_time, leader_epochs=(LeaderEpochEntry(3, 0),))
+    builder = SegmentBuilder(path, 10, leader_epochs=(LeaderEpochEntry(3, 0),))
     records = batch_of(10, 5, leader_epoch=4) + batch_of(200, 1, leader_epoch=4) + batch_of(300, 1, leader_epoch=6)
     for named in ((), (LeaderEpochEntry(4, 10),)):
         with pytest.raises(UnknownEpochStartError) as raised:
@@ -243,20 +239,20 @@ def test_an_epoch_that_may_begin_in_a_hole_is_asked_for_first(path: Path) -> Non
 
 
 def test_a_hole_at_the_start_of_a_segment_may_have_its_own_epochs(path: Path) -> None:
-    builder = SegmentBuilder(path, 10, no_time, leader_epochs=(LeaderEpochEntry(3, 0),))
+    builder = SegmentBuilder(path, 10, leader_epochs=(LeaderEpochEntry(3, 0),))
     builder.append(batch_of(200, 1, leader_epoch=5), (), (LeaderEpochEntry(4, 120), LeaderEpochEntry(5, 150)))
     built = builder.finish()
     assert built.segment_leader_epochs == tuple(LeaderEpochEntry(*each) for each in ((3, 10), (4, 120), (5, 150)))
 
 
 def test_epoch_0_and_message_sets_are_not_asked_for(path: Path) -> None:
-    builder = SegmentBuilder(path, 0, no_time)
+    builder = SegmentBuilder(path, 0)
     builder.append(legacy_message(1, 5, 0, None, b"five") + batch_of(20, 1), (), ())
     assert builder.finish().segment_leader_epochs == (LeaderEpochEntry(0, 0),)
 
 
 def test_a_caller_that_cannot_know_lets_an_epoch_begin_at_its_first_record(path: Path) -> None:
-    builder = SegmentBuilder(path, 10, no_time, leader_epochs=(LeaderEpochEntry(3, 0),))
+    builder = SegmentBuilder(path, 10, leader_epochs=(LeaderEpochEntry(3, 0),))
     builder.append(batch_of(200, 1, leader_epoch=5), ())
     assert builder.finish().segment_leader_epochs == (LeaderEpochEntry(3, 10), LeaderEpochEntry(5, 200))
 
@@ -277,7 +273,7 @@ def test_log_append_time_is_every_records_timestamp(path: Path) -> None:
 
 
 def test_a_size_beyond_int32_is_refused_before_it_is_written(path: Path) -> None:
-    builder = SegmentBuilder(path, 0, no_time)
+    builder = SegmentBuilder(path, 0)
     builder.append(batch_of(0, 1), ())
     near, far = batch_of(1, 1), batch_of(2**31, 1, leader_epoch=1)
     with pytest.raises(SegmentOverflowError) as raised:
@@ -302,7 +298,7 @@ def test_a_segment_may_begin_with_a_hole_of_any_size(path: Path) -> None:
     assert offsets == [(far + 10 * number + 9, positions[number]) for number in range(1, 5)]
     times = time_index_entries(base, built.indexes.time_index)
     assert times == [(1009 + number, far + 10 * number + 9) for number in range(1, 5)]
-    builder = SegmentBuilder(path.with_name("second"), 7, no_time)
+    builder = SegmentBuilder(path.with_name("second"), 7)
     builder.append(batches[0], ())
     with pytest.raises(SegmentOverflowError):
         builder.append(batch_of(far + 9 + 2**31, 1), ())
@@ -311,11 +307,11 @@ def test_a_segment_may_begin_with_a_hole_of_any_size(path: Path) -> None:
 
 
 def test_an_empty_segment_and_a_used_spool_file_are_refused(path: Path) -> None:
-    builder = SegmentBuilder(path, 0, no_time)
+    builder = SegmentBuilder(path, 0)
     with pytest.raises(ValueError, match="empty"):
         builder.finish()
     with pytest.raises(FileExistsError):
-        SegmentBuilder(path, 0, no_time)
+        SegmentBuilder(path, 0)
     builder.discard()
 
 
@@ -325,13 +321,12 @@ def test_an_aborted_transaction_over_two_segments(tmp_path: Path) -> None:
         return build_batch(first, records, producer_id=9, transactional=True)
 
     aborted = [AbortedTransaction(9, 5)]
-    builder = SegmentBuilder(tmp_path / "first", 0, no_time)
+    builder = SegmentBuilder(tmp_path / "first", 0)
     builder.append(batch_of(0, 5) + data(5, 9), aborted)
     first = builder.finish()
     builder = SegmentBuilder(
         tmp_path / "second",
         10,
-        no_time,
         leader_epochs=first.leader_epochs,
         open_transactions=first.open_transactions,
     )

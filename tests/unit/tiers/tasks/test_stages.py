@@ -394,15 +394,11 @@ async def test_a_copy_that_ends_during_the_comparison_does_not_expire_yet(
         await until(lambda: bench.finished == [(0, 29), (30, 59)])
         return answer
 
-    async def confirm(leader_epoch: int) -> None:
-        pass
-
     monkeypatch.setattr(bench.store, "copy_log_segment_data", slowly)
     async with asyncio.TaskGroup() as group:
         await tasks.round(lambda *found: tasks.running.update(copy=group.create_task(tasks.run_copy(*found))))
         await uploaded.wait()
         assert bench.finished == [(0, 29)]
-        monkeypatch.setattr(tasks.copy, "ask_leader", confirm)
         log.elect_unclean(50)
         log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms, leader_epoch=1) for n in (5, 6)])
         monkeypatch.setattr(log, "end_offset_for_epoch", answer_late)

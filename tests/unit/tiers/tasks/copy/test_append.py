@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
-from tests.support.fakes.segments import PARTITION, no_time
+from tests.support.fakes.segments import PARTITION
 from tests.support.tiers.workbench import Workbench
 from tiers.errors import BrokerError
 from tiers.model.segment_metadata import LeaderEpochEntry, leader_epoch_at
@@ -101,7 +101,7 @@ async def test_all_holes_of_one_read_are_asked_for(bench: Workbench, tmp_path: P
     log = InMemoryLog(leader_epoch=9, elections={3: 0, 5: 50, 7: 120, 9: 150})
     log.append(batch_of(0, 10, leader_epoch=3), batch_of(100, 10, leader_epoch=5), batch_of(200, 10, leader_epoch=9))
     read = await log.read(PARTITION, 0, 1 << 20, TIMEOUT_MS)
-    builder = SegmentBuilder(tmp_path / "log", 0, no_time)
+    builder = SegmentBuilder(tmp_path / "log", 0)
     spool = bench.services.spool
     log.failure = BrokerError("gone", retriable=True)
     with pytest.raises(BrokerError):

@@ -399,7 +399,7 @@ async def test_a_kept_segment_is_stored_after_a_restart(log: Workbench, step: st
     await end_after(log, step)
     [kept] = log.services.spool.kept()
     log.log.log_start_offset = 40
-    await run(log)
+    await log.copy()
     assert log.finished == [(0, 29)]
     assert log.segments[0].segment_id == kept.metadata.segment_id
     assert log.services.spool.kept() == []

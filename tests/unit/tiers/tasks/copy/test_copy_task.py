@@ -323,7 +323,7 @@ async def test_a_copy_that_is_cancelled_while_its_file_is_finished_goes_on_later
     assert bench.finished == [(0, 29), (30, 59), (60, 89)]
 
 
-@pytest.mark.parametrize("answer", [EpochEndOffset(0, 0), EpochEndOffset(0, 29), EpochEndOffset(-1, -1)])
+@pytest.mark.parametrize("answer", [EpochEndOffset(0, 0), EpochEndOffset(-1, -1)])
 async def test_a_log_that_does_not_continue_the_copy_stops_it(bench: Workbench, answer: EpochEndOffset) -> None:
     bench.log.append(*batches(0, 4))
     await bench.copy_all()
@@ -335,19 +335,6 @@ async def test_a_log_that_does_not_continue_the_copy_stops_it(bench: Workbench, 
     assert bench.finished == [(0, 29)]
     # The owner has also written the manifest, which remembers the divergence.
     assert set(objects) <= set(await bench.objects())
-
-
-async def test_an_open_segment_that_the_leader_lost_is_not_copied(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 2, leader_epoch=1))
-    await bench.copy()
-    bench.log.records = b""
-    bench.log.append(*batches(0, 1, leader_epoch=1), *batches(10, 5, leader_epoch=3))
-    bench.log.leader_epoch = 3
-    with pytest.raises(LogDivergedError):
-        await bench.copy()
-    assert bench.segments == []
-    await bench.copy_all()
-    assert await bench.remote_bytes() == bench.log.bytes_of(0, 29)
 
 
 async def test_nothing_is_read_or_written_for_another_owner(bench: Workbench) -> None:

@@ -411,15 +411,17 @@ async def test_a_log_start_above_the_cut_does_not_prevent_the_clamp(
     bench: Workbench, log_start: int, last_epoch: int
 ) -> None:
     """A user deletes records of the new leader before the owner has clamped the tier."""
-    await copied(bench, 10)
+    policy = replace(AT_ONCE, segment_bytes=1)  # a segment for each batch of 10 records
+    produce(bench, 10)
+    await bench.copy_all(policy)
     bench.log.elect_unclean(50)
     produce(bench, 10)
     await bench.metadata.put_log_start(PARTITION, user_log_start(log_start, leader_epoch=1, last_epoch=last_epoch))
-    await bench.copy_all(AT_ONCE)
+    await bench.copy_all(policy)
     assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [49]
     assert answering(bench)[-1][1] == 149
     bench.log.leader_epoch, bench.log.log_start_offset = 2, log_start
-    await bench.copy_all(AT_ONCE)
+    await bench.copy_all(policy)
     await bench.expire(POLICY)
     assert answering(bench)[0][0] == log_start
 
