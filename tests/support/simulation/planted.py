@@ -33,7 +33,7 @@ from tiers.reader.collected_batches import CollectedBatches
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.circuit_breaker import CircuitBreaker
 from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks.copy import copy_attempts, copy_task
+from tiers.tasks.copy import copy_attempts
 from tiers.tasks.deletion import segment_deletion
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.missing_topics import MissingTopics
@@ -86,8 +86,7 @@ def _always_fresh(stack: ExitStack) -> None:
 
 def _ignores_divergence(stack: ExitStack) -> None:
     _replace(stack, lineage, "check_leader", _nothing)
-    _replace(stack, copy_task, "check_lineage", _nothing)
-    _replace(stack, copy_task, "check_remote_lineage", _nothing)
+    _replace(stack, copy_attempts, "check_lineage", _nothing)
     _replace(stack, trim_task, "check_remote_lineage", _nothing)
 
 
