@@ -33,9 +33,10 @@ from tiers.errors import (
     RemoteLogError,
     RemoteLogMetadataError,
 )
-from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import CopyAttempts
@@ -134,12 +135,7 @@ class OffloadCommitter:
         services, partition = self.services, one.partition
         timeout_ms = services.settings.request_timeout_ms
         await self._owned(partition)
-        await services.metadata.ensure_fresh(partition, 0, timeout_ms)
-        bounds = await services.source.bounds(partition, timeout_ms)
-        log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        await one.manifest.check(bounds, log_start.offset)
-        if await one.clamp.run(bounds, log_start.offset):
-            bounds = await services.source.bounds(partition, timeout_ms)
+        bounds, log_start = await self._surveyed(one)
         while True:
             await one.attempts.run(bounds, log_start.offset)
             start = await one.gaps.copy_start(bounds, log_start.offset)
@@ -163,6 +159,17 @@ class OffloadCommitter:
             one.end_offset = bounds.last_stable_offset
         return await continuation_at(services, partition, start)
 
+    async def _surveyed(self, one: PartitionOffload) -> tuple[LocalLogBounds, ConfirmedLogStart]:
+        """Compares the metadata with the manifest, and the tier with the leader's log. Raises `RemoteLogError`."""
+        services, partition, timeout_ms = self.services, one.partition, self.services.settings.request_timeout_ms
+        await services.metadata.ensure_fresh(partition, 0, timeout_ms)
+        bounds = await services.source.bounds(partition, timeout_ms)
+        log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        await one.manifest.check(bounds, log_start.offset)
+        if await one.clamp.run(bounds, log_start.offset):
+            bounds = await services.source.bounds(partition, timeout_ms)
+        return bounds, log_start
+
     async def collect(self, one: PartitionOffload) -> None:
         """Finishes and deletes the attempts of plans that have not ended.
 
@@ -173,10 +180,12 @@ class OffloadCommitter:
                 await self._settle(one)
 
     async def _settle(self, one: PartitionOffload) -> None:
-        services, partition, timeout_ms = self.services, one.partition, self.services.settings.request_timeout_ms
-        bounds = await services.source.bounds(partition, timeout_ms)
-        log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        services, partition = self.services, one.partition
+        bounds, log_start = await self._surveyed(one)
         await one.attempts.run(bounds, log_start.offset)
+        await one.gaps.copy_start(bounds, log_start.offset)
+        if one.gaps.doubt is not None:
+            raise one.gaps.doubt
         await delete_attempts(services, partition, await one.attempts.give_up(bounds, log_start.offset or 0))
 
     async def announce(self, one: PartitionOffload, bounds: Sequence[int], leader_epoch: int) -> CopyPlan:

@@ -92,6 +92,7 @@ async def test_the_bounds_of_both_tiers(
                 "last_stable_offset": 100,
                 "high_watermark": 100,
                 "gaps": [],
+                "unknown": [],
                 "violated": [],
                 "trouble": None,
                 "holds": True,

@@ -36,6 +36,7 @@ class StateReason(StrEnum):
     BEHIND_EARLIER = "behind-earlier"
     NOT_TIERED = "not-tiered"
     STOPPED = "stopped"
+    DOUBT = "doubt"
     STAGE_FAILS = "stage-fails"
     NO_OWNER = "no-owner"
     OWNER_UNFIT = "owner-unfit"

@@ -105,8 +105,8 @@ class _Explanation:
                     yield f"Nothing of the topic expires: {policy.total_conflict}."
         if facts.local is None:
             yield f"The leader does not answer: {facts.local_trouble or 'it was not asked'}."
-        if facts.is_diverged or facts.owner.stopped:
-            yield self._stop_sentence
+        if (stop := self._stop(Question.ON_BROKER)) is not None:
+            yield stop.sentence
         if facts.owner.unfit:
             yield f"The owner is unfit: {facts.owner.unfit}."
         for stage, error in facts.owner.troubles.items():
@@ -403,12 +403,12 @@ class _Explanation:
         return self._due(question, "copies") if hold is None else why_held(question, hold, facts.policy)
 
     def _topic_hold(self, question: Question) -> Why | None:
-        """Returns what holds the whole partition: no policy, a stop, a setting, a failing stage."""
+        """Returns what holds the whole partition: no policy, a stop, a doubt, a setting, a failing stage."""
         facts = self._facts
         if not isinstance(facts.policy, TopicPolicy):
             return self._not_tiered(question)
-        if facts.is_diverged or facts.owner.stopped:
-            return why(question, StateReason.STOPPED, self._stop_sentence)
+        if (stop := self._stop(question)) is not None:
+            return stop
         of_topic = {
             Question.ON_BROKER: trim_hold,
             Question.NOT_REMOTE: copy_hold,
@@ -444,13 +444,23 @@ class _Explanation:
             return why(question, StateReason.OWNER_UNFIT, sentence)
         return None
 
-    @property
-    def _stop_sentence(self) -> str:
-        reason = self._facts.owner.stopped or "the leader's log has another history than the copied log"
-        return (
-            f"The owner stopped the partition: {reason}. It copies, trims and expires nothing, until an operator acts"
+    def _stop(self, question: Question) -> Why | None:
+        """A recorded divergence holds everything. A doubt about the past holds everything but copying."""
+        if self._facts.is_diverged:
+            sentence = (
+                "A recorded divergence stops the partition: the leader's log has another history than the copied log."
+                " The owner copies, trims and expires nothing, until an operator acts"
+                " (docs/operations.md, 'A partition stops')."
+            )
+            return why(question, StateReason.STOPPED, sentence)
+        if not self._facts.owner.stopped or question is Question.NOT_REMOTE:
+            return None
+        sentence = (
+            f"The owner may doubt that the metadata knows all copies: {self._facts.owner.stopped}. In doubt, it trims,"
+            " expires and deletes nothing, and goes on copying. The alarm metadata-lost shows a doubt"
             " (docs/operations.md, 'A partition stops')."
         )
+        return why(question, StateReason.DOUBT, sentence)
 
 
 def _is_in(segment: RemoteLogSegmentMetadata, offset: int) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from tiers.config.topic_policy import Refusal, TopicPolicy
+from tiers.metadata.log_bounds import next_uncopied, unexplained_runs, unexplained_trim
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -40,7 +41,7 @@ class OwnerFacts:
 
     `accepted` has the segments of the stored partition manifest, each with the offset to which a clamp cut it.
     `open_since_ms` is the time at which the owner read the first record of the open segment. `troubles` has the last
-    error of each stage that fails, by the stage's name. `stopped` says why the owner stopped the partition."""
+    error of each stage that fails, by the stage's name. `stopped` says why the owner may doubt the past."""
 
     name: str | None = None
     accepted: Mapping[UUID, int | None] | None = None
@@ -133,3 +134,19 @@ def facts_of(
         has_store=has_store,
         trimmed_to=None if trim is None else trim.offset,
     )
+
+
+async def unknown_offsets(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int, local_log_start: int
+) -> list[LogGap]:
+    """Returns the runs of offsets that neither tier has and that no recorded gap explains, ascending.
+
+    `log_start` is the one that the leader confirms. The offsets before the first segment are in a run if an attempt or
+    a trim shows that they were copied."""
+    if unexplained_trim(metadata, partition, log_start) is None:
+        return await unexplained_runs(metadata, partition, log_start, local_log_start)
+    following = metadata.next_segment(partition, log_start)
+    end = local_log_start if following is None else min(local_log_start, following.start_offset)
+    head = LogGap(next_uncopied(metadata, partition, log_start), end)
+    behind = await unexplained_runs(metadata, partition, end, local_log_start)
+    return [head, *behind] if head.first_offset < end else behind

@@ -18,7 +18,7 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
 from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataError
-from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
+from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of, unknown_offsets
 from tiers.metadata.attempts import copy_failing_since_ms
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import decode_partition_manifest
@@ -94,21 +94,17 @@ async def gather(
     now_ms: int,
 ) -> PartitionFacts:
     """Asks the leader of the partition, and adds what the metadata knows."""
-    metadata = around.metadata
+    metadata, is_tiered = around.metadata, isinstance(policy, TopicPolicy)
     remarks = [*around.remarks, *([manifest.trouble] if manifest.trouble else [])]
     source, trouble, local, stopped = around.source, "", None, ""
     try:
         local = await _local_facts(around, partition, remarks)
-        if not manifest.trouble:
+        bounds, log_start = local.bounds, local.confirmed_log_start
+        for first, following in await unknown_offsets(metadata, partition, log_start or 0, bounds.log_start_offset):
+            remarks.append(f"Neither tier has the offsets {first} to {following - 1}.")
+        if is_tiered and not manifest.trouble:
             is_stopped = await may_be_stopped(
-                source,
-                metadata,
-                partition,
-                local.bounds,
-                local.confirmed_log_start,
-                manifest.content,
-                around.cluster_id,
-                around.timeout_ms,
+                source, metadata, partition, bounds, log_start, manifest.content, around.cluster_id, around.timeout_ms
             )
             stopped = "the metadata, the store and the leader do not agree" if is_stopped else ""
     except BrokerError as error:
@@ -123,7 +119,7 @@ async def gather(
         now_ms,
         local=local,
         local_trouble=trouble,
-        owner=_owner(around, partition, manifest, stopped, remarks),
+        owner=_owner(around, partition, manifest, stopped, remarks) if is_tiered else OwnerFacts(""),
         visible_after_ms=around.visible_after_ms,
         cluster_id=around.cluster_id,
         remarks=tuple(remarks),

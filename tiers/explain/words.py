@@ -46,6 +46,7 @@ RULES: Final[Mapping[str, str]] = {
     StateReason.BEHIND_EARLIER: _RULE_4,
     StateReason.NOT_TIERED: _REJECTED,
     StateReason.STOPPED: _RULE_2,
+    StateReason.DOUBT: _RULE_5,
     StateReason.STAGE_FAILS: _LOG_RANGE,
     StateReason.NO_OWNER: _OWNERSHIP,
     StateReason.OWNER_UNFIT: _OWNERSHIP,

@@ -150,7 +150,7 @@ class PartitionTasks:
         self._go_on()
         launch(surveyed, start)
         if is_gap_known:
-            await self.stages["survey"].run(self.manifest.end_acceptance)
+            await self.stages["survey"].run(partial(self.manifest.end_acceptance, is_settled=not self._doubts))
         self.watch.measure()
 
     @property
@@ -268,8 +268,7 @@ class PartitionTasks:
 
     async def trim(self, surveyed: Surveyed) -> None:
         log_start, leader_epoch = surveyed.log_start.offset, surveyed.bounds.leader_epoch
-        if not self._doubts:
-            await self._trim.run(self.policy, self.copy.local_only_bytes, log_start, leader_epoch)
+        await self._trim.run(self.policy, self.copy.local_only_bytes, log_start, leader_epoch)
 
     async def run_deletion(self, surveyed: Surveyed) -> None:
         await self.stages["deletion"].run(partial(self.delete, surveyed))

@@ -1,11 +1,11 @@
-"""`tidegate tier accept`: records that an operator accepts the known records of a stopped partition.
+"""`tidegate tier accept`: records that an operator accepts what is left of a partition.
 
-The owner stops a partition when records are in neither tier and the owner cannot tell whether they were ever copied
-(docs/design.md, safety rule 5). The command deletes nothing and changes no segment. It records that the operator
-accepts the records that the metadata and the brokers have as all that is left. The partition's owner, a running
-`tidegate serve`, records a gap in its next round and continues to copy behind the gap.
+The owner doubts the past when records are in neither tier and may have been copied (docs/design.md, safety rule 5). The
+command deletes nothing and changes no segment. It records that the operator accepts the records that the metadata, the
+store and the brokers have as all that is left. The partition's owner, a running `tidegate serve`, reads back the
+whole segments that only the store knows, finishes those that fit, and records a gap for the rest.
 
-The owner also stops a partition when the leader's log has another history than the copied log, because the broker was
+The owner stops a partition when the leader's log has another history than the copied log, because the broker was
 emptied or restored. In that case an acceptance means that the leader's log is the right one. The owner cuts off the
 remote records that the leader's log does not have, and they go to quarantine. It copies the leader's log from its
 start.
@@ -16,14 +16,13 @@ If the metadata lost records since that manifest was written, it may have lost t
 well. So the command also records the longest total retention that the manifest or the metadata has, and pauses what the
 manifest says is paused.
 
-The command is idempotent: if the partition has no reason to be stopped, there is nothing to accept. Then the command
+The command is idempotent: if the metadata, the store and the leader agree, there is nothing to accept. Then the command
 says so, writes nothing, and ends with exit code 0.
 """
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -71,8 +70,8 @@ class ReplacedRecords(NamedTuple):
 class Acceptance(NamedTuple):
     """The partition's bounds, the state that the operator accepts, and what the acceptance changes.
 
-    `replaced` is None unless the leader's log has another history. If `is_needed` is false, the partition has no reason
-    to be stopped, and nothing was written. `total` is the total retention that the acceptance records, because the
+    `replaced` is None unless the leader's log has another history. If `is_needed` is false, there is nothing to
+    accept, and nothing was written. `total` is the total retention that the acceptance records, because the
     metadata may have lost the recorded one; None: it records none. `paused` is the work that the acceptance pauses for
     the same reason."""
 
@@ -90,11 +89,11 @@ def accept(
     yes: Annotated[bool, typer.Option("--yes", "--apply", help="Write. Without it, nothing is written.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lets a stopped partition continue with the known records.
+    """Accepts what is left of a partition that has the alarm metadata-lost or diverged.
 
-    The owner accepts the leader's log and the records that the metadata knows. It never looks again for the records
-    that this command accepts as lost. Try first to restore them with `tidegate tier rebuild`, or to restore the
-    broker's log."""
+    The owner reads back the whole segments that only the store knows, finishes those that fit, and records a gap for
+    the rest. If the log diverged, the owner accepts the leader's log. First try to restore the broker's log, or
+    the metadata by `tidegate tier rebuild`."""
     topic, number = parse_target(partition)
     if topic is None or number is None:
         raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
@@ -103,20 +102,21 @@ def accept(
         lambda: accept_partition(settings, topic, number, yes)
     )
     if as_json:
-        gaps = [gap._asdict() for gap in found.gaps]
         cut = None if replaced is None else replaced._asdict()
         kept = None if total is None else total.config()
-        outcome = {
-            "manifest": state.manifest,
-            "replaced": cut,
-            "total": kept,
-            "paused": sorted(paused),
-            "needed": is_needed,
-            "written": yes and is_needed,
-        }
-        show_json(asdict(found) | {"gaps": gaps} | outcome)
+        changes = {"manifest": state.manifest, "replaced": cut, "total": kept, "paused": sorted(paused)}
+        show_json(found.as_json() | changes | {"needed": is_needed, "written": yes and is_needed})
     else:
         show_bounds([found])
+        if is_needed:
+            reason = found.trouble or "the metadata, the store and the leader do not agree"
+            in_store = "none" if state.manifest == witness_of(None) else "in the store"
+            typer.echo(f"{topic}-{number}: {reason} (manifest: {in_store})")
+        if found.unknown:
+            typer.echo(
+                f"{topic}-{number}: with an acceptance, the owner reads back the segments of these offsets that the"
+                " store has, and records a gap for the rest"
+            )
         if replaced is not None:
             typer.echo(
                 f"{topic}-{number}: the leader's log has another history than the copied log. An acceptance cuts off"
@@ -143,7 +143,7 @@ def accept(
 
 
 async def accept_partition(config: TidegateConfig, topic: str, number: int, write: bool) -> Acceptance:
-    """Records the acceptance when `write` is true and the partition may be stopped.
+    """Records the acceptance when `write` is true and there is something to accept.
 
     Raises `RemoteTierError` with a message of one line."""
     async with tiered_cluster(config) as (client, cluster):
@@ -165,6 +165,8 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
                     state, is_needed = AcceptedState(witness_of(manifest), None), True
                 else:
                     state, is_needed = await _judged(source, metadata, partition, manifest, cluster_id)
+                if not (is_needed or metadata.is_known(partition)):
+                    raise RemoteTierError(f"{topic} is not tiered: the metadata has no record of {topic}:{number}")
                 replaced = replaced_records(metadata, partition, state.log)
                 total, paused = await _kept_settings(metadata, partition, manifest)
                 if write and is_needed:

@@ -3,14 +3,15 @@
 The bounds (docs/founding.md, "Bounds") are Lz >= Ly >= Lx and Ly > Ry >= Rx. Ry is an inclusive end, the others are
 next offsets and starts. Lz is the high watermark, since a broker tells its log end only to replicas. A gap is a run of
 offsets that the brokers removed before they were copied. Both sides of a gap stay readable
-(docs/design.md, safety rule 5).
+(docs/design.md, safety rule 5). Other offsets that neither tier has are unknown: their records, or the metadata of
+their copies, were lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,8 +24,10 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table
 from tiers.errors import RemoteLogError
+from tiers.explain.facts import unknown_offsets
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_bounds import next_local_offset
+from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
@@ -48,12 +51,18 @@ class PartitionBounds:
     last_stable_offset: int | None = None
     high_watermark: int | None = None
     gaps: tuple[LogGap, ...] = ()
+    unknown: tuple[LogGap, ...] = ()
+    """The runs of offsets that neither tier has, besides the gaps."""
     violated: tuple[str, ...] = ()
     trouble: str | None = None
 
     @property
     def holds(self) -> bool:
         return not self.violated and self.trouble is None
+
+    def as_json(self) -> dict[str, object]:
+        runs = {"gaps": self.gaps, "unknown": self.unknown}
+        return asdict(self) | {name: [run._asdict() for run in found] for name, found in runs.items()}
 
 
 _COLUMNS = (
@@ -72,7 +81,7 @@ def bounds(
     topic: Annotated[str | None, typer.Argument(help="Default: all tiered topics.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prints the bounds of both tiers and the gaps of the log.
+    """Prints the bounds of both tiers, the gaps of the log, and the other offsets that neither tier has.
 
     Ly > Ry >= Rx and Lz >= Ly >= Lx must hold. The last column says so, or names the rules that are violated.
 
@@ -81,9 +90,7 @@ def bounds(
     check_topic(topic)
     found = run_command(lambda: read_bounds(settings, topic))
     if as_json:
-        show_json(
-            [asdict(each) | {"gaps": [gap._asdict() for gap in each.gaps], "holds": each.holds} for each in found]
-        )
+        show_json([each.as_json() | {"holds": each.holds} for each in found])
     else:
         show_bounds(found)
     if not all(each.holds for each in found):
@@ -102,11 +109,13 @@ def show_bounds(found: list[PartitionBounds]) -> None:
     ]
     show_table(["partition", *headings, "bounds"], rows, numbers=headings)
     for each in found:
-        for gap in each.gaps:
+        name = f"{each.topic}-{each.partition}"
+        for first, following in each.gaps:
             typer.echo(
-                f"{each.topic}-{each.partition}: gap: the brokers removed the offsets {gap.first_offset} to"
-                f" {gap.next_offset - 1} before they were copied"
+                f"{name}: gap: the brokers removed the offsets {first} to {following - 1} before they were copied"
             )
+        for first, following in each.unknown:
+            typer.echo(f"{name}: neither tier has the offsets {first} to {following - 1}")
 
 
 async def read_bounds(config: TidegateConfig, topic: str | None) -> list[PartitionBounds]:
@@ -151,37 +160,29 @@ async def partition_bounds(
     source: BrokerLogSource, cluster: ClusterMetadata, metadata: RemoteLogMetadataReader, partition: TopicIdPartition
 ) -> PartitionBounds:
     """Returns the bounds of one partition. If the leader does not answer, `trouble` has the error."""
-    remote_start, remote_end = metadata.earliest_offset(partition), metadata.remote_end_offset(partition)
-    log_start_offset = metadata.log_start_offset(partition)
-    gaps = tuple(metadata.gaps(partition))
-
-    def known(trouble: str) -> PartitionBounds:
-        return PartitionBounds(
-            partition.topic,
-            partition.partition,
-            log_start_offset,
-            remote_start,
-            remote_end,
-            gaps=gaps,
-            trouble=trouble,
-        )
-
+    known = PartitionBounds(
+        partition.topic,
+        partition.partition,
+        metadata.log_start_offset(partition),
+        metadata.earliest_offset(partition),
+        metadata.remote_end_offset(partition),
+        gaps=tuple(metadata.gaps(partition)),
+    )
     if partition.topic_id not in cluster.topics_by_id:
-        return known("the topic was deleted")
+        return replace(known, trouble="the topic was deleted")
     try:
         local = await source.bounds(partition, TIMEOUT_MS)
+        confirmed = await LogStartConfirmation(source, metadata).confirmed(partition, local.leader_epoch, TIMEOUT_MS)
     except RemoteLogError as error:
-        return known(str(error))
-    return PartitionBounds(
-        topic=partition.topic,
-        partition=partition.partition,
-        log_start_offset=local.log_start_offset if log_start_offset is None else log_start_offset,
-        remote_start=remote_start,
-        remote_end=remote_end,
-        next_local_offset=next_local_offset(metadata, partition, local, log_start_offset or 0),
+        return replace(known, trouble=str(error))
+    log_start = local.log_start_offset if known.log_start_offset is None else known.log_start_offset
+    return replace(
+        known,
+        log_start_offset=log_start,
+        next_local_offset=next_local_offset(metadata, partition, local, known.log_start_offset or 0),
         local_log_start=local.log_start_offset,
         last_stable_offset=local.last_stable_offset,
         high_watermark=local.high_watermark,
-        gaps=gaps,
-        violated=tuple(violated_bounds(local, remote_start, remote_end)),
+        unknown=tuple(await unknown_offsets(metadata, partition, confirmed.offset or 0, local.log_start_offset)),
+        violated=tuple(violated_bounds(local, known.remote_start, known.remote_end)),
     )

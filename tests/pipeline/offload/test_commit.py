@@ -15,7 +15,7 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.pipeline.one_offload import Offload
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
+from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import LogRead
@@ -279,7 +279,20 @@ async def copied_by_the_next_owner(bench: Workbench) -> None:
     await bench.copy()
 
 
-@pytest.mark.parametrize("end_offset", [0, 50, 90])
+async def test_whole_segments_of_an_emptied_broker_stop_the_partition(bench: Workbench) -> None:
+    offload = Offload(bench)
+    result = await offload.copied(100)
+    objects = await offload.objects()
+    bench.log.elect_unclean(0)
+    bench.log.append(*(batch_of(10 * number, 10, leader_epoch=1) for number in range(40)))
+    await offload.commit(result)
+    await offload.collect()
+    with pytest.raises(LogDivergedError, match="emptied or restored"):
+        await copied_by_the_next_owner(bench)
+    assert set(await offload.objects()) >= set(objects)
+
+
+@pytest.mark.parametrize("end_offset", [50, 90])
 async def test_segments_that_a_new_leader_does_not_confirm_do_not_count(bench: Workbench, end_offset: int) -> None:
     offload = Offload(bench)
     result = await offload.copied(100)

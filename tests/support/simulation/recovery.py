@@ -196,10 +196,11 @@ def _is_stopped(sim: Simulation, partition: SimPartition) -> bool:
 def _is_copied(sim: Simulation, partition: SimPartition) -> bool:
     """Whether an owner copies the partition. A doubt about the past does not end that.
 
-    But a process that has read records which the metadata topic lost owns nothing until an operator has decided."""
+    But a process that has read records which the metadata topic lost does not work on the partitions that the group
+    assigns to it, until an operator has decided."""
     readers = [one.process.metadata for one in sim.machines if one.process is not None]
-    has_owner = any(one is not None and one.status().alarm is None for one in readers)
-    return has_owner and not sim.oracle.expected[partition].has_other_history
+    are_owners = all(one is not None and one.status().alarm is None for one in readers)
+    return are_owners and not sim.oracle.expected[partition].has_other_history
 
 
 def _trouble(sim: Simulation) -> str | None:

@@ -114,10 +114,6 @@ _CHECKS = (
         "only records of the compared leader", _ELECTIONS,
     ),
     _without(
-        "copy/copy_task:RLMCopyTask._fill", "services.require_ownership(self._partition)", "pass",
-        "a former owner reads nothing", _OTHER_OWNERS,
-    ),
-    _without(
         "copy/copy_attempts:CopyAttempts.copy", "asyncio.timeout(limit_ms / 1000)", "asyncio.timeout(None)",
         "a copy ends before its uuid is forgotten", _OTHER_OWNERS,
     ),
@@ -132,24 +128,18 @@ _CHECKS = (
         "the spool has the segment before", _UNFINISHED,
     ),
     _without(
-        "copy/copy_attempts:CopyAttempts.announce_kept", "await self._renew(kept) if is_used_up else kept", "kept",
+        "copy/copy_attempts:CopyAttempts.announce_kept", "if is_used_up:", "if False:",
         "a uuid is used once", (*_UNFINISHED, "store-late-puts"),
     ),
     _without(
         "copy/copy_attempts:CopyAttempts._judge", "if now_ms - reading.not_whole_since_ms < visible_after_ms:",
         "if False:", "two reads are T_vis apart", ("store-late", "crash", "rebalance", "broker-removes", "power-cut"),
     ),
-    _without(
-        "copy/copy_attempts:CopyAttempts._found",
-        "except RemoteResourceNotFoundError:\n            await self._check_place()",
-        "except RemoteResourceNotFoundError:\n            pass",
-        "the place that has no objects is the tier's", (*_OTHER_PLACES, "power-cut"),
-    ),
     _returns("copy/copy_attempts:CopyAttempts._is_damaged", "False", "the spool's files are intact", _UNFINISHED),
     _returns("copy/copy_attempts:CopyAttempts._has_other_log", "False", "the store has the kept size", _STORES),
     _without(
-        "copy/copy_attempts:CopyAttempts._adopt", "not agrees(services.metadata, found, attempt.valid_end_offset)",
-        "False", "an attempt continues its neighbours", _HISTORIES_OF_ATTEMPTS,
+        "copy/copy_attempts:CopyAttempts._adopt", "agrees(services.metadata, found, end)",
+        "True", "an attempt continues its neighbours", _HISTORIES_OF_ATTEMPTS,
     ),
     _without(
         "copy/copy_attempts:CopyAttempts._read_back", "await self._check_place()", "pass",
@@ -166,6 +156,15 @@ _CHECKS = (
         "copy/copy_attempts:CopyAttempts._has_history", "True", "the leader has an attempt's end",
         _HISTORIES_OF_ATTEMPTS,
     ),
+    _returns(
+        "copy/copy_attempts:CopyAttempts._is_stored_elsewhere", "True", "the store has the records elsewhere",
+        _LOST_METADATA,
+    ),
+    _returns("copy/copy_attempts:_is_in_quarantine", "False", "replaced records stay", _HISTORIES_OF_ATTEMPTS),
+    _without(
+        "copy/copy_attempts:CopyAttempts._adopt", "is_vacuous or ", "", "no leader without the records ends a refusal",
+        _HISTORIES_OF_ATTEMPTS,
+    ),
     _without(
         "copy/copy_attempts:CopyAttempts.give_up", "attempt.segment_id == self.in_progress", "False",
         "no copy in progress is deleted", _UNFINISHED,
@@ -177,10 +176,6 @@ _CHECKS = (
     _without(
         "copy/copy_attempts:CopyAttempts._is_needless", "not reading.is_not_whole", "False", "an attempt is not whole",
         _UNFINISHED,
-    ),
-    _without(
-        "copy/copy_attempts:CopyAttempts._is_needless", "self._services.spool.kept_of(attempt.segment_id.id)", "None",
-        "the spool has no attempt to delete", _UNFINISHED,
     ),
     # Histories
     _returns("history/lineage:lowest_common_end", "0", "no cut below the last trim", _OTHER_HISTORIES),
@@ -375,9 +370,6 @@ _CHECKS = (
     _without(
         "partition_tasks:PartitionTasks.expire", "if self._doubts:", "if False:", "nothing expires in doubt",
         _LOST_METADATA,
-    ),
-    _without(
-        "partition_tasks:PartitionTasks.trim", "if not self._doubts:", "if True:", "no trim in doubt", _LOST_METADATA
     ),
     _without(
         "partition_tasks:PartitionTasks.delete", "if self._doubts:", "if False:", "no deletion in doubt",

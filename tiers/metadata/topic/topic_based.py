@@ -166,7 +166,7 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             self._running.append(self._start("owner", self._ownership.run))
 
     async def _check_state(self) -> None:
-        trouble = None if self._follower is None else self._follower.trouble
+        trouble = None if self._follower is None else self._follower.trouble_of_all
         if trouble is not None:
             raise RemoteLogMetadataError(trouble)
 

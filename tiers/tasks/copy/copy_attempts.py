@@ -104,13 +104,13 @@ class CopyAttempts:
         """Reads the attempts that are due, the lowest offsets first, and finishes those that are whole.
 
         `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. Errors of the store
-        stay with the attempt (`blocking`). Returns whether it finished one. Raises the errors of the metadata manager
-        and of the brokers."""
+        stay with the attempt (`blocking`). Returns whether a survey comes before the next copy: an attempt was
+        finished, or has another history than the log. Raises the errors of the metadata manager and of the brokers."""
         services = self._services
         known = attempts(services.metadata, self._partition)
         ids = {each.segment_id.id for each in known}
         self._readings = {uuid: reading for uuid, reading in self._readings.items() if uuid in ids}
-        failures, has_finished = 0, False
+        failures, needs_survey = 0, False
         for attempt in known:
             remote_end = services.metadata.remote_end_offset(self._partition)
             next_offset = 0 if remote_end is None else remote_end + 1
@@ -119,13 +119,14 @@ class CopyAttempts:
             reading = self._readings.setdefault(attempt.segment_id.id, _Reading())
             if reading.due_ms > services.clock_ms() or self._adds_nothing(attempt, log_start or 0):
                 continue
-            has_finished |= await self._read(attempt, reading, bounds)
+            refused_end = reading.refused_end
+            needs_survey |= await self._read(attempt, reading, bounds) or reading.refused_end != refused_end
             # An error of this process says nothing about the store.
             failures += isinstance(reading.error, RemoteStorageError) and not isinstance(reading.error, _UNREADABLE)
             if failures == _FAILURES_PER_RUN:
                 break
         await self._end_filled_gaps()
-        return has_finished
+        return needs_survey
 
     async def read_again(self, bounds: LocalLogBounds, first_offset: int, next_offset: int) -> None:
         """Reads the attempts with records of `[first_offset, next_offset)` before the owner records a gap there.
@@ -220,6 +221,8 @@ class CopyAttempts:
             if unread_from(self._services.metadata, attempt, log_start) is not None:
                 # A member may have stored it from its spool since the last read.
                 await self._read(attempt, reading, bounds)
+            elif not await self._is_stored_elsewhere(attempt, log_start):
+                continue
             async with self._reading:
                 reading.is_given_up = self._is_needless(attempt, bounds, log_start)
             given_up += [attempt] * reading.is_given_up
@@ -230,17 +233,37 @@ class CopyAttempts:
         if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
             return False
         missing = unread_from(self._services.metadata, attempt, log_start)
-        if missing is None:
+        if missing is None and not _is_in_quarantine(attempt, log_start):
             return True
         reading = self._readings.get(attempt.segment_id.id)
-        if reading is None or not reading.is_not_whole or self._services.spool.kept_of(attempt.segment_id.id):
+        if reading is None or not reading.is_not_whole:
             return False
         age_ms = self._services.wall_clock_ms() - attempt.event_timestamp_ms
-        return reading.is_renewed or (age_ms >= KEPT_WITHOUT_RECORDS_MS and missing < bounds.log_start_offset)
+        if reading.is_renewed or missing is None:
+            return True
+        return age_ms >= KEPT_WITHOUT_RECORDS_MS and missing < bounds.log_start_offset
 
     def _adds_nothing(self, attempt: RemoteLogSegmentMetadata, log_start: int) -> bool:
         missing = unread_from(self._services.metadata, attempt, log_start)
-        return missing is None or missing > attempt.valid_end_offset
+        return missing is None and not _is_in_quarantine(attempt, log_start)
+
+    async def _is_stored_elsewhere(self, attempt: RemoteLogSegmentMetadata, log_start: int) -> bool:
+        """Whether the store has the readable segments that have the records of an attempt.
+
+        The metadata may have lost the deletions of these segments."""
+        services, offset = self._services, max(attempt.start_offset, log_start)
+        try:
+            while offset <= attempt.end_offset:
+                segment = services.metadata.remote_log_segment_metadata(self._partition, offset)
+                if segment is None:
+                    return False
+                await check_stored(services.storage, segment, services.key_ring)
+                offset = segment.valid_end_offset + 1
+        except RemoteStorageError as error:
+            fields = {"partition": str(self._partition), "segment": str(attempt.segment_id.id), "error": str(error)}
+            logger.debug("an attempt stays, since the store lacks a segment with its records", extra=fields)
+            return False
+        return True
 
     async def announce_kept(self, log_start: int) -> bool:
         """Announces the segments in the spool that the metadata does not know, and removes those that add nothing.
@@ -257,10 +280,13 @@ class CopyAttempts:
                 continue
             deleted = services.metadata.deleted_segments(self._partition)
             is_used_up = known is not None or any(each.segment_id == segment_id for each in deleted)
-            announced = await self._renew(kept) if is_used_up else kept
-            services.require_ownership(self._partition)
-            await announce(services, announced.metadata)
-            has_announced = True
+            announced: KeptSegment | None = kept
+            if is_used_up:
+                announced = None if await self._is_damaged(kept) else await self._renewed(kept)
+            if announced is not None:
+                services.require_ownership(self._partition)
+                await announce(services, announced.metadata)
+                has_announced = True
         return has_announced
 
     async def _read(self, attempt: RemoteLogSegmentMetadata, reading: _Reading, bounds: LocalLogBounds) -> bool:
@@ -297,11 +323,8 @@ class CopyAttempts:
         reading.due_ms, reading.pause_ms = now_ms + reading.pause_ms, min(2 * reading.pause_ms, _MAX_PAUSE_MS)
         kept = services.spool.kept_of(attempt.segment_id.id)
         if kept is not None and found is _NotWhole.DAMAGED:
-            try:
-                renewed = await self._renew(kept)
-            except (RemoteStorageError, SpoolError) as error:
-                fields = {"partition": str(self._partition), "error": str(error)}
-                logger.warning("a segment that the store has damaged could not be copied again", extra=fields)
+            renewed = await self._renewed(kept)
+            if renewed is None:
                 return False
             reading.is_renewed = True
             # A store that damages each copy gets the next one after a longer pause.
@@ -322,10 +345,9 @@ class CopyAttempts:
         except _UNREADABLE:
             raise
         except CorruptSegmentError:
-            await self._check_place()
             return _NotWhole.DAMAGED
         except RemoteResourceNotFoundError:
-            await self._check_place()
+            pass
         kept = services.spool.kept_of(attempt.segment_id.id)
         if kept is None or await self._is_damaged(kept):
             return _NotWhole.MISSING
@@ -363,8 +385,8 @@ class CopyAttempts:
             return False
         return len(end) != 1
 
-    async def _renew(self, kept: KeptSegment) -> KeptSegment:
-        """Keeps a segment for an attempt with another uuid, in the place of `kept`.
+    async def _renewed(self, kept: KeptSegment) -> KeptSegment | None:
+        """Keeps a segment for an attempt with another uuid, in the place of `kept`. Returns None if that fails.
 
         No uuid is used again after a deletion or a damage: a request to delete its objects may be late."""
         services = self._services
@@ -372,6 +394,10 @@ class CopyAttempts:
         try:
             built = await services.spool.run(lambda: kept.opened(services.key_ring, path))
             renewed = await keep(services, RemoteLogSegmentId(self._partition, uuid4()), built)
+        except (RemoteStorageError, SpoolError) as error:
+            fields = {"partition": str(self._partition), "error": str(error)}
+            logger.warning("a segment in the spool could not be copied again", extra=fields)
+            return None
         finally:
             path.unlink(missing_ok=True)
         await services.spool.remove(kept)
@@ -385,17 +411,20 @@ class CopyAttempts:
         bounds: LocalLogBounds,
     ) -> bool:
         """Finishes a whole attempt, unless it has another history than the log. Returns whether it did."""
-        services, partition = self._services, self._partition
-        if not agrees(services.metadata, found, attempt.valid_end_offset) or not await self._has_history(
-            attempt, found, bounds
-        ):
-            reading.refused_end = attempt.valid_end_offset
-            reading.due_ms = services.clock_ms() + _FIRST_PAUSE_MS
-            return False
+        services, partition, end = self._services, self._partition, attempt.valid_end_offset
         services.require_ownership(partition)
         try:
-            if not is_measured(attempt):
+            if not is_measured(attempt) and attempt.clamped_to is None:
+                # With its leader epochs, the next survey compares it with the log, and may clamp it.
                 await services.metadata.add_remote_log_segment_metadata(found)
+            is_in_log = agrees(services.metadata, found, end) and await self._has_history(attempt, found, bounds)
+            # A leader that has removed the records confirms every history.
+            is_vacuous = reading.refused_end == end and end < bounds.log_start_offset
+            if not attempt.is_cut_off and (is_vacuous or not is_in_log):
+                reading.refused_end = end
+                reading.due_ms = services.clock_ms() + _FIRST_PAUSE_MS
+                return False
+            services.require_ownership(partition)
             await finish(services, found)
         except InvalidTransitionError:
             return False  # its deletion has begun meanwhile
@@ -456,14 +485,24 @@ async def store_for_its_owner(services: TaskServices, kept: KeptSegment) -> None
         return
     known = metadata.remote_log_segment_metadata_by_id(kept.metadata.segment_id)
     is_attempt = known is not None and known.state == kept.metadata.state
-    # Only the owner knows which log start the leader confirms. But it deletes no attempt by another one.
-    log_start = 0 if is_attempt else metadata.log_start_offset(partition) or 0
-    if await removed_if_needless(services, kept, log_start) or not is_attempt:
+    # Only the owner knows which log start the leader confirms. So no other one ends an attempt.
+    deleted_to = 0 if is_attempt else max((start.offset for start in metadata.log_starts(partition)), default=0)
+    if await removed_if_needless(services, kept, deleted_to):
+        return
+    is_deleted = any(each.segment_id == kept.metadata.segment_id for each in metadata.deleted_segments(partition))
+    if known is None and metadata.is_known(partition) and not is_deleted:
+        await metadata.add_remote_log_segment_metadata(kept.metadata, as_owner=False)
+    elif not is_attempt:
         return
     try:
         await check_stored(services.storage, kept.metadata, services.key_ring)
     except RemoteResourceNotFoundError:
         await store(services, kept)
+
+
+def _is_in_quarantine(attempt: RemoteLogSegmentMetadata, log_start: int) -> bool:
+    """Whether a clamp cuts the attempt. The replaced records stay in the store (docs/design.md, safety rule 2)."""
+    return attempt.clamped_to is not None and attempt.end_offset >= log_start
 
 
 async def removed_if_needless(services: TaskServices, kept: KeptSegment, log_start: int) -> bool:

@@ -120,7 +120,6 @@ class RLMCopyTask:
         if self._built is not None:
             return True
         while True:
-            services.require_ownership(self._partition)
             next_offset = start if self._builder is None else self._builder.next_offset
             portion = self._portion()
             if portion is None:

@@ -272,13 +272,15 @@ class PartitionManifestTask:
             else:
                 await self._restore()
 
-    async def end_acceptance(self) -> None:
-        """Ends the acceptance after the round that continued because of it. Raises the store's errors."""
+    async def end_acceptance(self, *, is_settled: bool = True) -> None:
+        """Ends the acceptance after the round that continued because of it. Raises the store's errors.
+
+        If a doubt remains, it writes no manifest: the present one has what the metadata lacks."""
         if not self.is_accepted:
             return
         services, partition = self._services, self._partition
         async with self._lock:
-            if not self._is_written_since_accepted:
+            if is_settled and not self._is_written_since_accepted:
                 # Its position, at least, differs from that of the manifest that the operator accepted.
                 await self._put()
         await services.metadata.end_acceptance(partition)
@@ -459,7 +461,7 @@ class PartitionManifestTask:
                 raise MetadataLostError(
                     f"the store has neither the manifest of {partition} nor its oldest segments: does [storage] name"
                     " another place than that of the process which copied them? Correct it; if the store lost them,"
-                    " `tidegate tier accept` goes on without them"
+                    " `tidegate tier accept` ends this doubt, and their records stay unreadable"
                 )
         is_found = await services.place.check(
             storage, metadata, services.cluster_id, knows_all_partitions=services.knows_all_partitions

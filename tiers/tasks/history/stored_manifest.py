@@ -36,8 +36,8 @@ from tiers.tasks.task_services import TaskServices
 _ATTEMPTS = 3
 """How often a conditional write of a manifest is tried."""
 WAY_BACK = (
-    "`tidegate tier rebuild` restores the metadata from the store; `tidegate tier accept` goes on without it"
-    " (docs/operations.md, 'A partition stops')"
+    "`tidegate tier rebuild` restores the metadata from the store; `tidegate tier accept` reads back what only the"
+    " store knows, and goes on without the rest (docs/operations.md, 'A partition stops')"
 )
 
 

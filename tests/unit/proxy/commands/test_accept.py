@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from tiers.config.paused_work import TierWork
 from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, TotalRetention, recorded_total
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import witness_of
+from tiers.model.log_start import LogGap
 from tiers.tasks.history.stop_check import AcceptedState
 from tiers.tasks.history.stored_manifest import read_manifest
 
@@ -113,21 +116,64 @@ async def test_without_yes_nothing_is_written(bench: CommandBench) -> None:
     assert bench.rlmm.acceptance(PARTITION) is None
 
 
-def test_a_partition_that_is_not_stopped_has_nothing_to_accept(
-    bench: CommandBench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    async def judged(*args: Any) -> tuple[AcceptedState, bool]:
-        return AcceptedState("none", None), False
-
-    monkeypatch.setattr(accept, "_judged", judged)
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[str], str]]:
     path = tmp_path / "tidegate.toml"
     path.write_text('[upstream]\nbootstrap.servers = "localhost:1"\n')
-    target = f"{PARTITION.topic}:{PARTITION.partition}"
-    assert cli.run(["tier", "accept", target, "--yes", "--config", str(path)]) == 0
+
+    def running(*arguments: str) -> tuple[int, list[str], str]:
+        target = f"{PARTITION.topic}:{PARTITION.partition}"
+        code = cli.run(["tier", "accept", target, *arguments, "--config", str(path)])
+        out, err = capsys.readouterr()
+        return code, out.splitlines(), err
+
+    return running
+
+
+async def nothing_to_accept(*args: Any) -> tuple[AcceptedState, bool]:
+    return AcceptedState("none", None), False
+
+
+def test_a_partition_that_is_not_stopped_has_nothing_to_accept(
+    bench: CommandBench, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, list[str], str]]
+) -> None:
+    monkeypatch.setattr(accept, "_judged", nothing_to_accept)
+    monkeypatch.setattr(bench.rlmm, "is_known", lambda partition: True)
+    code, _, err = run("--yes")
     name = f"{PARTITION.topic}-{PARTITION.partition}"
     said = f"{name}: nothing to accept: the metadata, the store and the leader agree. Nothing was written.\n"
-    assert capsys.readouterr().err == said
+    assert (code, err) == (0, said)
     assert bench.rlmm.acceptance(PARTITION) is None
+
+
+def test_a_topic_that_is_not_tiered_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, list[str], str]]
+) -> None:
+    monkeypatch.setattr(accept, "_judged", nothing_to_accept)
+    topic = PARTITION.topic
+    said = f"tidegate: {topic} is not tiered: the metadata has no record of {topic}:{PARTITION.partition}\n"
+    assert run() == (3, [], said)
+
+
+def test_the_command_says_why_an_acceptance_is_needed(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, list[str], str]]
+) -> None:
+    async def partition_bounds(*args: Any) -> PartitionBounds:
+        return replace(BOUNDS, unknown=(LogGap(30, 60),))
+
+    monkeypatch.setattr(accept, "partition_bounds", partition_bounds)
+    code, out, err = run()
+    name = f"{PARTITION.topic}-{PARTITION.partition}"
+    assert (code, err) == (0, "Nothing was written. Use --yes to write.\n")
+    assert out[-3:] == [
+        f"{name}: neither tier has the offsets 30 to 59",
+        f"{name}: the metadata, the store and the leader do not agree (manifest: none)",
+        f"{name}: with an acceptance, the owner reads back the segments of these offsets that the store has, and"
+        " records a gap for the rest",
+    ]
+    _, out, _ = run("--json")
+    found = json.loads("".join(out))
+    assert (found["unknown"], found["manifest"]) == ([{"first_offset": 30, "next_offset": 60}], "none")
 
 
 async def test_a_store_that_does_not_answer_is_nothing_to_accept(

@@ -2,15 +2,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
 from proxy import cli
 from proxy.commands.tier import bounds as command
-from proxy.commands.tier.bounds import PartitionBounds
+from proxy.commands.tier.bounds import PartitionBounds, partition_bounds
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import PARTITION
+from tests.support.proxy.command_bench import CommandBench
 from tests.support.repository import ROOT
+from tiers.model.log_start import LogGap, OffsetAndEpoch
 
 EXAMPLE = ROOT / "docs" / "tidegate.example.toml"
 HOLDS = PartitionBounds("orders", 0, 5, 0, 59, 60, 40, 100, 100)
@@ -53,6 +61,47 @@ def test_a_violated_bound_is_named_and_is_exit_code_1(
     assert code == 1
     assert said in out
     assert f"{bad.topic}-{bad.partition}" in out
+
+
+def test_offsets_in_neither_tier_are_named(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
+    found = [replace(HOLDS, gaps=(LogGap(10, 20),), unknown=(LogGap(30, 40), LogGap(60, 65)))]
+    code, out = run(monkeypatch, config, found)
+    assert (code, out.splitlines()[-3:]) == (
+        0,
+        [
+            "orders-0: gap: the brokers removed the offsets 10 to 19 before they were copied",
+            "orders-0: neither tier has the offsets 30 to 39",
+            "orders-0: neither tier has the offsets 60 to 64",
+        ],
+    )
+    _, out = run(monkeypatch, config, found, "--json")
+    [line] = json.loads(out)
+    assert line["gaps"] == [{"first_offset": 10, "next_offset": 20}]
+    assert line["unknown"] == [{"first_offset": 30, "next_offset": 40}, {"first_offset": 60, "next_offset": 65}]
+
+
+@pytest.mark.parametrize(
+    ("segments", "trim", "local_log_start", "unknown"),
+    [
+        ((0, 10), 15, 15, []),
+        ((0, 20), 15, 35, [(10, 20), (30, 35)]),
+        ((20,), 20, 25, [(0, 20)]),
+        ((20, 40), 20, 55, [(0, 20), (30, 40), (50, 55)]),
+        ((), 20, 25, [(0, 25)]),
+        ((), None, 25, []),
+    ],
+)
+async def test_offsets_in_neither_tier_are_found(
+    bench: CommandBench, segments: Sequence[int], trim: int | None, local_log_start: int, unknown: list[tuple[int, int]]
+) -> None:
+    for start in segments:
+        await bench.tiered(start)
+    if trim is not None:
+        await bench.rlmm.put_local_log_start(PARTITION, OffsetAndEpoch(trim, 0))
+    source = cast(Any, InMemoryLog(batch_of(50, 20), log_start_offset=local_log_start))
+    cluster = cast(Any, SimpleNamespace(topics_by_id={PARTITION.topic_id: PARTITION.topic}))
+    found = await partition_bounds(source, cluster, bench.rlmm, PARTITION)
+    assert (found.unknown, found.trouble) == (tuple(unknown), None)
 
 
 def test_json_is_for_programs(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:

@@ -213,10 +213,13 @@ async def test_why_a_segment_has_not_expired(copied: Workbench) -> None:
 
 async def test_a_stop_and_a_failing_stage_come_before_every_setting(copied: Workbench) -> None:
     facts = await facts_for(copied, KEEP_NOTHING)
-    stopped = explain(with_owner(facts, stopped="the metadata was lost"))
-    for question in (ON_BROKER, NOT_EXPIRED):
-        assert set(reasons(stopped, question).values()) == {StateReason.STOPPED}
-    assert any("the metadata was lost" in note for note in stopped.notes)
+    stopped = explain(replace(facts, is_diverged=True))
+    in_doubt = explain(with_owner(facts, stopped="the metadata was lost"))
+    for answer, reason in ((stopped, StateReason.STOPPED), (in_doubt, StateReason.DOUBT)):
+        for question in (ON_BROKER, NOT_EXPIRED):
+            assert set(reasons(answer, question).values()) == {reason}
+    assert [each.reason for each in stopped.uncopied.whys] == [StateReason.STOPPED]
+    assert [each.reason for each in in_doubt.uncopied.whys] == [HoldReason.SEGMENT_OPEN]
     failing = explain(with_owner(facts, troubles={"trim": "the store lacks a segment"}))
     assert reasons(failing, ON_BROKER)[0] == StateReason.STAGE_FAILS
     assert reasons(failing, NOT_EXPIRED)[0] == HoldReason.UNLIMITED_RETENTION

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.explained import reasons
+from tests.support.tiers.explained import reasons, whys
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy
 from tiers.errors import BrokerError
@@ -38,7 +38,10 @@ async def manifest_of(bench: Workbench) -> StoredManifest:
 
 
 async def explained(
-    bench: Workbench, manifest: StoredManifest, members: Sequence[OwnerMember] | None = (OWNER,)
+    bench: Workbench,
+    manifest: StoredManifest,
+    members: Sequence[OwnerMember] | None = (OWNER,),
+    policy: TopicPolicy | None = POLICY,
 ) -> PartitionAnswer:
     async def leader_of(*arguments: Any) -> Any:
         return SimpleNamespace(node_id=1)
@@ -54,7 +57,7 @@ async def explained(
         members,
         1000,
     )
-    return explain(await gather(around, PARTITION, POLICY, manifest, bench.wall_ms))
+    return explain(await gather(around, PARTITION, policy, manifest, bench.wall_ms))
 
 
 async def test_a_healthy_partition_has_no_remark(copied: Workbench) -> None:
@@ -64,12 +67,41 @@ async def test_a_healthy_partition_has_no_remark(copied: Workbench) -> None:
     assert reasons(answer, Question.ON_BROKER)[0] == HoldReason.NO_LOCAL_RETENTION
 
 
-async def test_a_manifest_that_knows_more_than_the_metadata_is_told_as_a_stop(copied: Workbench) -> None:
+async def test_a_manifest_that_knows_more_than_the_metadata_is_told_as_a_doubt(copied: Workbench) -> None:
     manifest = await manifest_of(copied)
     del copied.metadata.segments[copied.segments[2].segment_id]
     answer = await explained(copied, manifest)
-    assert reasons(answer, Question.ON_BROKER)[0] == StateReason.STOPPED
-    assert any("the metadata, the store and the leader do not agree" in note for note in answer.notes)
+    why = whys(answer, Question.ON_BROKER)[0]
+    assert (why.reason, why.rule) == (
+        StateReason.DOUBT,
+        "docs/design.md, safety rule 5 (Gaps cost only their own records)",
+    )
+    assert answer.notes == (why.sentence,)
+    assert why.sentence == (
+        "The owner may doubt that the metadata knows all copies: the metadata, the store and the leader do not agree."
+        " In doubt, it trims, expires and deletes nothing, and goes on copying. The alarm metadata-lost shows a doubt"
+        " (docs/operations.md, 'A partition stops')."
+    )
+    assert StateReason.DOUBT not in {each.reason for each in answer.uncopied.whys}
+
+
+async def test_a_recorded_divergence_is_told_as_a_stop(copied: Workbench) -> None:
+    await copied.metadata.put_log_divergence(PARTITION, is_diverged=True)
+    answer = await explained(copied, await manifest_of(copied))
+    assert {each.reason for each in answer.uncopied.whys} == {StateReason.STOPPED}
+    assert [note.partition(":")[0] for note in answer.notes] == ["A recorded divergence stops the partition"]
+
+
+async def test_offsets_in_neither_tier_are_a_remark(copied: Workbench) -> None:
+    copied.log.log_start_offset = 95
+    answer = await explained(copied, await manifest_of(copied))
+    assert [note for note in answer.notes if note.startswith("Neither")] == ["Neither tier has the offsets 90 to 94."]
+
+
+async def test_a_topic_that_nothing_tiers_has_no_owner(copied: Workbench) -> None:
+    answer = await explained(copied, await manifest_of(copied), policy=None)
+    assert (answer.owner, answer.notes) == ("", ("No setting tiers this topic.",))
+    assert answer.uncopied.whys[0].sentence == "No owner manages the topic: no setting tiers it."
 
 
 async def test_a_store_that_does_not_answer_is_a_remark(copied: Workbench) -> None:

@@ -236,9 +236,7 @@ async def test_leader_epochs_are_handed_on_over_a_gap(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("is_same_place", [True, False])
-async def test_a_gap_is_recorded_without_a_manifest_if_the_store_has_other_copies(
-    bench: Workbench, is_same_place: bool
-) -> None:
+async def test_a_gap_without_a_manifest_needs_the_right_place(bench: Workbench, is_same_place: bool) -> None:
     bench.log.append(*batches(0, 9))
     await copy_to_the_end(bench)
     bench.log.append(*batches(90, 11))
