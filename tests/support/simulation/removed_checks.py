@@ -128,7 +128,7 @@ _CHECKS = (
         "the spool has the segment before", _UNFINISHED,
     ),
     _without(
-        "copy/copy_attempts:CopyAttempts.announce_kept", "if is_used_up:", "if False:",
+        "copy/copy_attempts:CopyAttempts.announce_kept", "await self._renewed(kept) if is_used_up else kept", "kept",
         "a uuid is used once", (*_UNFINISHED, "store-late-puts"),
     ),
     _without(

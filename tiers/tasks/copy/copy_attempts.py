@@ -280,9 +280,7 @@ class CopyAttempts:
                 continue
             deleted = services.metadata.deleted_segments(self._partition)
             is_used_up = known is not None or any(each.segment_id == segment_id for each in deleted)
-            announced: KeptSegment | None = kept
-            if is_used_up:
-                announced = None if await self._is_damaged(kept) else await self._renewed(kept)
+            announced = await self._renewed(kept) if is_used_up else kept
             if announced is not None:
                 services.require_ownership(self._partition)
                 await announce(services, announced.metadata)
@@ -392,6 +390,8 @@ class CopyAttempts:
         services = self._services
         path = services.spool.new_path(self._partition)
         try:
+            if await self._is_damaged(kept):
+                return None
             built = await services.spool.run(lambda: kept.opened(services.key_ring, path))
             renewed = await keep(services, RemoteLogSegmentId(self._partition, uuid4()), built)
         except (RemoteStorageError, SpoolError) as error:

@@ -9,9 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
-from tests.support.tiers.segment_metadata import to
+from tests.support.tiers.attempts import batches, begun, copied
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import EncryptionKeyError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.metadata.attempts import agrees
@@ -29,30 +28,12 @@ FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 RING = KeyRing({"k1": b"1" * 32}, current="k1")
 
 
-def batches(first: int, end: int, leader_epoch: int = 0) -> list[bytes]:
-    return [batch_of(at, 10, value_bytes=15, leader_epoch=leader_epoch) for at in range(first, end, 10)]
-
-
 @pytest.fixture
 async def log(bench: Workbench) -> Workbench:
     """The leader has 0 to 99, and the store has the manifest."""
     bench.log.append(*batches(0, 100))
     await bench.write_manifest()
     return bench
-
-
-async def begun(bench: Workbench, first: int, end: int, leader_epoch: int = 0) -> RemoteLogSegmentMetadata:
-    """Makes a whole attempt of another owner."""
-    built = build_segment(bench.folder / f"{first}-{end}.built", batches(first, end, leader_epoch), first)
-    attempt = metadata_of(built, PARTITION)
-    await bench.metadata.add_remote_log_segment_metadata(attempt)
-    await bench.store.copy_log_segment_data(attempt, built.log_segment_data(attempt))
-    return attempt
-
-
-async def copied(bench: Workbench, first: int, end: int, leader_epoch: int = 0) -> None:
-    attempt = await begun(bench, first, end, leader_epoch)
-    await bench.metadata.update_remote_log_segment_metadata(to(attempt, FINISHED))
 
 
 async def run(bench: Workbench, log_start: int | None = None) -> None:
