@@ -162,10 +162,6 @@ _CHECKS = (
     ),
     _returns("copy/copy_attempts:_is_in_quarantine", "False", "replaced records stay", _HISTORIES_OF_ATTEMPTS),
     _without(
-        "copy/copy_attempts:CopyAttempts._adopt", "is_vacuous or ", "", "no leader without the records ends a refusal",
-        _HISTORIES_OF_ATTEMPTS,
-    ),
-    _without(
         "copy/copy_attempts:CopyAttempts.give_up", "attempt.segment_id == self.in_progress", "False",
         "no copy in progress is deleted", _UNFINISHED,
     ),
@@ -267,10 +263,6 @@ _CHECKS = (
     _without(
         "retention/trim_task:TrimTask.run", "share_start is not None and share_start < target", "False",
         "share groups have read what is trimmed", _ELECTIONS,
-    ),
-    _without(
-        "retention/trim_task:TrimTask.target", "if (log_start or 0) > bounds.log_start_offset:", "if False:",
-        "expiry comes before the trim", _OTHER_HISTORIES,
     ),
     _without(
         "retention/trim_task:_trim_hold_of", "if segment.valid_end_offset >= view.last_stable_offset:", "if False:",

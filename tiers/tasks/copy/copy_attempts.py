@@ -418,9 +418,7 @@ class CopyAttempts:
                 # With its leader epochs, the next survey compares it with the log, and may clamp it.
                 await services.metadata.add_remote_log_segment_metadata(found)
             is_in_log = agrees(services.metadata, found, end) and await self._has_history(attempt, found, bounds)
-            # A leader that has removed the records confirms every history.
-            is_vacuous = reading.refused_end == end and end < bounds.log_start_offset
-            if not attempt.is_cut_off and (is_vacuous or not is_in_log):
+            if not (is_in_log or attempt.is_cut_off):
                 reading.refused_end = end
                 reading.due_ms = services.clock_ms() + _FIRST_PAUSE_MS
                 return False

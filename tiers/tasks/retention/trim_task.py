@@ -78,7 +78,7 @@ class TrimTask:
         bounds = await services.source.bounds(partition, timeout_ms)
         if checked_epoch not in (None, bounds.leader_epoch):
             return None
-        target = self.target(policy, bounds, local_only_bytes, log_start)
+        target = self.target(policy, bounds, local_only_bytes)
         if target <= bounds.log_start_offset:
             return None
         share_start = await services.share_groups.lowest_start(partition, timeout_ms)
@@ -161,13 +161,9 @@ class TrimTask:
     def _check_ownership(self) -> None:
         self._services.require_ownership(self._partition)
 
-    def target(
-        self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int, log_start: int | None = None
-    ) -> int:
+    def target(self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int) -> int:
         """Returns the offset to trim to; the local log start if nothing may be trimmed."""
         services = self._services
-        if (log_start or 0) > bounds.log_start_offset:
-            return bounds.log_start_offset  # expiry removes these records first: the lineage check does not cover them
         covering = covering_segments(services.metadata, self._partition, bounds.log_start_offset)
         view = TrimView(
             bounds.last_stable_offset,

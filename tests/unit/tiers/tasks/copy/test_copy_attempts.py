@@ -20,6 +20,7 @@ from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
+from tiers.storage.object_key import log_key
 from tiers.tasks.copy.copy_attempts import KEPT_WITHOUT_RECORDS_MS
 from tiers.tasks.deletion.segment_deletion import write_state
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
@@ -494,3 +495,15 @@ async def test_records_of_a_lost_attempt_before_copied_ones_are_copied_again(log
     await run_until_decided(log)
     await log.copy_all()
     assert log.finished == [(0, 29), (30, 59), (60, 89)]
+
+
+async def test_a_shorter_object_in_the_store_is_not_replaced(log: Workbench) -> None:
+    """A former PUT ended early, and the store refuses to replace the object."""
+    await end_after(log, "copy-started-written")
+    [attempt] = log.segments
+    await log.store.put_object(log_key("cluster", attempt), b"cut short")
+    await run_until_decided(log)
+    log.now_ms += 60_000
+    await run(log)
+    [finished] = [each for each in log.segments if each.state is FINISHED]
+    assert (log.finished, finished.segment_id == attempt.segment_id) == ([(0, 29)], False)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.tenure import Tenure
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
@@ -106,3 +107,24 @@ async def test_segment_ms_goes_on_when_the_segment_is_read_again(bench: Workbenc
     await round_of_all(bench, tasks, 1)
     assert bench.finished == [(0, 29), (30, 59), (60, 79)]
     tasks.copy.discard()
+
+
+async def test_a_survey_compares_a_kept_segment_before_the_next_copy(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is down, and half of the retention is used, so copying goes on behind a kept segment."""
+    tasks, log = await open_segment(bench), bench.log
+    monkeypatch.setattr(type(tasks.watch), "is_retention_half_used", True)
+    log.elect_unclean(70)
+    log.log_start_offset = 70
+    produce(bench, 3)
+    with monkeypatch.context() as failing:
+
+        async def refuse(*_: object) -> None:
+            raise RetriableRemoteStorageError("503")
+
+        failing.setattr(bench.store, "copy_log_segment_data", refuse)
+        for _ in range(3):
+            await round_of_all(bench, tasks, 20)
+    assert await copied_behind_60(bench, tasks) == [(60, 69, 0), (70, 99, 1)]
+    assert gaps(bench) == []

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.manifests import KEY
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
@@ -51,6 +52,17 @@ async def test_the_log_start_moves_before_segments_expire_by_their_newest_record
         "objects-deleted",
         "delete-finished-written",
     ]
+
+
+async def test_no_log_start_above_the_last_stable_offset_is_applied(copied: Workbench) -> None:
+    """Another leader has an open transaction below a recorded log start."""
+    await copied.metadata.put_log_start(PARTITION, user_log_start(30, leader_epoch=0))
+    copied.log.last_stable_offset = 20
+    await copied.expire(POLICY)
+    assert copied.log.log_start_offset == 0
+    copied.log.last_stable_offset = 30
+    await copied.expire(POLICY)
+    assert copied.log.log_start_offset == 30
 
 
 async def test_the_log_says_what_expired(copied: Workbench, caplog: pytest.LogCaptureFixture) -> None:
