@@ -79,11 +79,22 @@ async def test_a_leader_without_the_records_ends_no_refusal(log: Workbench, anno
     assert log.metadata.remote_log_segment_metadata(PARTITION, 50) is None
 
 
-async def test_a_whole_attempt_above_a_cut_stays_in_quarantine(log: Workbench) -> None:
-    attempt = await begun(log, 30, 60)
+async def test_a_whole_attempt_above_a_cut_stays_in_quarantine(log: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store refuses to return the attempt until other copies have its offsets."""
+    attempt, tasks, fetch_indexes = await begun(log, 30, 60), owner(log), log.store.fetch_indexes
     log.log.elect_unclean(30)
     log.log.append(*batches(30, 200, leader_epoch=1))
-    await whole_rounds(log, owner(log), 10)
+
+    async def refuse(segment: RemoteLogSegmentMetadata) -> bytes:
+        if segment.segment_id == attempt.segment_id:
+            raise RetriableRemoteStorageError("503")
+        return await fetch_indexes(segment)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(log.store, "fetch_indexes", refuse)
+        await whole_rounds(log, tasks, 5)
+    assert unread(log, 30, 60) == []
+    await whole_rounds(log, tasks, 10)
     [known] = [each for each in log.segments if each.segment_id == attempt.segment_id]
     assert (known.state, known.is_cut_off) == (FINISHED, True)
     assert await log.store.fetch_indexes(attempt)
