@@ -129,14 +129,8 @@ class RecordBackedMetadataManager(StateBackedReader, ABC):
             return None
         return self._seen.at_ms(segment_id)
 
-    async def add_remote_log_segment_metadata(
-        self, metadata: RemoteLogSegmentMetadata, *, as_owner: bool = True
-    ) -> None:
-        partition = metadata.topic_id_partition
-        if as_owner:
-            await self._append_as_owner(partition, lambda: records_of_new_segment(self._state, metadata))
-        else:
-            await self._append_when_fresh(partition, lambda: records_of_new_segment(self._state, metadata), None)
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        await self._append_as_owner(metadata.topic_id_partition, lambda: records_of_new_segment(self._state, metadata))
 
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         partition = update.segment_id.topic_id_partition

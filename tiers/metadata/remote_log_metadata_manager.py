@@ -233,12 +233,8 @@ class RemoteLogMetadataReader(Protocol):
 class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
     """The writing half of the interface, for the owner's tasks. Any proxy may write some of the records, as noted."""
 
-    async def add_remote_log_segment_metadata(
-        self, metadata: RemoteLogSegmentMetadata, *, as_owner: bool = True
-    ) -> None:
-        """Writes a new segment. Its state must be COPY_SEGMENT_STARTED.
-
-        `as_owner` False: any process may announce a segment that its spool has."""
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        """Writes a new segment. Its state must be COPY_SEGMENT_STARTED."""
 
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         """Moves a known segment to a later state. Raises `InvalidTransitionError` for a transition that is invalid."""

@@ -246,9 +246,7 @@ class InMemoryRemoteLogMetadataManager:
         }
         return sorted(known, key=lambda partition: (partition.topic_id.bytes, partition.partition))
 
-    async def add_remote_log_segment_metadata(
-        self, metadata: RemoteLogSegmentMetadata, *, as_owner: bool = True
-    ) -> None:
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
         if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
             raise InvalidTransitionError(f"a new segment cannot be {metadata.state.name}")
         known = self.segments.get(metadata.segment_id)

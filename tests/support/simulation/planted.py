@@ -116,8 +116,8 @@ def _deletes_unnamed(stack: ExitStack) -> None:
 def _writes_before_the_record(stack: ExitStack) -> None:
     original = RecordBackedMetadataManager.add_remote_log_segment_metadata
 
-    async def add(self: Any, segment: Any, *, as_owner: bool = True) -> None:
-        adding = asyncio.create_task(original(self, segment, as_owner=as_owner))
+    async def add(self: Any, segment: Any) -> None:
+        adding = asyncio.create_task(original(self, segment))
         adding.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         self.adding = adding
 

@@ -485,12 +485,8 @@ async def store_for_its_owner(services: TaskServices, kept: KeptSegment) -> None
     is_attempt = known is not None and known.state == kept.metadata.state
     # Only the owner knows which log start the leader confirms. So no other one ends an attempt.
     deleted_to = 0 if is_attempt else max((start.offset for start in metadata.log_starts(partition)), default=0)
-    if await removed_if_needless(services, kept, deleted_to):
-        return
-    is_deleted = any(each.segment_id == kept.metadata.segment_id for each in metadata.deleted_segments(partition))
-    if known is None and metadata.is_known(partition) and not is_deleted:
-        await metadata.add_remote_log_segment_metadata(kept.metadata, as_owner=False)
-    elif not is_attempt:
+    # Only an owner announces a segment. So another one stays until this process owns the partition again.
+    if await removed_if_needless(services, kept, deleted_to) or not is_attempt:
         return
     try:
         await check_stored(services.storage, kept.metadata, services.key_ring)

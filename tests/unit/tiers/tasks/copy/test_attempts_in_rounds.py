@@ -183,10 +183,12 @@ async def test_one_kept_segment_holds_up_no_other_one(log: Workbench, trouble: s
 
 @pytest.mark.parametrize("first", [0, 30], ids=["first-segment", "later-segment"])
 @pytest.mark.parametrize("is_announced", [True, False])
-async def test_another_member_announces_and_stores_what_its_spool_has(
+async def test_another_member_keeps_and_stores_what_its_spool_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, is_announced: bool
 ) -> None:
-    """Process a loses the ownership before it could announce or store a segment. The broker removes the records."""
+    """Process a loses the ownership before it could announce or store a segment. The broker removes the records.
+
+    It stores an announced segment for the present owner. It announces one when it owns the partition again."""
     (tmp_path / "remote").mkdir()
     clock, log, topics = Clock(), InMemoryLog(), OneTopic(POLICY)
     topic = FakeMetadataTopic(lambda: clock.wall_ms, owner="a")
@@ -225,9 +227,14 @@ async def test_another_member_announces_and_stores_what_its_spool_has(
     await rounds(b, 1)
     await a.store_kept()
     await rounds(b, 5)
+    if not is_announced:
+        assert len(a.spooled()) == 2
+        topic.owner = "a"
+        await rounds(a, 5)
     await a.store_kept()
-    assert b.metadata.remote_log_segment_metadata(PARTITION, first + 29) is not None
-    assert earliest_readable(b.metadata, PARTITION, first + 60) == 0
+    metadata = b.metadata if is_announced else a.metadata
+    assert metadata.remote_log_segment_metadata(PARTITION, first + 29) is not None
+    assert earliest_readable(metadata, PARTITION, first + 60) == 0
     assert a.spooled() == []
     await a.end()
     await b.end()
