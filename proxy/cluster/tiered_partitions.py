@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tiers.config.paused_work import TierWork, paused_work
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
-from tiers.metadata.attempts import attempt_at, attempt_at_head
+from tiers.metadata.attempts import attempt_at_head
 from tiers.metadata.log_bounds import earliest_readable, unexplained_trim
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
@@ -164,12 +164,8 @@ class TieredPartitions:
         return unexplained_trim(self.rlmm, partition, log_start)
 
     def has_attempt_at_head(self, partition: TopicIdPartition, log_start: int, local_log_start: int) -> bool:
-        """Whether a copy that has not ended may have records below everything that a client can read."""
+        """Whether a copy that has not ended may have records below `local_log_start` and the first segment."""
         return attempt_at_head(self.rlmm, partition, log_start, local_log_start) is not None
-
-    def has_attempt(self, partition: TopicIdPartition, offset: int) -> bool:
-        """Whether a copy that has not ended holds the offset, so that its record may become readable."""
-        return attempt_at(self.rlmm, partition, offset)
 
     def end_offset(self, partition: TopicIdPartition, log_start: int | None = None) -> int | None:
         """Returns the remote end offset (inclusive). None: no remote record lies at or above `log_start`.

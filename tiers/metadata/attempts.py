@@ -40,16 +40,6 @@ def is_measured(attempt: RemoteLogSegmentMetadata) -> bool:
     return attempt.segment_size_bytes != NOT_MEASURED_BYTES
 
 
-def attempt_at(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> bool:
-    """Returns whether an attempt holds the offset, so that its record may become readable."""
-    for segment in metadata.stored_segments(partition, offset):
-        if segment.start_offset > offset:
-            return False
-        if segment.state == RemoteLogSegmentState.COPY_SEGMENT_STARTED and segment.valid_end_offset >= offset:
-            return True
-    return False
-
-
 def attempt_at_head(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int, local_log_start: int
 ) -> int | None:

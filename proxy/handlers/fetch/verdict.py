@@ -273,8 +273,10 @@ class FetchJudge:
         if confirmed is None:
             confirmed = await tools.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         log_start = confirmed.offset or 0
-        if not tiered.is_at_head(partition, offset, log_start) or tiered.has_attempt(partition, offset):
+        if not tiered.is_at_head(partition, offset, log_start):
             return None
+        if tiered.has_attempt_at_head(partition, log_start, offset + 1):
+            return None  # behind an attempt that becomes readable, the offset is in a gap
         trim = tiered.unexplained_trim(partition, log_start)
         if trim is not None and await tools.log_starts.holds(partition, trim, bounds.leader_epoch, timeout_ms):
             return None

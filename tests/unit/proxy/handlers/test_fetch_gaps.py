@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap
+from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.remote_log_reader import monotonic_ms
 
 SOME_VERSIONS = [4, 5, 9, 12, 13, 18]
@@ -397,3 +399,16 @@ async def test_without_the_leaders_answer_no_consumer_skips_a_record(
             response = await bench.fetch(13, ask(13, offset, partition=1), max_wait_ms=1)
             assert codes(response) == [UNAVAILABLE]
         assert len(bench.cluster.requests) == 2
+
+
+@pytest.mark.parametrize("offset", [5, 19, 35, 79])
+async def test_offsets_behind_an_attempt_at_the_head_are_unknown(bench: Bench, offset: int) -> None:
+    """When the attempt has ended, those behind it are in a gap. Until then, a reset would skip local records."""
+    rlmm = bench.tier.rlmm
+    first, second = rlmm.list_remote_log_segments(P1)
+    rlmm.segments[first.segment_id] = replace(first, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+    del rlmm.segments[second.segment_id]
+    rlmm.recorded_gaps.clear()
+    assert codes(await bench.fetch(12, ask(12, offset, partition=1))) == [UNAVAILABLE]
+    del rlmm.segments[first.segment_id]
+    assert codes(await bench.fetch(12, ask(12, offset, partition=1))) == [ErrorCode.OFFSET_OUT_OF_RANGE]

@@ -10,7 +10,6 @@ import pytest
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.tiers.segment_metadata import copied, segment
 from tiers.metadata.attempts import (
-    attempt_at,
     attempt_at_head,
     attempts,
     begun_end_offset,
@@ -59,16 +58,6 @@ async def test_an_attempt_of_a_plan_is_not_measured(metadata: InMemoryRemoteLogM
     assert not is_measured(planned)
     assert last_attempt(metadata, PARTITION) is None
     assert is_measured(await begun(metadata, 60, 69))
-
-
-@pytest.mark.parametrize(("offset", "is_in_one"), [(29, False), (30, True), (34, True), (35, False), (50, False)])
-async def test_an_attempt_holds_its_valid_offsets(
-    metadata: InMemoryRemoteLogMetadataManager, offset: int, *, is_in_one: bool
-) -> None:
-    await begun(metadata, 30, 39)
-    await metadata.put_remote_log_clamp(clamp(34))
-    await begun(metadata, 60, 69)
-    assert attempt_at(metadata, PARTITION, offset) is is_in_one
 
 
 @pytest.mark.parametrize(
