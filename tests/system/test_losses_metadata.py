@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -84,10 +84,12 @@ def rebuild(site: Site, into: str | None) -> None:
     shutil.rmtree(site.state / "metadata")
 
 
-def check_all_is_well(site: Site, values: list[bytes]) -> None:
-    """Checks that all records are readable, and that copying and trimming continue."""
+def check_all_is_well(site: Site, values: list[bytes], covered: Collection[str] = ()) -> None:
+    """Checks that all records are readable, and that copying and trimming continue.
+
+    `covered` are segments whose records other segments have."""
     with site.proxy() as proxy:
-        watch = Watch(site, proxy, spread(len(values)))
+        watch = Watch(site, proxy, spread(len(values)), covered=covered)
         assert records_from(proxy.bootstrap_servers, site.topic, 0, len(values)) == numbered(values)
         more = random_values(MORE)
         produce(proxy.bootstrap_servers, site.topic, more)
@@ -100,97 +102,177 @@ def check_all_is_well(site: Site, values: list[bytes]) -> None:
         assert proxy.metric("tidegate_remote_log_metadata_alarm") == 0
 
 
-@pytest.mark.parametrize("last", [COPY_STARTED, COPY_FINISHED], ids=["a-copy-began", "a-copy-ended"])
-def test_a_proxy_that_knows_no_more_than_the_topic_deletes_nothing(
-    broker: KafkaCluster, topic_name: str, tmp_path: Path, last: int
-) -> None:
-    """The copied records look like removed ones, or like an unfinished copy that needs a clean-up."""
-    site, values = Site(broker, tmp_path, topic_name), random_values(RECORDS)
-    tiered(site, values)
-    objects, local_log_start = site.objects(), site.local_log_start()
+def lose_the_state_too(site: Site, last: int) -> tuple[int, int]:
+    """Cuts the metadata's log, and deletes the saved state. Returns the first offset that no record names any more,
+    and the broker's log start."""
+    local_log_start = site.local_log_start()
     lose_the_tail(site, last)
     shutil.rmtree(site.state)
     bounds = site.bounds()
     assert bounds["local_log_start"] == local_log_start
-    assert bounds["remote_end"] + 1 < local_log_start - 200, "unknown segments lie between the tiers"
+    known = bounds["remote_end"] + 1
+    assert known < local_log_start - 200, "unknown segments lie between the tiers"
+    return known, local_log_start
 
-    with site.alarmed_proxy() as proxy:
-        watch = Watch(site, proxy, spread(RECORDS))
-        watch.until(lambda: alarms(proxy, topic_name, "diverged", "metadata-lost") > 0)
-        until(lambda: bool(lines_about(proxy, f"{topic_name}-0", "tidegate tier rebuild")))
-        produce(proxy.bootstrap_servers, topic_name, more := random_values(MORE))
-        values += more
-        # The known records stay readable, and so do the broker's.
-        known = bounds["remote_end"] + 1
-        assert records_from(proxy.bootstrap_servers, topic_name, 0, known) == numbered(values)[:known]
-        found = records_from(proxy.bootstrap_servers, topic_name, local_log_start, len(values) - local_log_start)
-        assert found == numbered(values)[local_log_start:]
-        watch.check()
-        assert site.earliest(leader_behind(proxy)) in (0, None)
-    assert (site.objects(), site.local_log_start()) == (objects, local_log_start)
 
-    rebuild(site, REBUILT)
-    check_all_is_well(site, values)
+def segments(site: Site, state: str = "COPY_SEGMENT_FINISHED") -> dict[str, int]:
+    """Returns the first offsets of the segments that the metadata has in this state, by segment id."""
+    code, out, err = site.tier("segments", site.topic, "--json")
+    assert code == 0, err
+    return {each["segment"]: each["start_offset"] for each in json.loads(out) if each["state"] == state}
+
+
+def manifests(site: Site) -> dict[Path, bytes]:
+    """Returns the partition manifests in the store."""
+    return {path: path.read_bytes() for path in site.tier_folder.rglob("*manifest.json")}
+
+
+def is_doubted(proxy: TidegateProcess, topic: str) -> bool:
+    """Whether the alarm is active."""
+    return proxy.metric("tidegate_remote_log_alarm", topic=topic, reason="metadata-lost") == 1
+
+
+def accept(site: Site) -> None:
+    """Accepts as the documentation says: first without `--yes`, which changes nothing."""
+    for arguments, said in (([], "Nothing was written"), (["--yes"], "The acceptance was written")):
+        code, out, err = site.tier("accept", f"{site.topic}:0", *arguments)
+        assert (code, said in err, f"{site.topic}-0" in out) == (0, True, True), out + err
 
 
 @pytest.mark.parametrize("last", [COPY_STARTED, COPY_FINISHED], ids=["a-copy-began", "a-copy-ended"])
-def test_an_operator_accepts_that_what_is_known_is_all(
+def test_a_proxy_that_knows_no_more_than_the_topic_deletes_nothing(
     broker: KafkaCluster, topic_name: str, tmp_path: Path, last: int
 ) -> None:
-    """The owner continues. The records that only the lost metadata named become a gap, and stay in the store."""
+    """The copied records look like removed ones, or like an unfinished copy. The owner goes on copying behind them."""
     site, values = Site(broker, tmp_path, topic_name), random_values(RECORDS)
     tiered(site, values)
-    known_before = segments(site)
-    local_log_start = site.local_log_start()
-    lose_the_tail(site, last)
-    shutil.rmtree(site.state)
-    known = site.bounds()["remote_end"] + 1
-    # Also the copy that looks unfinished: its records may be nowhere else.
-    lost = {each for each, start_offset in known_before.items() if start_offset >= known}
-    assert known < local_log_start - 200
-    gap = {"first_offset": known, "next_offset": local_log_start}
+    manifests_before = manifests(site)
+    known, local_log_start = lose_the_state_too(site, last)
+    begun = segments(site, "COPY_SEGMENT_STARTED")
+    assert list(begun.values()) == ([known] if last == COPY_STARTED else [])
 
     with site.alarmed_proxy() as proxy:
         watch = Watch(site, proxy, spread(RECORDS))
         watch.until(lambda: alarms(proxy, topic_name, "metadata-lost") > 0)
+        until(lambda: bool(lines_about(proxy, f"{topic_name}-0", "tidegate tier rebuild")))
+        produce(proxy.bootstrap_servers, topic_name, more := random_values(MORE))
+        values += more
+        watch.until(lambda: site.is_remote_up_to(len(values) - 1))
+        assert begun.keys() <= segments(site).keys(), "a copy that had not ended is whole, and needs no operator"
+        # The known records stay readable, and so do the broker's. The others are unavailable, and not skipped.
+        assert records_from(proxy.bootstrap_servers, topic_name, 0, known) == numbered(values)[:known]
+        found = records_from(proxy.bootstrap_servers, topic_name, local_log_start, len(values) - local_log_start)
+        assert found == numbered(values)[local_log_start:]
+        assert site.fetch_error(leader_behind(proxy), local_log_start - 1) == ErrorCode.REPLICA_NOT_AVAILABLE
+        watch.check()
+        assert site.earliest(leader_behind(proxy)) in (0, None)
+        assert (is_doubted(proxy, topic_name), site.bounds()["gaps"]) == (True, [])
+    assert (manifests(site), site.local_log_start()) == (manifests_before, local_log_start)
+
+
+def test_a_rebuild_takes_the_copies_that_were_made_in_doubt(
+    broker: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    """The owner has copied the newest segment again, in another range, and records that only this copy has."""
+    site, values = Site(broker, tmp_path, topic_name), random_values(RECORDS)
+    tiered(site, values)
+    copied = segments(site)
+    _, local_log_start = lose_the_state_too(site, COPY_FINISHED)
+    newest = [each for each, start in copied.items() if start >= local_log_start]
+    with site.alarmed_proxy() as proxy:
+        watch = Watch(site, proxy, spread(RECORDS))
+        produce(proxy.bootstrap_servers, topic_name, more := random_values(MORE))
+        values += more
+        watch.until(lambda: is_doubted(proxy, topic_name) and site.is_remote_up_to(len(values) - 1))
+
+    rebuild(site, REBUILT)
+    check_all_is_well(site, values, covered=newest)
+
+
+@pytest.mark.parametrize("last", [COPY_STARTED, COPY_FINISHED], ids=["a-copy-began", "a-copy-ended"])
+def test_an_acceptance_brings_back_what_only_the_store_knows(
+    broker: KafkaCluster, topic_name: str, tmp_path: Path, last: int
+) -> None:
+    """The broker has the newest segment, and the owner copies it again. The first copy of it stays in the store."""
+    site, values = Site(broker, tmp_path, topic_name), random_values(RECORDS)
+    tiered(site, values)
+    copied = segments(site)
+    _, local_log_start = lose_the_state_too(site, last)
+    lost = copied.keys() - segments(site).keys()
+    newest = {each for each in lost if copied[each] >= local_log_start}
+    assert len(newest) == 1
+
+    with site.alarmed_proxy() as proxy:
+        watch = Watch(site, proxy, spread(RECORDS))
+        watch.until(lambda: is_doubted(proxy, topic_name))
         until(lambda: bool(lines_about(proxy, f"{topic_name}-0", "tidegate tier accept")))
-        for arguments, said in (([], "Nothing was written"), (["--yes"], "The acceptance was written")):
-            assert site.bounds()["gaps"] == []
-            code, out, err = site.tier("accept", f"{topic_name}:0", *arguments)
-            assert (code, said in err, f"{topic_name}-0" in out) == (0, True, True), out + err
-        watch.until(lambda: site.bounds()["gaps"] == [gap])
+        assert site.fetch_error(leader_behind(proxy), local_log_start - 1) == ErrorCode.REPLICA_NOT_AVAILABLE
+        accept(site)
+        watch.until(lambda: not is_doubted(proxy, topic_name))
+        watch.until(lambda: lost - newest <= segments(site).keys())
+        assert records_from(proxy.bootstrap_servers, topic_name, 0, RECORDS) == numbered(values)
         produce(proxy.bootstrap_servers, topic_name, more := random_values(MORE))
         values += more
         watch.until(lambda: site.is_remote_up_to(len(values) - 1))
         until_trimmed(broker, topic_name, len(values) - 100)
         watch.check()
-        check_accepted(site, proxy, values, known, local_log_start)
+        assert (site.bounds()["gaps"], alarms(proxy, topic_name, "gap")) == ([], 0)
+        assert orphans(site) == newest
+    check_all_is_well(site, values)
+
+
+def test_an_acceptance_makes_a_gap_of_what_the_store_has_lost_too(
+    broker: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    """The owner brings back the segments on both sides of the gap."""
+    site, values = Site(broker, tmp_path, topic_name), random_values(RECORDS)
+    tiered(site, values)
+    copied = segments(site)
+    known, local_log_start = lose_the_state_too(site, COPY_FINISHED)
+    starts = sorted(start for start in copied.values() if known <= start <= local_log_start)
+    assert (starts[0], starts[-1]) == (known, local_log_start)
+    first, end = starts[1], starts[2]
+    (gone,) = (each for each, start in copied.items() if start == first)
+    for path in site.objects():
+        if gone in path.name:
+            path.unlink()
+
+    with site.alarmed_proxy() as proxy:
+        watch = Watch(site, proxy, spread(RECORDS))
+        watch.until(lambda: is_doubted(proxy, topic_name))
+        accept(site)
+        watch.until(lambda: site.bounds()["gaps"] == [{"first_offset": first, "next_offset": end}])
+        watch.until(lambda: not is_doubted(proxy, topic_name))
+        produce(proxy.bootstrap_servers, topic_name, more := random_values(MORE))
+        values += more
+        watch.until(lambda: site.is_remote_up_to(len(values) - 1))
+        until_trimmed(broker, topic_name, len(values) - 100)
+        watch.check()
+        check_readable_around(site, proxy, values, first, end)
         assert alarms(proxy, topic_name, "gap") == 1
-        code, out, _ = site.tier("orphans", "--json")
-        assert (code, {each["segment"] for each in json.loads(out)["orphans"]}) == (1, lost)
 
     with site.proxy() as proxy:  # the proxy becomes ready
         watch = Watch(site, proxy, spread(len(values)))
-        check_accepted(site, proxy, values, known, local_log_start)
+        check_readable_around(site, proxy, values, first, end)
         watch.check()
         assert alarms(proxy, topic_name) == 0
 
 
-def segments(site: Site) -> dict[str, int]:
-    """Returns the first offsets of the segments that the metadata knows, by segment id."""
-    code, out, err = site.tier("segments", site.topic, "--json")
-    assert code == 0, err
-    return {each["segment"]: each["start_offset"] for each in json.loads(out)}
+def orphans(site: Site) -> set[str]:
+    """Returns the segments in the store that no record names."""
+    code, out, err = site.tier("orphans", "--json")
+    found = {each["segment"] for each in json.loads(out)["orphans"]}
+    assert code == (1 if found else 0), err
+    return found
 
 
-def check_accepted(site: Site, proxy: TidegateProcess, values: list[bytes], known: int, local_log_start: int) -> None:
-    """Checks that both sides are readable, from the log start and from within the gap."""
+def check_readable_around(site: Site, proxy: TidegateProcess, values: list[bytes], first: int, end: int) -> None:
+    """Checks that both sides of a gap are readable, from the log start and from within the gap."""
     assert site.until_earliest(leader_behind(proxy)) == 0
-    behind = numbered(values)[local_log_start:]
-    both = numbered(values)[:known] + behind
+    behind = numbered(values)[end:]
+    both = numbered(values)[:first] + behind
     assert records_from(proxy.bootstrap_servers, site.topic, 0, len(both)) == both
-    middle = (known + local_log_start) // 2
-    assert records_from(proxy.bootstrap_servers, site.topic, middle, len(behind)) == behind
+    assert records_from(proxy.bootstrap_servers, site.topic, (first + end) // 2, len(behind)) == behind
 
 
 def test_a_proxy_that_read_the_lost_end_notices_the_loss_in_a_grown_log(

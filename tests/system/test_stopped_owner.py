@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from confluent_kafka import KafkaError
 
 from tests.support.rigs.loss_rig import Site, alarms, lines_about, numbered, records_from
 from tests.support.rigs.replicated_topic import FOLLOWER, LEADER, create_replicated_topic, until_in_sync
-from tests.support.rigs.strict_consumer import local_log_start
-from tests.support.rigs.waiting import until
+from tests.support.rigs.strict_consumer import consumer_at, local_log_start
+from tests.support.rigs.waiting import TIMEOUT_S, until
 from tests.support.servers.altered_tidegate import resume, stopping_at, until_stopped
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
 from tests.support.servers.tidegate import TidegateProcess
+from tiers.metadata.records.serde import decode_value
+from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import parse_segment_key
 
 pytestmark = pytest.mark.integration
 
 RECORDS, MORE = 600, 300
 KEEPS_ALL_BYTES = 1 << 40
+FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 METADATA_TOPIC_CONFIGS = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
 
 
@@ -60,6 +66,23 @@ def check_copied_once(site: Site, end_offset: int) -> None:
     assert attempts(site) == {UUID(one["segment"]) for one in segments}
 
 
+def committed_ends(site: Site) -> Counter[UUID]:
+    """Returns how often a COPY_SEGMENT_FINISHED of each segment was committed to the metadata topic."""
+    ends: Counter[UUID] = Counter()
+    settings: dict[str, str | int] = {"isolation.level": "read_committed", "enable.partition.eof": True}
+    with consumer_at(site.cluster.bootstrap_servers, site.metadata_topic, 0, settings=settings) as consumer:
+        while True:
+            message = consumer.poll(TIMEOUT_S)
+            assert message is not None
+            if (error := message.error()) is not None:
+                assert error.code() == KafkaError._PARTITION_EOF, str(error)
+                return ends
+            value = message.value()
+            record = decode_value(value) if value else None
+            if isinstance(record, RemoteLogSegmentMetadataUpdate) and record.state is FINISHED:
+                ends[record.segment_id.id] += 1
+
+
 def check_readable(proxy: TidegateProcess, topic: str, values: Sequence[bytes]) -> None:
     """Reads every record once, in order, with a consumer that fails instead of resetting."""
     assert records_from(proxy.bootstrap_servers, topic, 0, len(values)) == numbered(values)
@@ -67,6 +90,7 @@ def check_readable(proxy: TidegateProcess, topic: str, values: Sequence[bytes]) 
 
 @pytest.mark.parametrize("step", ["objects-written", "copy-verified"])
 def test_a_late_owner_commits_no_copy(kafka: KafkaCluster, topic_name: str, tmp_path: Path, step: str) -> None:
+    """The objects of its attempt are whole, so the next owner finishes the attempt, and copies no record twice."""
     values = random_values(RECORDS)
     create_topic(kafka.bootstrap_servers, topic_name)
     produce(kafka.bootstrap_servers, topic_name, values)
@@ -76,7 +100,11 @@ def test_a_late_owner_commits_no_copy(kafka: KafkaCluster, topic_name: str, tmp_
         (attempt,) = attempts(site)
         with other:
             until(lambda: site.is_remote_up_to(RECORDS - 1))
-            until(lambda: attempt not in attempts(site))
+            check_copied_once(site, RECORDS - 1)
+            ends = committed_ends(site)
+            assert ends == Counter(dict.fromkeys(attempts(site), 1))
+            assert attempt in ends
+            until(lambda: site.local_log_start() > 0)
             check_readable(other, topic_name, values)
 
             resume(late)
@@ -87,6 +115,8 @@ def test_a_late_owner_commits_no_copy(kafka: KafkaCluster, topic_name: str, tmp_
             for proxy in (late, other):
                 check_readable(proxy, topic_name, values + more)
             check_copied_once(site, RECORDS + MORE - 1)
+            assert committed_ends(site) == Counter(dict.fromkeys(attempts(site), 1))
+            assert alarms(late, topic_name) == alarms(other, topic_name) == 0
 
 
 def test_a_late_trim_after_a_takeover_removes_what_is_remote(

@@ -319,6 +319,11 @@ def _take_unnamed(
         name = f"segment {uuid} ({metadata.start_offset} to {metadata.end_offset})"
         if contents.get(place) == candidate.content:
             plan.dropped.append(f"{name}: another segment has the same content")
+        elif end is not None and metadata.start_offset <= end < metadata.end_offset and _continues(plan, metadata):
+            plan.segments.append(metadata)
+            plan.unnamed.append(metadata)
+            contents[place], by_range[place] = candidate.content, metadata
+            end = metadata.end_offset
         elif end is not None and metadata.start_offset <= end:
             other = by_range.get(place)
             beside = f"segment {other.segment_id.id}" if other is not None else "other segments"
@@ -334,6 +339,19 @@ def _take_unnamed(
             plan.unnamed.append(metadata)
             contents[place], by_range[place] = candidate.content, metadata
             end = metadata.end_offset
+
+
+def _continues(plan: PartitionPlan, segment: RemoteLogSegmentMetadata) -> bool:
+    """Whether a segment that overlaps others has their leader epochs where it overlaps, and at least one does."""
+    epochs, beside = (
+        segment.segment_leader_epochs,
+        [each for each in plan.segments if each.valid_end_offset >= segment.start_offset and not each.is_cut_off],
+    )
+    return bool(beside) and all(
+        leader_epoch_at(each.segment_leader_epochs, at) == leader_epoch_at(epochs, at)
+        for each in beside
+        for at in (max(each.start_offset, segment.start_offset), each.valid_end_offset)
+    )
 
 
 def _next_offset(end: int | None, plan: PartitionPlan, unknown: int) -> int:
