@@ -230,9 +230,8 @@ class LogDivergenceUpdate:
 class OperatorAcceptanceUpdate:
     """Tidegate's own record type: an operator confirms that the metadata and the brokers know all remaining records.
 
-    An operator's command writes it after the owner has stopped the partition, because a witness was missing or because
-    the leader has another history. The owner then resumes the partition, writes another manifest, and ends the
-    acceptance by a tombstone."""
+    An operator's command writes it while the owner doubts the past, or has stopped the partition because the leader has
+    another history. The owner then goes on, writes another manifest, and ends the acceptance by a tombstone."""
 
     topic_id_partition: TopicIdPartition
     writer: str

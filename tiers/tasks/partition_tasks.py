@@ -51,7 +51,7 @@ from tiers.tasks.stage import Stage
 from tiers.tasks.task_services import TaskServices
 
 _DIVERGED = "the log diverged from the copied records: the partition is not copied, trimmed or expired"
-_METADATA_LOST = "the metadata of a partition was lost: the partition is copied, and not trimmed or expired"
+_METADATA_LOST = "the metadata of a partition was lost: nothing of the partition is trimmed, expired or deleted"
 logger = logging.getLogger(__name__)
 
 

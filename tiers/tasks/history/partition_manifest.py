@@ -10,9 +10,9 @@ A manifest says which metadata offset it reflects. If the stored one reflects a 
 there is a newer owner, or metadata was lost: the owner does not overwrite it, and finds out. Where conditional writes
 are proved, a rewrite names the version that was read, so that no write in between is lost.
 
-The manifest is also a witness (docs/design.md, safety rule 5). The metadata lost records when the manifest accepts a
-segment that the metadata does not know, or names a position that the metadata topic does not reach any more. Then the
-owner stops the partition. It does not rewrite the manifest, since `rebuild` needs it.
+The owner compares the metadata with the manifest (docs/design.md, safety rule 5). The metadata lost records when the
+manifest accepts a segment that the metadata does not know, or names a position that the metadata topic does not reach
+any more. Then the owner doubts the past. It does not rewrite the manifest, since `rebuild` needs it.
 
 An operator may accept what the metadata knows. The acceptance names the manifest that the store had then, and the
 leader's log if it had another history than the copied records. It counts only while both are the same
@@ -358,7 +358,7 @@ class PartitionManifestTask:
         try:
             written = await overwrite_manifest(services.storage, services.cluster_id, partition, present)
         except MetadataLostError:
-            self._is_checked = False  # the partition stays stopped: each round checks the store first
+            self._is_checked = False  # the doubt stays: each round checks the store first
             raise
         assert written is not None
         self._keep(written, witness_of(encode_partition_manifest(written)))

@@ -1,12 +1,12 @@
-"""`AcceptedState`: the state of a stopped partition that an operator accepts. `may_be_stopped`: whether there is any.
+"""`AcceptedState`: the state of a partition that an operator accepts. `may_be_stopped`: whether there is any.
 
 An acceptance concerns the state that the operator saw: the partition manifest, and the leader's log if it has another
 history than the copied records (docs/design.md, safety rule 5). The owner compares both with what it finds.
 
-`may_be_stopped` checks, without writing, whether the owner may have stopped a partition. The owner's own checks
-(`PartitionManifestTask`, `LogGapTask`, `lineage`) write, and need the ownership. The check here is stricter than the
-owner: if it finds no reason, the owner has none either. It may find a reason where the owner goes on, for example while
-a copy finishes.
+`may_be_stopped` checks, without writing, whether the owner may doubt the past, or have stopped the partition. The
+owner's own checks (`PartitionManifestTask`, `LogGapTask`, `lineage`) write, and need the ownership. The check here is
+stricter than the owner: if it finds no reason, the owner has none either. It may find a reason where the owner goes on,
+for example while a copy finishes.
 """
 
 from __future__ import annotations
