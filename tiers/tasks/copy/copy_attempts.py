@@ -117,6 +117,8 @@ class CopyAttempts:
             if attempt.start_offset > max(bounds.log_start_offset, log_start or 0, next_offset):
                 break  # the records before it come first
             reading = self._readings.setdefault(attempt.segment_id.id, _Reading())
+            if reading.refused_end not in (None, attempt.valid_end_offset):
+                reading.refused_end, reading.due_ms = None, 0  # a clamp has cut it since
             if reading.due_ms > services.clock_ms() or self._adds_nothing(attempt, log_start or 0):
                 continue
             refused_end = reading.refused_end
@@ -325,8 +327,9 @@ class CopyAttempts:
             if renewed is None:
                 return False
             reading.is_renewed = True
-            # A store that damages each copy gets the next one after a longer pause.
-            self._readings[renewed.metadata.segment_id.id] = _Reading(reading.due_ms, reading.pause_ms)
+            # A store that damages this copy too gets the next one after a pause.
+            due_ms = 0 if reading.pause_ms == 2 * _FIRST_PAUSE_MS else reading.due_ms
+            self._readings[renewed.metadata.segment_id.id] = _Reading(due_ms, reading.pause_ms)
             services.require_ownership(self._partition)
             await announce(services, renewed.metadata)
         return False
