@@ -28,7 +28,7 @@ _HANDED_OVER_S = 30.0
 _FIT_AGAIN_S = RECOVERY_MS / 1000 + 15.0
 """A process is fit again within this time after its last fault. Its last failed probe ends within 15 s."""
 _RECORDED_WITHIN_S = 15.0
-"""How soon after an answered DeleteRecords, or after the faults, the store has the new log start. An owner takes over."""
+"""How soon after an answered DeleteRecords, or after the faults, the store has the new log start."""
 _READ_WITHIN_MS = 5_000
 """How old the metadata may be of a process whose state is compared with what was deleted before."""
 
