@@ -89,7 +89,9 @@ def accept(
     yes: Annotated[bool, typer.Option("--yes", "--apply", help="Write. Without it, nothing is written.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Accepts what is left of a partition that has the alarm metadata-lost or diverged.
+    """Accepts what is left of a partition that lost metadata.
+
+    The partition has the alarm metadata-lost or diverged.
 
     The owner reads back the whole segments that only the store knows, finishes those that fit, and records a gap for
     the rest. If the log diverged, the owner accepts the leader's log. First try to restore the broker's log, or

@@ -81,7 +81,9 @@ def bounds(
     topic: Annotated[str | None, typer.Argument(help="Default: all tiered topics.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prints the bounds of both tiers, the gaps of the log, and the other offsets that neither tier has.
+    """Prints the bounds of both tiers, and offsets in neither.
+
+    The lines name the gaps of the log, and the other offsets that neither tier has.
 
     Ly > Ry >= Rx and Lz >= Ly >= Lx must hold. The last column says so, or names the rules that are violated.
 
