@@ -116,7 +116,7 @@ OTHER_EVENTS: Final = {
     "a partition that stopped goes on": "partition-goes-on",
     "a process of another user is refused": "foreign-process-refused",
     "a segment could not be deleted": "segment-not-deleted",
-    "a segment that the store has damaged could not be copied again": "damaged-segment-not-copied",
+    "a segment in the spool could not be copied again": "damaged-segment-not-copied",
     "segments in the spool can be stored for their owners again": "spooled-segments-stored-again",
     "the metadata had lost a segment that the store has": "lost-segment-found",
     "the metadata of a partition knows all copies again": "metadata-complete-again",

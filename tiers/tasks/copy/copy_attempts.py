@@ -261,9 +261,7 @@ class CopyAttempts:
                     return False
                 await check_stored(services.storage, segment, services.key_ring)
                 offset = segment.valid_end_offset + 1
-        except RemoteStorageError as error:
-            fields = {"partition": str(self._partition), "segment": str(attempt.segment_id.id), "error": str(error)}
-            logger.debug("an attempt stays, since the store lacks a segment with its records", extra=fields)
+        except RemoteStorageError:
             return False
         return True
 
