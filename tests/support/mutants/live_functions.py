@@ -33,15 +33,14 @@ class Defect(Protocol):
 
 
 class LiveFunctions:
-    """The functions of some files that exist in this process. The modules of the files are imported.
-
-    `gc.freeze` hides functions from it."""
+    """The functions of some files that exist in this process. The modules of the files are imported."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         """`paths` are below `root`."""
         self._sources = {path: (root / path).read_text() for path in paths}
         self._by_path: defaultdict[str, list[FunctionType]] = defaultdict(list)
         names = {str(root / path): path for path in self._sources}
+        gc.unfreeze()  # `gc.get_objects` has no frozen objects
         for each in gc.get_objects():
             if type(each) is FunctionType and (path := names.get(each.__code__.co_filename)) is not None:
                 self._by_path[path].append(each)
