@@ -36,6 +36,7 @@ from tiers.errors import (
 )
 from tiers.metadata.attempts import agrees, attempts, is_measured, unread_from
 from tiers.metadata.log_bounds import next_uncopied
+from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -484,10 +485,15 @@ async def store_for_its_owner(services: TaskServices, kept: KeptSegment) -> None
         return
     known = metadata.remote_log_segment_metadata_by_id(kept.metadata.segment_id)
     is_attempt = known is not None and known.state == kept.metadata.state
-    # Only the owner knows which log start the leader confirms. So no other one ends an attempt.
-    deleted_to = 0 if is_attempt else max((start.offset for start in metadata.log_starts(partition)), default=0)
+    log_start = 0
+    if not is_attempt and metadata.log_starts(partition):
+        # A recorded log start may be of another history. So it counts only if the leader confirms it.
+        bounds = await services.source.bounds(partition, settings.request_timeout_ms)
+        confirmation = LogStartConfirmation(services.source, metadata)
+        found = await confirmation.confirmed(partition, bounds.leader_epoch, settings.request_timeout_ms)
+        log_start = found.offset or 0
     # Only an owner announces a segment. So another one stays until this process owns the partition again.
-    if await removed_if_needless(services, kept, deleted_to) or not is_attempt:
+    if await removed_if_needless(services, kept, log_start) or not is_attempt:
         return
     try:
         await check_stored(services.storage, kept.metadata, services.key_ring)

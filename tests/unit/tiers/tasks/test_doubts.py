@@ -11,7 +11,7 @@ from tests.support.tiers.attempts import batches, whole_rounds
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.metadata.tenure import Tenure
 from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks.partition_tasks import PartitionTasks
+from tiers.tasks.partition_tasks import PartitionTasks, Surveyed
 
 KEEPS_NOTHING = replace(POLICY, local_retention_bytes=0, retention_bytes=0)
 KEY = partition_manifest_key("cluster", PARTITION)
@@ -27,6 +27,18 @@ async def in_doubt(bench: Workbench) -> PartitionTasks:
     await bench.metadata.put_log_start(PARTITION, user_log_start(35))
     bench.now_ms += 60_000
     return PartitionTasks(bench.services, PARTITION, KEEPS_NOTHING, Tenure(0, 1))
+
+
+async def about_to_trim(bench: Workbench) -> tuple[PartitionTasks, Surveyed]:
+    """Copies 0 to 89, and surveys the partition. The brokers may trim what is copied."""
+    bench.log.append(*batches(0, 100))
+    await bench.copy_all()
+    await bench.write_manifest()
+    bench.now_ms += 60_000
+    tasks = PartitionTasks(bench.services, PARTITION, replace(POLICY, local_retention_bytes=0), Tenure(0, 1))
+    surveyed = await tasks.survey()
+    assert surveyed is not None
+    return tasks, surveyed
 
 
 async def test_in_doubt_records_are_copied_and_none_is_removed(bench: Workbench) -> None:
@@ -66,13 +78,7 @@ async def test_after_an_acceptance_records_are_removed_again(bench: Workbench) -
 
 
 async def test_a_doubt_that_begins_during_a_trim_ends_it(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.log.append(*batches(0, 100))
-    await bench.copy_all()
-    await bench.write_manifest()
-    bench.now_ms += 60_000
-    tasks = PartitionTasks(bench.services, PARTITION, replace(POLICY, local_retention_bytes=0), Tenure(0, 1))
-    surveyed = await tasks.survey()
-    assert surveyed is not None
+    tasks, surveyed = await about_to_trim(bench)
     bounds = bench.log.bounds
 
     async def lose_metadata(*args: object) -> object:
@@ -89,13 +95,7 @@ async def test_a_doubt_that_begins_during_a_trim_ends_it(bench: Workbench, monke
 
 
 async def test_a_leader_that_was_not_compared_trims_nothing(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 100))
-    await bench.copy_all()
-    await bench.write_manifest()
-    bench.now_ms += 60_000
-    tasks = PartitionTasks(bench.services, PARTITION, replace(POLICY, local_retention_bytes=0), Tenure(0, 1))
-    surveyed = await tasks.survey()
-    assert surveyed is not None
+    tasks, surveyed = await about_to_trim(bench)
     bench.log.leader_epoch = 1
     await tasks.trim(surveyed)
     assert bench.log.log_start_offset == 0

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
@@ -24,6 +25,7 @@ from tiers.errors import (
     RetriableRemoteStorageError,
 )
 from tiers.metadata.log_bounds import earliest_readable
+from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.tenure import Tenure
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -228,13 +230,15 @@ async def test_another_member_keeps_and_stores_what_its_spool_has(
     await a.store_kept()
     await rounds(b, 5)
     if not is_announced:
-        assert len(a.spooled()) == 2
+        await b.metadata.put_log_start(PARTITION, user_log_start(1_000, leader_epoch=7))
+        await a.store_kept()
+        assert len(a.spooled()) == 2, "the leader denies the log start"
         topic.owner = "a"
         await rounds(a, 5)
     await a.store_kept()
     metadata = b.metadata if is_announced else a.metadata
     assert metadata.remote_log_segment_metadata(PARTITION, first + 29) is not None
-    assert earliest_readable(metadata, PARTITION, first + 60) == 0
+    assert earliest_readable(metadata, PARTITION, first + 60, ConfirmedLogStart(None)) == 0
     assert a.spooled() == []
     await a.end()
     await b.end()
