@@ -268,7 +268,8 @@ class PartitionTasks:
 
     async def trim(self, surveyed: Surveyed) -> None:
         log_start, leader_epoch = surveyed.log_start.offset, surveyed.bounds.leader_epoch
-        await self._trim.run(self.policy, self.copy.local_only_bytes, log_start, leader_epoch)
+        if not self._doubts:  # a trim may also write the manifest again
+            await self._trim.run(self.policy, self.copy.local_only_bytes, log_start, leader_epoch)
 
     async def run_deletion(self, surveyed: Surveyed) -> None:
         await self.stages["deletion"].run(partial(self.delete, surveyed))

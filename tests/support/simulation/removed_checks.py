@@ -364,6 +364,9 @@ _CHECKS = (
         _LOST_METADATA,
     ),
     _without(
+        "partition_tasks:PartitionTasks.trim", "if not self._doubts:", "if True:", "no trim in doubt", _LOST_METADATA
+    ),
+    _without(
         "partition_tasks:PartitionTasks.delete", "if self._doubts:", "if False:", "no deletion in doubt",
         _LOST_METADATA,
     ),

@@ -53,16 +53,19 @@ async def test_in_doubt_records_are_copied_and_none_is_removed(bench: Workbench)
     tasks.copy.discard()
 
 
-async def test_in_doubt_the_deletion_asks_the_store_nothing(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_doubt_trims_and_deletions_ask_the_store_nothing(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tasks = await in_doubt(bench)
     await whole_rounds(bench, tasks, 1)
     surveyed = await tasks.survey()
     assert surveyed is not None
 
     async def get_object(key: str) -> bytes:
-        raise AssertionError("the deletion reads the manifest")
+        raise AssertionError("the manifest is read")
 
     monkeypatch.setattr(bench.store, "get_object", get_object)
+    await tasks.trim(surveyed)
     await tasks.delete(surveyed)
     tasks.copy.discard()
 
