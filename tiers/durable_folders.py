@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from itertools import takewhile
 from pathlib import Path
 
 
-def create_folder(folder: Path) -> None:
-    """Creates the folder and the parents that are missing, durably."""
+def create_folder(folder: Path, root: Path | None = None) -> None:
+    """Creates the folder and the parents that are missing, durably. Raises `FileNotFoundError` if `root` is missing."""
     missing = list(takewhile(lambda each: not each.is_dir(), (folder, *folder.parents)))
+    if root in missing:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(root))
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
         sync_folder(each.parent)

@@ -9,21 +9,21 @@ as Spark's tasks do.
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pipeline.config import PipelineConfig
 from pipeline.spark.job import JobError
 from pipeline.spark.worker import worker
-from tiers.durable_folders import create_folder, sync_folder
+from tiers.durable_folders import create_folder
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
-from tiers.storage.file_system import PIECE_BYTES, BlockingFileSystem
+from tiers.storage.file_system import PIECE_BYTES, TEMPORARY, BlockingFileSystem
+from tiers.storage.local import LocalFiles
 from tiers.storage.remote_storage_manager import UnfinishedUpload
 from tiers.storage.s3.storage import S3RemoteStorageManager
 from tiers.storage.s3.upload import StagedUpload
@@ -38,7 +38,6 @@ _HDFS_SETTINGS = (
     "web.url",
     "timeout.ms",
 )
-_TEMPORARY = ".tmp"
 
 
 class TargetError(JobError):
@@ -135,13 +134,21 @@ def _made(target: TargetSettings) -> ExportTarget:
     url = urlsplit(target.url)
     try:
         if url.scheme == "file":
-            return FolderTarget(Path(url.path))
+            return _folder(target.url, Path(unquote(url.path)))
         if url.scheme == "s3":
             settings = {**target.settings, "bucket": url.netloc, "prefix": url.path, "cluster.id": "export"}
             return S3Target(target.url, settings)
         return _hdfs(target)
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, OSError) as error:
         raise TargetError(f"{target.url}: {error}") from error
+
+
+def _folder(url: str, root: Path) -> ExportTarget:
+    """Returns the target on a file system that all executors share."""
+    create_folder(root)
+    files = LocalFiles(root)
+    files.connect()
+    return FilesTarget(url, files)
 
 
 def _hdfs(target: TargetSettings) -> ExportTarget:
@@ -151,71 +158,7 @@ def _hdfs(target: TargetSettings) -> ExportTarget:
     where = {"url": f"hdfs://{url.netloc}", "path": url.path or "/", "cluster.id": "export"}
     files = hdfs.HdfsFiles(hdfs.settings_of({**target.settings, **where}))
     files.connect()
-    return FilesTarget(files)
-
-
-class FolderTarget:
-    """A folder on a file system that all executors share."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def names(self, prefix: str) -> list[str]:
-        folder = self._root / prefix
-        return sorted(path.relative_to(self._root).as_posix() for path in folder.rglob("*") if path.is_file())
-
-    def read(self, name: str) -> bytes:
-        return (self._root / name).read_bytes()
-
-    def create(self, name: str, source: Path) -> bool:
-        if (self._root / name).exists():
-            sync_folder((self._root / name).parent)
-            return False
-        return self.publish(self.stage(name, source))
-
-    def stage(self, name: str, source: Path) -> StagedFile:
-        staged = StagedFile(name, str(uuid.uuid4()))
-        hidden = self._root / _hidden_name(staged)
-        hidden.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with source.open("rb") as whole, hidden.open("xb") as part:
-                shutil.copyfileobj(whole, part, PIECE_BYTES)
-                part.flush()
-                os.fsync(part.fileno())
-        except BaseException as error:
-            hidden.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.filename is None:
-                error.filename = str(self._root)  # the error of a write, such as a full disk, names no file
-            raise
-        return staged
-
-    def publish(self, staged: StagedFile) -> bool:
-        target = self._root / staged.name
-        create_folder(target.parent)
-        try:
-            target.hardlink_to(self._root / _hidden_name(staged))
-            is_new = True
-        except (FileExistsError, FileNotFoundError):
-            is_new = False
-        finally:
-            self.discard(staged)
-        # The process that published a name may have died before this line, so this syncs also for a name that exists.
-        sync_folder(target.parent)
-        return is_new
-
-    def discard(self, staged: StagedFile) -> None:
-        (self._root / _hidden_name(staged)).unlink(missing_ok=True)
-
-    def staged(self, prefix: str) -> list[StagedFile]:
-        folder = self._root / _TEMPORARY
-        hidden = (folder / prefix).rglob("*")
-        return [_staged_file(path.relative_to(folder).as_posix()) for path in hidden if path.is_file()]
-
-    def uri(self, name: str) -> str:
-        return (self._root / name).as_uri()
-
-    def require_atomic_creation(self) -> None:
-        """A hard link replaces nothing."""
+    return FilesTarget(target.url, files)
 
 
 class S3Target:
@@ -273,8 +216,9 @@ class S3Target:
 class FilesTarget:
     """A file system on which a file is written under another name and then moved."""
 
-    def __init__(self, files: BlockingFileSystem) -> None:
-        """`files` must be connected."""
+    def __init__(self, url: str, files: BlockingFileSystem) -> None:
+        """`files` must be connected, and is the file system at `url`."""
+        self._url = url.rstrip("/")
         self._files = files
 
     def names(self, prefix: str) -> list[str]:
@@ -314,7 +258,7 @@ class FilesTarget:
             self._files.delete(_hidden_name(staged))
 
     def staged(self, prefix: str) -> list[StagedFile]:
-        hidden = f"{_TEMPORARY}/"
+        hidden = f"{TEMPORARY}/"
         return [_staged_file(name.removeprefix(hidden)) for name in self.names(hidden + prefix)]
 
     def _is_there(self, name: str) -> bool:
@@ -331,7 +275,7 @@ class FilesTarget:
             raise self._files.error_of(error) from error
 
     def uri(self, name: str) -> str:
-        return f"{self._files.name.rstrip('/')}/{name}"
+        return f"{self._url}/{name}"
 
     def require_atomic_creation(self) -> None:
         if not self._files.moves_once:
@@ -339,7 +283,7 @@ class FilesTarget:
 
 
 def _hidden_name(staged: StagedFile) -> str:
-    return f"{_TEMPORARY}/{staged.name}.{staged.id}"
+    return f"{TEMPORARY}/{staged.name}.{staged.id}"
 
 
 def _staged_file(name: str) -> StagedFile:

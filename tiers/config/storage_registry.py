@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tiers.config.class_loading import installed_names, load_class
+from tiers.config.class_loading import load_class
 from tiers.config.manager_settings import STORAGE_PREFIX, explain_unknown
 from tiers.config.settings import StorageConfig
 from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
@@ -14,11 +14,6 @@ from tiers.storage.remote_storage_manager import RemoteStorageManager, RemoteSto
 from tiers.storage.settings import UnknownSettingError
 
 ENTRY_POINT_GROUP = "tidegate.remote_storage_manager"
-
-
-def remote_storage_manager_names() -> list[str]:
-    """Returns the names of the installed storage managers, sorted."""
-    return installed_names(ENTRY_POINT_GROUP)
 
 
 def create_storage(config: StorageConfig, cluster_id: str) -> LocatedRemoteStorageManager:

@@ -73,7 +73,7 @@ class ArrowRemoteStorageManager(ChildStorageManager):
 def in_this_process(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
     """Returns the manager that the child process runs, not yet open. Raises `ValueError`."""
     values = read_settings("arrow", settings, _DEFAULTS)
-    return FileSystemRemoteStorageManager.of(ArrowFiles(values), values)
+    return FileSystemRemoteStorageManager(ArrowFiles(values), values)
 
 
 class ArrowFiles:

@@ -1,8 +1,8 @@
-"""`FileSystemRemoteStorageManager`: a `RemoteStorageManager` on a `BlockingFileSystem`, such as HDFS or `pyarrow.fs`.
+"""`FileSystemRemoteStorageManager`: a `RemoteStorageManager` on a `BlockingFileSystem`: a folder, HDFS or `pyarrow.fs`.
 
 * An object appears whole or not at all. If a file becomes visible only when it is closed (object stores), the manager
-  writes a new object in place. Otherwise the manager writes it to `.tmp/<segment uuid>.<random>` and then moves it,
-  without replacing an existing file.
+  writes a new object in place. Otherwise the manager writes it to `.tmp/<segment uuid>.<random>` and then moves it. So
+  a delete finds the files that a crash left without searching the partition's folder.
 * An object that is replaced stays until the whole new one takes its place. Object stores too would show or delete a
   part of the new one after a failed write, and Azure empties an object when its writer opens. So the manager always
   writes a replacement to a temporary file, and then moves it.
@@ -42,8 +42,10 @@ T = TypeVar("T")
 PIECE_BYTES = 1024 * 1024
 DEADLINES_OF_A_LISTING = 20
 """pyarrow lists a store as a whole, and tells no progress."""
+TEMPORARY = ".tmp"
+"""The folder of files that are not whole yet. Their names begin with the segment's uuid, or with `SMALL_OBJECT`."""
+SMALL_OBJECT = "object"
 _NOTED_EVERY = 100
-_TEMPORARY = ".tmp"
 
 
 class BlockingFileSystem(Protocol):
@@ -67,7 +69,7 @@ class BlockingFileSystem(Protocol):
         """Disconnects. The manager may call it twice, or without `connect`. Hanging calls keep their connections."""
 
     def size(self, path: str) -> int | None:
-        """Returns the size of the file in bytes; None when there is no such file."""
+        """Returns the size of the file in bytes, which is then durable; None when there is no such file."""
 
     def write(self, path: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
         """Writes a file durably and replaces an existing one. `pieces` have `size_bytes` bytes together.
@@ -112,19 +114,14 @@ class _Lane(Enum):
 class FileSystemRemoteStorageManager:
     """The common part of the stores whose library blocks. It is no entry point itself."""
 
-    def __init__(self, files: BlockingFileSystem, cluster_id: str, threads: int, timeout_ms: int) -> None:
-        """`threads` is the number of copies at a time, of deletions, and of all other calls."""
+    def __init__(self, files: BlockingFileSystem, values: Mapping[str, str]) -> None:
+        """`values` has the settings of `DEFAULTS`. Raises `ValueError`."""
         self._files = files
-        self._cluster_id = check_cluster_id(cluster_id)
-        self._threads = threads
-        self.timeout_s: float | None = timeout_ms / 1000
+        self._cluster_id = check_cluster_id(values["cluster.id"])
+        self._threads = read_number(values, "threads", 1)
+        """The number of copies at a time, of deletions, and of all other calls."""
+        self.timeout_s: float | None = read_number(values, "timeout.ms", 1) / 1000
         self._calls: dict[_Lane, BlockingCalls] = {}
-
-    @classmethod
-    def of(cls, files: BlockingFileSystem, values: Mapping[str, str]) -> Self:
-        """Creates a manager from its settings. Raises `ValueError`."""
-        threads, timeout_ms = read_number(values, "threads", 1), read_number(values, "timeout.ms", 1)
-        return cls(files, values["cluster.id"], threads, timeout_ms)
 
     @property
     def name(self) -> str:
@@ -203,7 +200,7 @@ class FileSystemRemoteStorageManager:
         path = _checked(key)
 
         def put(call: Call[None]) -> None:
-            self._write(call, path, len(data), "object", lambda: _one_piece(call, data), replace=True)
+            self._write(call, path, len(data), SMALL_OBJECT, lambda: _one_piece(call, data), replace=True)
 
         await self._run(put, writes=True)
         return None
@@ -230,7 +227,7 @@ class FileSystemRemoteStorageManager:
             for number, stored in enumerate(self._files.walk(prefix)):
                 if number % _NOTED_EVERY == 0:
                     note_progress()
-                if stored.key.startswith(prefix) and not stored.key.startswith(f"{_TEMPORARY}/"):
+                if stored.key.startswith(prefix) and not stored.key.startswith(f"{TEMPORARY}/"):
                     found.append(stored)
             return sorted(found, key=lambda stored: stored.key)
 
@@ -267,7 +264,7 @@ class FileSystemRemoteStorageManager:
     def _delete_leftovers(self, attempt: str) -> None:
         """Deletes the temporary files that earlier writers of an attempt left when they were killed."""
         if not self._files.shows_on_close:
-            for leftover in list(self._files.walk(f"{_TEMPORARY}/{attempt}.")):
+            for leftover in list(self._files.walk(f"{TEMPORARY}/{attempt}.")):
                 self._files.delete(leftover.key)
 
     def _create(
@@ -276,11 +273,8 @@ class FileSystemRemoteStorageManager:
         """Creates the object unless this attempt has created it before."""
         found = self._files.size(path)
         if found is None:
-            try:
-                self._write(call, path, size_bytes, attempt, pieces, replace=False)
-            except FileExistsError:
-                found = self._files.size(path)
-        if found is not None and found != size_bytes:
+            self._write(call, path, size_bytes, attempt, pieces, replace=False)
+        elif found != size_bytes:
             raise RemoteStorageError(
                 f"{self._files.name}/{path} exists with {found} bytes, not {size_bytes}: a uuid was used twice"
             )
@@ -295,14 +289,15 @@ class FileSystemRemoteStorageManager:
         *,
         replace: bool,
     ) -> None:
+        """Writes an object. `replace` says whether an object with other bytes may exist."""
         if self._files.shows_on_close and not replace:
             self._write_or_undo(path, size_bytes, pieces)
             return
-        temporary = f"{_TEMPORARY}/{attempt}.{uuid.uuid4()}"
+        temporary = f"{TEMPORARY}/{attempt}.{uuid.uuid4()}"
         self._write_or_undo(temporary, size_bytes, pieces)
         try:
             call.check()
-            self._files.move(temporary, path, replace=replace)
+            self._files.move(temporary, path, replace=True)
         except BaseException:
             self._undo(temporary)
             raise
@@ -321,7 +316,7 @@ class FileSystemRemoteStorageManager:
 
 
 def _checked(key: str) -> str:
-    if any(part in ("", ".", "..", _TEMPORARY) for part in key.split("/")):
+    if any(part in ("", ".", "..", TEMPORARY) for part in key.split("/")):
         raise ValueError(f"not a key: {key!r}")
     return key
 

@@ -78,7 +78,7 @@ class HdfsRemoteStorageManager(ChildStorageManager):
 def in_this_process(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
     """Returns the manager that the child process runs, not yet open. Raises `ValueError`."""
     values = settings_of(settings)
-    return FileSystemRemoteStorageManager.of(HdfsFiles(values), values)
+    return FileSystemRemoteStorageManager(HdfsFiles(values), values)
 
 
 def settings_of(settings: Mapping[str, str]) -> dict[str, str]:

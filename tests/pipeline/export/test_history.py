@@ -172,7 +172,7 @@ def test_files_of_a_killed_run_count_in_their_own_history_alone(
     assert table.times_ms() == [1_000, 1_001, 1_002, 3_000, 3_001, 3_002]
 
 
-def test_files_of_a_killed_run_count_after_another_election(table: TableExport, log: InMemoryLog) -> None:
+def test_another_election_keeps_the_files_of_a_killed_run(table: TableExport, log: InMemoryLog) -> None:
     log.append(batch_of(0, 3, timestamp=1_000))
     with pytest.raises(KilledError):
         table.run(run_killed)

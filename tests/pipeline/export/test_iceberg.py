@@ -17,7 +17,7 @@ from pipeline.export.iceberg import IcebergLedger, offsets_of, open_catalog
 from pipeline.export.ledger import TileResult
 from pipeline.export.parquet_writer import write_parquet
 from pipeline.export.plan import Tile
-from pipeline.export.target import ExportTarget, FolderTarget, TargetSettings, open_target
+from pipeline.export.target import ExportTarget, TargetSettings, open_target
 from pipeline.export.typed_values import TypedValues
 from pipeline.spark.job import JobError
 from pipeline.spark.worker import worker
@@ -36,7 +36,7 @@ def catalog(tmp_path: Path) -> Catalog:
 
 @pytest.fixture
 def target(tmp_path: Path) -> ExportTarget:
-    return FolderTarget(tmp_path / "lake")
+    return open_target(TargetSettings((tmp_path / "lake").as_uri()))
 
 
 def ledger(catalog: Catalog, target: ExportTarget, topic: str = "orders") -> IcebergLedger:
@@ -195,7 +195,7 @@ def test_table_and_files_are_in_s3_and_reached_as_the_target_is(
 def test_a_missing_store_is_reported_in_a_line_that_names_the_setting(tmp_path: Path) -> None:
     where = TargetSettings("s3://lake/x", {"endpoint.url": "http://127.0.0.1:1", "region": "us-east-1"})
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": where.url}
-    one = ledger(open_catalog("lake", properties, where), FolderTarget(tmp_path / "lake"))
+    one = ledger(open_catalog("lake", properties, where), open_target(TargetSettings((tmp_path / "lake").as_uri())))
     with pytest.raises(
         JobError, match=r"the table db\.orders: .*connect to server: .*--catalog-property and --to-setting"
     ):

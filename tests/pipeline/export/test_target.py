@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from pipeline.spark.worker import worker
 from tests.support.servers.hdfs import HdfsCluster
 from tests.support.servers.racing_s3 import RacingS3
 from tests.support.servers.versitygw import VersityGateway
+from tiers.errors import RetriableRemoteStorageError
 
 MINIMAL = '[upstream]\nbootstrap.servers = "localhost:9092"\n'
 BUCKET = "lake"
@@ -28,7 +28,7 @@ PLACES = ["in_folder", "in_s3", pytest.param("in_hdfs", marks=pytest.mark.full)]
 
 @pytest.fixture
 def in_folder(tmp_path: Path) -> TargetSettings:
-    return target_settings(str(tmp_path / "lake"), parse_pipeline_config(MINIMAL), {})
+    return target_settings(str(tmp_path / "my lake"), parse_pipeline_config(MINIMAL), {})
 
 
 @pytest.fixture
@@ -54,15 +54,17 @@ def test_the_name_of_a_published_file_is_durable(
     synced: list[tuple[str, list[str]]] = []
 
     def sync(folder: Path) -> None:
-        synced.append((folder.name, sorted(each.name for each in folder.iterdir() if not each.name.startswith("."))))
+        if ".tmp" not in folder.parts:
+            visible = (each.name for each in folder.iterdir() if not each.name.startswith("."))
+            synced.append((folder.name, sorted(visible)))
 
     monkeypatch.setattr("tiers.durable_folders.sync_folder", sync)
-    monkeypatch.setattr("pipeline.export.target.sync_folder", sync)
+    monkeypatch.setattr("tiers.storage.local.sync_folder", sync)
     target, source = open_target(in_folder), tmp_path / "source"
     source.write_bytes(b"records")
     synced.clear()
     assert target.create("orders/0/1-2.parquet", source)
-    assert synced[-3:] == [("lake", ["orders"]), ("orders", ["0"]), ("0", ["1-2.parquet"])]
+    assert synced[-3:] == [("my lake", ["orders"]), ("orders", ["0"]), ("0", ["1-2.parquet"])]
     synced.clear()
     staged = target.stage("orders/0/1-2.parquet", source)
     assert not target.publish(staged)
@@ -104,13 +106,13 @@ def test_a_file_appears_whole_and_is_never_replaced(place: str, request: pytest.
 def test_a_full_folder_is_named_and_keeps_no_file(
     in_folder: TargetSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def is_full(*arguments: object) -> None:
+    def is_full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     source, target = tmp_path / "source", open_target(in_folder)
     source.write_bytes(b"whole")
-    monkeypatch.setattr(shutil, "copyfileobj", is_full)
-    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'lake'}'"):
+    monkeypatch.setattr(os, "fsync", is_full)
+    with pytest.raises(RetriableRemoteStorageError, match=f"^{tmp_path / 'my lake'}\\S*: No space left on device$"):
         target.create("a/0/1-2.parquet", source)
     assert (target.names("a/"), target.staged("a/")) == ([], [])
 
@@ -143,6 +145,18 @@ def test_staged_files_are_invisible_and_published_once(
     assert not target.publish(elsewhere)
     assert target.staged("b/") == []
     assert target.names("b/") == []
+
+
+def test_a_folder_is_the_one_that_the_command_names(in_folder: TargetSettings, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"records")
+    open_target(in_folder).create("a", tmp_path / "source")
+    assert (tmp_path / "my lake" / "a").read_bytes() == b"records"
+
+
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TargetError, match="File exists"):
+        open_target(TargetSettings((tmp_path / "file" / "lake").as_uri()))
 
 
 def test_a_target_is_named_by_its_url() -> None:

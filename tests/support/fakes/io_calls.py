@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 T = TypeVar("T")
 
-_FILE_CALLS = ("unlink", "replace", "hardlink_to", "mkdir")
+_FILE_CALLS = ("unlink", "replace", "mkdir")
 
 
 class ProcessEnded(Exception):

@@ -14,20 +14,22 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tiers.errors import RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.file_system import FileSystemRemoteStorageManager
-from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
+from tiers.storage.local import LocalFiles
+from tiers.storage.remote_storage_manager import LogSegmentData
 
 
 def make(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
-    return FileSystemRemoteStorageManager(
-        StallingFiles(Path(settings["path"])), "cluster-1", 4, int(settings["timeout.ms"])
-    )
+    return FileSystemRemoteStorageManager(StallingFiles(Path(settings["path"])), _values(settings["timeout.ms"]))
 
 
 def make_with_custom_metadata(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
-    return _WithCustomMetadata(StallingFiles(Path(settings["path"])), "cluster-1", 4, 60_000)
+    return _WithCustomMetadata(StallingFiles(Path(settings["path"])), _values("60000"))
+
+
+def _values(timeout_ms: str) -> Mapping[str, str]:
+    return {"cluster.id": "cluster-1", "threads": "4", "timeout.ms": timeout_ms}
 
 
 class _WithCustomMetadata(FileSystemRemoteStorageManager):
@@ -37,38 +39,20 @@ class _WithCustomMetadata(FileSystemRemoteStorageManager):
         return metadata.segment_id.id.bytes
 
 
-class StallingFiles:
-    name = "stalling"
+class StallingFiles(LocalFiles):
     shows_on_close = True
     moves_once = False
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def connect(self) -> None:
-        pass
-
-    def disconnect(self) -> None:
-        pass
-
-    def size(self, path: str) -> int | None:
-        file = self._folder / path
-        return file.stat().st_size if file.is_file() else None
-
     def write(self, path: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
-        file = self._folder / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("wb", buffering=0) as opened:
-            for piece in pieces:
-                opened.write(piece)
-                if (self._folder / "slow").exists():
-                    time.sleep(0.25)
-                while (self._folder / "hold").exists():
-                    time.sleep(0.001)
+        super().write(path, size_bytes, self._slowly(pieces))
 
-    def move(self, source: str, target: str, *, replace: bool) -> None:
-        (self._folder / target).parent.mkdir(parents=True, exist_ok=True)
-        (self._folder / source).replace(self._folder / target)
+    def _slowly(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            yield piece
+            if (Path(self.name) / "slow").exists():
+                time.sleep(0.25)
+            while (Path(self.name) / "hold").exists():
+                time.sleep(0.001)
 
     def read(self, path: str, start: int, end: int | None) -> memoryview:
         match path.rpartition("/")[2]:
@@ -78,15 +62,4 @@ class StallingFiles:
                 threading.Event().wait()
             case "dies":
                 os._exit(3)
-        return memoryview(bytearray((self._folder / path).read_bytes()))[start : None if end is None else end + 1]
-
-    def delete(self, path: str) -> None:
-        (self._folder / path).unlink(missing_ok=True)
-
-    def walk(self, prefix: str) -> Iterator[StoredObject]:
-        for file in self._folder.rglob("*"):
-            if file.is_file():
-                yield StoredObject(str(file.relative_to(self._folder)), file.stat().st_size)
-
-    def error_of(self, error: Exception) -> RemoteStorageError:
-        return RemoteStorageError(repr(error))
+        return super().read(path, start, end)

@@ -16,7 +16,7 @@ from tiers.metadata.partition_manifest import (
     decode_partition_manifest,
 )
 from tiers.storage.local import LocalRemoteStorageManager
-from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.object_key import parse_segment_key, partition_manifest_key
 from tiers.storage.remote_storage_manager import Version
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.retention.trim_task import TrimTask
@@ -32,7 +32,7 @@ async def copied(bench: Workbench) -> None:
 
 
 class CountingStorage(LocalRemoteStorageManager):
-    """`asked` is every request for a small object, in order."""
+    """`asked` is every request for an object of no segment, in order."""
 
     def __init__(self, root: Path) -> None:
         super().__init__({"path": str(root), "cluster.id": "cluster"})
@@ -46,7 +46,8 @@ class CountingStorage(LocalRemoteStorageManager):
         return await super().put_object(key, data, if_match)
 
     async def get_object(self, key: str) -> bytes:
-        self.asked.append(f"get {key}")
+        if parse_segment_key(key) is None:
+            self.asked.append(f"get {key}")
         return await super().get_object(key)
 
 

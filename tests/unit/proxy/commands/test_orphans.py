@@ -231,6 +231,7 @@ async def test_uploads_that_nothing_else_ends_are_aborted(bench: CommandBench) -
     await bench.rlmm.add_remote_log_segment_metadata(under_way)
     nobodys = replace(finished, segment_id=RemoteLogSegmentId(PARTITION, uuid4()))
     uploads = Uploads(bench)
+    await uploads.open()
     bench.storage = LocatedRemoteStorageManager(bench.storage, [StorageLocation("east", uploads)])
     for key in (log_key(CLUSTER_ID, each) for each in (finished, under_way, nobodys)):
         uploads.begin(key)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,14 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
-from tests.support.fakes.stalling_files import make
 from tests.support.servers.racing_s3 import RacingS3
 from tests.support.tiers.waiting import until
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.storage import file_system, local
+from tiers.storage import file_system
 from tiers.storage.activity import note_progress
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.storage.s3.storage import S3RemoteStorageManager
-
-
-def blocking(folder: Path) -> RemoteStorageManager:
-    return make({"path": str(folder), "timeout.ms": "60000"})
 
 
 def of_files(folder: Path) -> RemoteStorageManager:
@@ -87,10 +82,7 @@ class Gate:
         self._opened.set()
 
 
-@pytest.mark.parametrize("make_store", [blocking, of_files])
-async def test_hung_copies_hold_up_no_deletion_and_no_read(
-    make_store: Callable[[Path], RemoteStorageManager], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hung_copies_hold_up_no_deletion_and_no_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "store"
     folder.mkdir()
     built = build_segment(tmp_path / "log", [batch_of(0, 3)])
@@ -98,8 +90,7 @@ async def test_hung_copies_hold_up_no_deletion_and_no_read(
     data = built.log_segment_data(metadata)
     gate = Gate()
     monkeypatch.setattr(file_system, "_pieces_of", gate.before(file_system._pieces_of))
-    monkeypatch.setattr(local, "_link_or_copy", gate.before(local._link_or_copy))
-    async with opened(make_store(folder)) as storage:
+    async with opened(of_files(folder)) as storage:
         async with asyncio.TaskGroup() as group:
             attempts = [
                 replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
@@ -124,15 +115,15 @@ async def test_a_copy_waits_for_its_thread_while_another_copy_moves(
     built = build_segment(tmp_path / "log", [batch_of(0, 3)])
     metadata = metadata_of(built)
     data = built.log_segment_data(metadata)
-    link_or_copy = local._link_or_copy
+    pieces_of = file_system._pieces_of
 
-    def slowly(source: Path, target: Path) -> None:
+    def slowly(*arguments: Any) -> Iterator[bytes]:
         while not go_on.wait(0.01):
             note_progress()
-        link_or_copy(source, target)
+        return pieces_of(*arguments)
 
-    monkeypatch.setattr(local, "_link_or_copy", slowly)
-    settings = {"path": str(folder), "cluster.id": "cluster-1", "threads": "1", "copy.timeout.ms": "2000"}
+    monkeypatch.setattr(file_system, "_pieces_of", slowly)
+    settings = {"path": str(folder), "cluster.id": "cluster-1", "threads": "1", "timeout.ms": "2000"}
     async with opened(LocalRemoteStorageManager(settings)) as storage, asyncio.TaskGroup() as group:
         other = replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
         copies = [group.create_task(storage.copy_log_segment_data(each, data)) for each in (metadata, other)]

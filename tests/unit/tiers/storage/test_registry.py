@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tiers.config.storage_registry import create_remote_storage_manager, remote_storage_manager_names
+from tiers.config.class_loading import installed_names
+from tiers.config.storage_registry import ENTRY_POINT_GROUP, create_remote_storage_manager
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
@@ -18,7 +19,7 @@ def install(folder: Path, package: str, entry_point: str) -> None:
 
 
 def test_our_own_are_installed() -> None:
-    assert {"local", "s3"} <= set(remote_storage_manager_names())
+    assert {"local", "s3"} <= set(installed_names(ENTRY_POINT_GROUP))
     local = create_remote_storage_manager("local", {"path": "/", "cluster.id": "c"})
     s3 = create_remote_storage_manager("s3", {"bucket": "b", "cluster.id": "c"})
     assert isinstance(local, LocalRemoteStorageManager)

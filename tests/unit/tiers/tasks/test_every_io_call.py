@@ -24,7 +24,6 @@ CALLS = {
     "broker.end_offset_for_epoch",
     "broker.read",
     "fsync",
-    "hardlink_to",
     "metadata.add_remote_log_segment_metadata",
     "metadata.ensure_fresh",
     "metadata.put_local_log_start",
