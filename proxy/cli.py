@@ -24,7 +24,6 @@ from proxy.commands.tier.orphans import orphans
 from proxy.commands.tier.pause import pause, resume
 from proxy.commands.tier.quarantine import quarantine
 from proxy.commands.tier.rebuild import rebuild
-from proxy.commands.tier.retention import retention
 from proxy.commands.tier.rewrap import rewrap
 from proxy.commands.tier.segments import segments
 from proxy.commands.tier.topics import topics
@@ -55,14 +54,10 @@ def _tier(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-_SHORT_HELP = {
-    topics: "Lists the topics that the settings name or that have segments.",
-    retention: "Shows or changes the total retention of a topic.",
-}
-"""The help of `tidegate tier` has one line per command, and would cut these descriptions."""
-
-for _command in (topics, segments, bounds, verify, orphans, rebuild, accept, retention, rewrap, pause, resume):
-    tier.command(short_help=_SHORT_HELP.get(_command))(_command)
+# The help of `tidegate tier` has one line per command, and would cut the description of this one.
+tier.command(short_help="Lists the topics that the settings name or that have segments.")(topics)
+for _command in (segments, bounds, verify, orphans, rebuild, accept, rewrap, pause, resume):
+    tier.command()(_command)
 tier.command("failed-deletes")(failed_deletes)
 tier.add_typer(quarantine)
 tier.add_typer(missing_topics)

@@ -116,8 +116,8 @@ async def _excluded(
 def conflicts(policies: Collection[TopicPolicy]) -> list[str]:
     """Returns the totals of the file that are not in force."""
     return [
-        f"{policy.topic}: nothing expires: {policy.total_conflict}: record a total with `tidegate tier retention`,"
-        " or change the file"
+        f"{policy.topic}: nothing expires: {policy.total_conflict}: record a total with `kafka-configs` through the"
+        " proxy, or change the file"
         for policy in policies
         if policy.total_conflict
     ]

@@ -25,6 +25,7 @@ from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.ports import consecutive_free_ports, free_ports
 from tests.support.servers.producing import create_topic, produce, random_values
 from tests.support.servers.versitygw import ACCESS_KEY_ID, SECRET_ACCESS_KEY, VersityGateway
+from tiers.config.total_retention import RETENTION_MINUTES
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
 
@@ -206,8 +207,11 @@ def test_an_operator_runs_the_commands_of_the_page(site: OrdersSite, tools: Kafk
     with reader.serving("tidegate serve"):
         alter = reader.next_is("kafka-configs.sh")
         until(succeeds(lambda: reader.run(alter)))
-        assert "Nothing was written." in reader.remarks(reader.next_is("tidegate tier retention"))
-        assert "The total was recorded." in reader.remarks(reader.next_is("--yes"))
+        shown = [line.split() for line in reader.run(reader.next_is("tidegate tier topics")).splitlines()]
+        assert [site.topic, RETENTION_MINUTES, "129600", "topic"] in shown
+        reader.run(reader.next_is("tidegate tier segments"))
+        reader.run(reader.next_is(f"{RETENTION_MINUTES}=43200"))
+        assert f"{RETENTION_MINUTES}=43200" in reader.run(reader.next_is("--describe"))
         assert "Nothing was written." in reader.remarks(reader.next_is("tidegate tier pause"))
         for pause in ("tidegate tier pause", "--reading", "tidegate tier resume"):
             assert "was recorded" in reader.remarks(reader.next_is(pause))

@@ -70,7 +70,7 @@ class TopicConfig(Section):
         description=(
             "The total retention over both tiers, in minutes, if it is not the broker's retention.ms. -1 is unlimited. "
             "The owner records it for a topic without a recorded total, if it is not shorter than the broker's "
-            "retention. Any other change needs `kafka-configs` or `tidegate tier retention`: see 'Two retentions' in "
+            "retention. Any other change needs `kafka-configs` through the proxy: see 'Two retentions' in "
             "docs/operations.md."
         ),
     )

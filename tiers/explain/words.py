@@ -120,10 +120,8 @@ def sentence_of(hold: Hold, policy: TopicPolicy) -> str:
         case HoldReason.EXPIRING_PAUSED:
             return _paused(policy, TierWork.EXPIRING, "expires nothing of the topic")
         case HoldReason.RETENTION_UNKNOWN:
-            return (
-                "The total retention is not agreed on, so nothing of the topic expires: "
-                f"`tidegate tier retention {policy.topic}` shows both values."
-            )
+            why_not = policy.total_conflict or f"the total of the file, {policy.total_to_record}, is not recorded yet"
+            return f"The total retention is not agreed on, so nothing of the topic expires: {why_not}."
         case HoldReason.RETENTION_IN_DOUBT:
             return (
                 "The owner could not read the topic's present retention: the brokers do not answer, or they disagree."

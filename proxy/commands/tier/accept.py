@@ -129,7 +129,7 @@ def accept(
             typer.echo(
                 f"{topic}: the metadata may have lost the total retention of the topic. An acceptance records the"
                 f" longest that is known, {total}, so that it expires no record. Correct it afterwards by"
-                " `tidegate tier retention`"
+                " `kafka-configs` through the proxy"
             )
         if paused:
             typer.echo(

@@ -78,7 +78,7 @@ class TotalRetentionTask:
                 alarms.begin(policy.topic, AlarmReason.RETENTION_DIFFERS, detail=policy.total_conflict)
                 logger.error(
                     "the total retention in the settings file is not the recorded one: nothing of the topic expires;"
-                    " `tidegate tier retention` or kafka-configs changes the recorded one",
+                    " `kafka-configs` through the proxy changes the recorded one",
                     extra={"topic": policy.topic, "reason": policy.total_conflict},
                 )
         self._conflicts = found

@@ -117,7 +117,7 @@ def test_json_is_for_programs(monkeypatch: pytest.MonkeyPatch, config: Path) -> 
         (["tier", "bounds"], "there is no configuration: name a file with --config"),
         (["tier", "bounds", "--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file or directory"),
         (["tier", "bounds", "a:0", "--config", str(EXAMPLE)], "expected TOPIC without a partition, not 'a:0'"),
-        (["tier", "retention", "a:0", "--config", str(EXAMPLE)], "expected TOPIC without a partition, not 'a:0'"),
+        (["tier", "pause", "a:0", "--config", str(EXAMPLE)], "expected TOPIC without a partition, not 'a:0'"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(

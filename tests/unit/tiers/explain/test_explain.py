@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -209,6 +210,21 @@ async def test_why_a_segment_has_not_expired(copied: Workbench) -> None:
     assert reasons(explain(await facts_for(copied, minute)), NOT_EXPIRED)[0] == StateReason.DUE
     await copied.expire(minute)
     assert (await copied.log_start()).offset == 90
+
+
+@pytest.mark.parametrize(
+    ("differs", "said"),
+    [
+        ({"total_conflict": "the file has 1, and 2 is recorded"}, "expires: the file has 1, and 2 is recorded."),
+        (
+            {"total_to_record": TotalRetention(1)},
+            "expires: the total of the file, remote.log.retention.minutes=1, is not recorded yet.",
+        ),
+    ],
+)
+async def test_a_total_that_is_not_agreed_on_is_named(copied: Workbench, differs: dict[str, Any], said: str) -> None:
+    found = whys(explain(await facts_for(copied, replace(POLICY, **differs))), NOT_EXPIRED)[0]
+    assert found.sentence.endswith(said)
 
 
 async def test_a_stop_and_a_failing_stage_come_before_every_setting(copied: Workbench) -> None:
