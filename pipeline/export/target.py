@@ -40,6 +40,9 @@ _HDFS_SETTINGS = (
 )
 
 
+_FOLDER = "file://"
+
+
 class TargetError(JobError):
     """The target is wrong. The message is one line for the user."""
 
@@ -105,7 +108,8 @@ def target_settings(to: str, config: PipelineConfig, given: Mapping[str, str]) -
     if url.scheme in ("", "file"):
         if given:
             raise TargetError(f"a folder has no settings: {', '.join(given)}")
-        return TargetSettings(Path(url.path if url.scheme else to).resolve().as_uri())
+        # Iceberg's readers take the path of a file as it stands, so its URI is not quoted.
+        return TargetSettings(f"{_FOLDER}{Path(unquote(url.path) if url.scheme else to).resolve()}")
     known = {"s3": _S3_SETTINGS, "s3a": _S3_SETTINGS, "hdfs": _HDFS_SETTINGS}.get(url.scheme)
     if known is None or not url.netloc:
         raise TargetError(f"{to}: expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH")
@@ -134,20 +138,24 @@ def _made(target: TargetSettings) -> ExportTarget:
     url = urlsplit(target.url)
     try:
         if url.scheme == "file":
-            return _folder(target.url, Path(unquote(url.path)))
+            return _folder(target.url)
         if url.scheme == "s3":
             settings = {**target.settings, "bucket": url.netloc, "prefix": url.path, "cluster.id": "export"}
             return S3Target(target.url, settings)
         return _hdfs(target)
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError) as error:
         raise TargetError(f"{target.url}: {error}") from error
 
 
-def _folder(url: str, root: Path) -> ExportTarget:
+def _folder(url: str) -> ExportTarget:
     """Returns the target on a file system that all executors share."""
-    create_folder(root)
+    root = Path(url.removeprefix(_FOLDER))
     files = LocalFiles(root)
-    files.connect()
+    try:
+        create_folder(root)
+        files.connect()
+    except OSError as error:
+        raise TargetError(f"{root}: {error.strerror}: change the folder or its permissions") from error
     return FilesTarget(url, files)
 
 
@@ -245,7 +253,7 @@ class FilesTarget:
         hidden = _hidden_name(staged)
         with self._errors():
             try:
-                self._files.move(hidden, staged.name, replace=False)
+                self._files.move(hidden, staged.name, lambda: None, replace=False)
             except FileExistsError:
                 self._files.delete(hidden)
                 return False

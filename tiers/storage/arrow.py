@@ -12,7 +12,7 @@ These are Google Cloud Storage, Azure Blob Storage and Data Lake, and the other 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -155,7 +155,8 @@ class ArrowFiles:
             for piece in pieces:
                 stream.write(piece)
 
-    def move(self, source: str, target: str, *, replace: bool) -> None:
+    def move(self, source: str, target: str, check: Callable[[], None], *, replace: bool) -> None:
+        check()
         if self.shows_on_close:
             # Not every object store has a move, but each one copies an object as a whole.
             self._files.copy_file(self._path(source), self._path(target))

@@ -24,7 +24,7 @@ from typing import Any, Protocol, Self, TypeVar
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.activity import note_progress
-from tiers.storage.blocking_calls import BlockingCalls, Call
+from tiers.storage.blocking_calls import BlockingCalls, Call, CallsClosedError
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
@@ -76,10 +76,11 @@ class BlockingFileSystem(Protocol):
 
         If `pieces` raises, a partial or whole file may remain."""
 
-    def move(self, source: str, target: str, *, replace: bool) -> None:
+    def move(self, source: str, target: str, check: Callable[[], None], *, replace: bool) -> None:
         """Moves a file, which appears at `target` atomically. If `shows_on_close` is true, `replace` is true as well.
 
-        Raises `FileExistsError` when `target` exists and `replace` is false.
+        Calls `check`, which may raise, right before the file appears. Raises `FileNotFoundError` when there is no
+        `source`, and `FileExistsError` when `target` exists and `replace` is false.
         """
 
     def read(self, path: str, start: int, end: int | None) -> memoryview:
@@ -182,9 +183,9 @@ class FileSystemRemoteStorageManager:
         log, indexes = self._paths(metadata)
 
         def delete(_: Call[bool]) -> bool:
+            self._delete_leftovers(str(metadata.segment_id.id))  # first, so that no copy moves one later
             self._files.delete(indexes)
             self._files.delete(log)
-            self._delete_leftovers(str(metadata.segment_id.id))
             return True
 
         return await self._run(delete, lane=_Lane.DELETIONS)
@@ -250,14 +251,14 @@ class FileSystemRemoteStorageManager:
         timeout_s = None if self.timeout_s is None else self.timeout_s * deadlines
         try:
             return await self._calls[lane or _Lane.OTHERS].run(work, timeout_s)
-        except RemoteStorageError:
+        except (RemoteStorageError, CallsClosedError):
             raise
         except TimeoutError as error:
             raise RetriableRemoteStorageError(f"{self._files.name}: no progress in {timeout_s} s") from error
         except FileNotFoundError as error:
             if writes:
                 raise RemoteStorageError(f"{self._files.name} does not exist: create it, or change `uri`") from error
-            raise RemoteResourceNotFoundError(f"{self._files.name}: no such object") from error
+            raise RemoteResourceNotFoundError(f"{self._files.name}: no such object: {error}") from error
         except Exception as error:
             raise self._files.error_of(error) from error
 
@@ -296,8 +297,11 @@ class FileSystemRemoteStorageManager:
         temporary = f"{TEMPORARY}/{attempt}.{uuid.uuid4()}"
         self._write_or_undo(temporary, size_bytes, pieces)
         try:
-            call.check()
-            self._files.move(temporary, path, replace=True)
+            self._files.move(temporary, path, call.check, replace=True)
+        except FileNotFoundError as error:
+            raise RetriableRemoteStorageError(
+                f"{self._files.name}/{temporary} is gone: another writer of the object deleted it"
+            ) from error
         except BaseException:
             self._undo(temporary)
             raise

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
@@ -160,12 +160,14 @@ class HdfsFiles:
         if self._replicas is not None:
             self._replicas.require(self._path(path))
 
-    def move(self, source: str, target: str, *, replace: bool) -> None:
+    def move(self, source: str, target: str, check: Callable[[], None], *, replace: bool) -> None:
         moved = self._path(source), self._path(target)
+        check()
         try:
             self._client.rename(*moved, overwrite=replace)
         except FileNotFoundError:
             self._client.mkdirs(posixpath.dirname(moved[1]), create_parent=True)
+            check()
             self._client.rename(*moved, overwrite=replace)
 
     def read(self, path: str, start: int, end: int | None) -> memoryview:

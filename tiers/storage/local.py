@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -47,13 +48,15 @@ class LocalFiles:
     """The `BlockingFileSystem` on a directory, which must exist.
 
     An unmounted file system must not look like an empty store. So no method creates the root. If the root is missing,
-    or lacks the folder of temporary files that `connect` creates, each method raises `RemoteStorageError`."""
+    or lacks the folder of temporary files that `connect` creates, no file counts as missing: the method raises
+    `RemoteStorageError`."""
 
     shows_on_close = False
     moves_once = True
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._inside = f"{str(root).rstrip('/')}/"
         self._temporaries = root / TEMPORARY
         self.name = str(root)
 
@@ -73,10 +76,10 @@ class LocalFiles:
     def size(self, path: str) -> int | None:
         file = self._root / path
         with suppress(FileNotFoundError), self._in_place():
-            size_bytes = file.stat().st_size
+            status = file.stat()
             # The process that moved the file here may have died before its fsync of the directory.
             sync_folder(file.parent)
-            return size_bytes
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
         return None
 
     def write(self, path: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
@@ -98,17 +101,18 @@ class LocalFiles:
                     error.filename = str(file)  # the error of a write names no file
                 raise
 
-    def move(self, source: str, target: str, *, replace: bool) -> None:
+    def move(self, source: str, target: str, check: Callable[[], None], *, replace: bool) -> None:
         """Moves by a hard link unless it may replace, because a hard link never replaces a file."""
         old, new = self._root / source, self._root / target
         with self._in_place():
             self._make_parent(new)
+            check()
             try:
                 if replace:
                     old.replace(new)
                 else:
                     new.hardlink_to(old)
-                    old.unlink()
+                    old.unlink(missing_ok=True)
             finally:
                 sync_folder(new.parent)
 
@@ -128,16 +132,19 @@ class LocalFiles:
     def delete(self, path: str) -> None:
         file = self._root / path
         with suppress(FileNotFoundError), self._in_place():
-            file.unlink()
-            sync_folder(file.parent)
+            try:
+                file.unlink()
+            finally:  # also for a file that a process deleted which died before its fsync
+                sync_folder(file.parent)
 
     def walk(self, prefix: str) -> Iterator[StoredObject]:
         """Yields the files. Does not enter folders that cannot hold the prefix, and skips what vanishes."""
+        self._require_place()
         folders = [self._root / prefix.rpartition("/")[0]]
         while folders:
             with suppress(FileNotFoundError, NotADirectoryError), self._in_place(), os.scandir(folders.pop()) as found:
                 for entry in found:
-                    key = entry.path.removeprefix(f"{self._root}/")
+                    key = entry.path.removeprefix(self._inside)
                     if not key.startswith(prefix):
                         continue
                     if entry.is_dir(follow_symlinks=False):
@@ -152,23 +159,26 @@ class LocalFiles:
             return RemoteStorageError(f"{self.name}: {error!r}")
         file = error.filename2 or error.filename or self.name  # the second name of a move is the new one
         if error.errno in _REFUSALS:
-            return RemoteStorageError(f"{file}: {error.strerror}; change `path` or its permissions")
+            return RemoteStorageError(f"{file}: {error.strerror}; change the path or its permissions")
         return RetriableRemoteStorageError(f"{file}: {error.strerror or repr(error)}")
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
-            if not self._root.is_dir():
-                raise RemoteStorageError(
-                    f"{self._root} is not a directory: mount it, or change `path`; create it only for a new tier"
-                ) from None
-            if not self._temporaries.is_dir():
-                raise RemoteStorageError(
-                    f"{self._root} was replaced since it was opened: it has no folder {TEMPORARY}. Is it mounted?"
-                ) from None
+        except (FileNotFoundError, NotADirectoryError):
+            self._require_place()
             raise
+
+    def _require_place(self) -> None:
+        if not self._root.is_dir():
+            raise RemoteStorageError(
+                f"{self._root} is not a directory: mount it, or change the path; create it only for a new store"
+            )
+        if not self._temporaries.is_dir():
+            raise RemoteStorageError(
+                f"{self._root} was replaced since it was opened: it has no folder {TEMPORARY}. Is it mounted?"
+            )
 
     def _make_parent(self, file: Path) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import subprocess
@@ -15,8 +16,10 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.tiers.waiting import until
+from tiers.durable_folders import create_folder
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage import local
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.remote_storage_manager import LogSegmentData
 
@@ -58,13 +61,17 @@ def replace_by_an_empty_folder(root: Path) -> None:
     root.mkdir()
 
 
+async def keys(storage: LocalRemoteStorageManager) -> list[str]:
+    return [stored.key async for stored in storage.list_objects("")]
+
+
 def files(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file()]
 
 
 async def test_a_directory_that_is_not_there_is_not_created(tmp_path: Path) -> None:
     manager = LocalRemoteStorageManager({"path": str(tmp_path / "not mounted"), "cluster.id": "c"})
-    with pytest.raises(RemoteStorageError, match="mount it, or change `path`; create it only for a new tier") as raised:
+    with pytest.raises(RemoteStorageError, match="mount it, or change the path; create it only") as raised:
         await manager.open()
     assert not raised.value.retriable
     assert not (tmp_path / "not mounted").exists()
@@ -92,6 +99,7 @@ async def test_a_store_that_went_away_has_no_missing_objects(
         storage.fetch_indexes(metadata),
         storage.delete_log_segment_data(metadata),
         storage.copy_log_segment_data(metadata, data),
+        keys(storage),
     ):
         with pytest.raises(RemoteStorageError) as raised:
             await call
@@ -130,8 +138,105 @@ async def test_a_copy_that_passed_its_deadline_lets_no_object_appear(
         await storage.copy_log_segment_data(*segment)
     disk_answers.set()
     await until(lambda: files(root) == [])  # the thread has removed its temporary file
-    assert [stored async for stored in storage.list_objects("")] == []
+    assert await keys(storage) == []
     await storage.close()
+
+
+class SlowFolders:
+    """Holds the first moves before they create the folder of their target."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, moves: int) -> None:
+        self.answer = threading.Event()
+        self._moves = moves
+        monkeypatch.setattr(local, "create_folder", self._create_folder)
+
+    def _create_folder(self, folder: Path, root: Path) -> None:
+        if folder.name != ".tmp" and self._moves:
+            self._moves -= 1
+            self.answer.wait()
+        create_folder(folder, root)
+
+
+@pytest.fixture
+async def impatient(root: Path) -> AsyncIterator[LocalRemoteStorageManager]:
+    manager = LocalRemoteStorageManager({"path": str(root), "cluster.id": "c", "timeout.ms": "50"})
+    await manager.open()
+    yield manager
+    await manager.close()
+
+
+async def test_a_write_that_passed_its_deadline_replaces_no_later_one(
+    impatient: LocalRemoteStorageManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = SlowFolders(monkeypatch, moves=1)
+    with pytest.raises(RetriableRemoteStorageError, match=r"no progress in 0\.05 s"):
+        await impatient.put_object("a/manifest", b"earlier")
+    impatient.timeout_s = None
+    await impatient.put_object("a/manifest", b"later")
+    folders.answer.set()
+    await until(lambda: impatient.abandoned_calls == 0)
+    assert await impatient.get_object("a/manifest") == b"later"
+
+
+async def test_a_copy_that_passed_its_deadline_brings_nothing_back(
+    impatient: LocalRemoteStorageManager, root: Path, segment: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = SlowFolders(monkeypatch, moves=1)
+    with pytest.raises(RetriableRemoteStorageError, match="no progress"):
+        await impatient.copy_log_segment_data(*segment)
+    impatient.timeout_s = None
+    assert await impatient.delete_log_segment_data(segment[0])
+    folders.answer.set()
+    await until(lambda: impatient.abandoned_calls == 0)
+    assert files(root) == []
+
+
+async def test_a_copy_whose_temporary_file_another_writer_deleted_is_repeated(
+    storage: LocalRemoteStorageManager, root: Path, segment: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, store = SlowFolders(monkeypatch, moves=1), storage.copy_log_segment_data
+
+    async def first_writer() -> None:
+        with pytest.raises(RetriableRemoteStorageError, match="is gone: another writer of the object deleted it"):
+            await store(*segment)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(first_writer())
+        await until(lambda: len(files(root)) == 1)
+        await store(*segment)
+        folders.answer.set()
+    await store(*segment)
+    assert len(files(root)) == 2
+
+
+async def test_a_folder_in_the_place_of_an_object_is_no_object(
+    storage: LocalRemoteStorageManager, root: Path, segment: Copied
+) -> None:
+    await storage.copy_log_segment_data(*segment)
+    log = the_log(root)
+    log.unlink()
+    log.mkdir()
+    with pytest.raises(RemoteStorageError, match="Is a directory"):
+        await storage.copy_log_segment_data(*segment)
+
+
+async def test_a_repeated_deletion_is_durable(
+    storage: LocalRemoteStorageManager, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await storage.put_object("object", b"")
+    answers = iter([RetriableRemoteStorageError("the disk failed"), None])
+    synced: list[Path] = []
+
+    def sync(folder: Path) -> None:
+        synced.append(folder)
+        if answer := next(answers):
+            raise answer
+
+    monkeypatch.setattr(local, "sync_folder", sync)
+    with pytest.raises(RetriableRemoteStorageError):
+        await storage.delete_object("object")
+    await storage.delete_object("object")
+    assert synced == [root, root]
 
 
 async def test_delete_removes_what_a_crash_left(
@@ -140,7 +245,7 @@ async def test_delete_removes_what_a_crash_left(
     metadata, _ = segment
     (root / ".tmp" / f"{metadata.segment_id.id}.half").write_bytes(b"torn")
     (root / ".tmp" / "other.half").write_bytes(b"of another attempt")
-    assert [stored async for stored in storage.list_objects("")] == []
+    assert await keys(storage) == []
     assert await storage.delete_log_segment_data(metadata)
     assert [path.name for path in files(root)] == ["other.half"]
 
@@ -182,7 +287,9 @@ def test_a_file_system_that_hangs_holds_up_no_end_of_the_process(tmp_path: Path)
     os.mkfifo(tmp_path / "object")  # a read of it hangs
     program = f"""
 import asyncio
+from tiers.durable_folders import create_folder
 from tiers.errors import RetriableRemoteStorageError
+from tiers.storage import local
 from tiers.storage.local import LocalRemoteStorageManager
 
 async def main():
