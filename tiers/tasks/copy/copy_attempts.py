@@ -69,7 +69,8 @@ class _Reading:
     """The result of the last read of an attempt, by the monotonic clock."""
 
     due_ms: int = 0
-    pause_ms: int = _FIRST_PAUSE_MS
+    pause_ms: int = 0
+    """How long the next answer that it is not whole counts."""
     not_whole_since_ms: int | None = None
     is_not_whole: bool = False
     is_given_up: bool = False
@@ -319,16 +320,16 @@ class CopyAttempts:
             reading.due_ms = reading.not_whole_since_ms + visible_after_ms
             return False
         reading.is_not_whole = True
-        reading.due_ms, reading.pause_ms = now_ms + reading.pause_ms, min(2 * reading.pause_ms, _MAX_PAUSE_MS)
+        reading.due_ms = now_ms + reading.pause_ms
+        reading.pause_ms = min(max(_FIRST_PAUSE_MS, 2 * reading.pause_ms), _MAX_PAUSE_MS)
         kept = services.spool.kept_of(attempt.segment_id.id)
         if kept is not None and found is _NotWhole.DAMAGED:
             renewed = await self._renewed(kept)
             if renewed is None:
                 return False
             reading.is_renewed = True
-            # A store that damages this copy too gets the next one after a pause.
-            due_ms = 0 if reading.pause_ms == 2 * _FIRST_PAUSE_MS else reading.due_ms
-            self._readings[renewed.metadata.segment_id.id] = _Reading(due_ms, reading.pause_ms)
+            # At once. A store that damages this copy too gets the next one after a pause.
+            self._readings[renewed.metadata.segment_id.id] = _Reading(reading.due_ms, reading.pause_ms)
             services.require_ownership(self._partition)
             await announce(services, renewed.metadata)
         return False
@@ -341,7 +342,9 @@ class CopyAttempts:
         Raises `RemoteStorageError` when it is not known whether the attempt is whole."""
         services = self._services
         try:
-            return await self._read_back(attempt)
+            found = await self._read_back(attempt)
+            await self._check_place()  # the folder of a file system that was unmounted meanwhile may have them too
+            return found
         except _UNREADABLE:
             raise
         except CorruptSegmentError:
@@ -351,7 +354,9 @@ class CopyAttempts:
         kept = services.spool.kept_of(attempt.segment_id.id)
         if kept is None or await self._is_damaged(kept):
             return _NotWhole.MISSING
-        if await self._has_other_log(kept):
+        if reading.is_stored or await self._has_other_log(kept):
+            # The store that confirmed them was another place, such as the folder of an unmounted file system. No place
+            # but the right one may have the objects of a segment that counts.
             return _NotWhole.DAMAGED
         stored = await store(services, kept)
         reading.is_stored = True

@@ -381,21 +381,21 @@ class PartitionManifestTask:
         """Decides whether this owner may replace `stored`, which may be another manifest than it found or wrote last.
 
         Raises `MetadataLostError` if it is a witness of records that the metadata lost, and `OwnershipLostError` or
-        `RemoteLogMetadataNotReadyError` if it is that of a newer owner. Unreadable content is no witness. Without a
-        manifest, the store may be another place: see `_check_place`."""
+        `RemoteLogMetadataNotReadyError` if it is that of a newer owner. Unreadable content is no witness. With
+        another manifest, or without one, the store may be another place: see `_check_place`."""
         services, partition = self._services, self._partition
-        if stored is None and not self.is_accepted:
-            try:
-                await self._check_place()
-            except RemoteStorageError:
-                self._is_checked = False  # as for `MetadataLostError`
-                raise
-        if witness_of(stored) == self._stored_witness:
+        if stored is not None and witness_of(stored) == self._stored_witness:
             return
         try:
             other = self._decoded(stored)
         except RemoteLogMetadataError:
             return
+        if not self.is_accepted:
+            try:
+                await self._check_place()
+            except RemoteStorageError:
+                self._is_checked = False  # as for `MetadataLostError`
+                raise
         if other is None:
             return
         if other.is_later_than(services.metadata.position(partition)):
@@ -446,7 +446,8 @@ class PartitionManifestTask:
         )
 
     async def _check_place(self) -> None:
-        """Checks that a store without the manifest is the place of the tier: its home has something that was copied.
+        """Checks that a store without this owner's manifest is the place of the tier: its home has something that was
+        copied.
 
         The manifest and new copies go home, so segments in other locations show nothing. Raises `MetadataLostError`
         when the store has no segment of this partition, though it was copied. If it has some, but none at home, or if

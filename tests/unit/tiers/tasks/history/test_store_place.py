@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -11,11 +12,17 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers import segment_metadata
+from tests.support.tiers.attempts import begun
 from tests.support.tiers.manifests import KEEP_NOTHING, KEY, CountingStorage, Manifests, copied
 from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
-from tiers.errors import MetadataLostError, RemoteLogMetadataNotReadyError, RemoteStorageError
+from tiers.errors import (
+    MetadataLostError,
+    RemoteLogMetadataNotReadyError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+)
 from tiers.model.ids import TopicIdPartition
 from tiers.storage.locations import LocatedRemoteStorageManager, decode_location
 from tiers.storage.object_key import partition_manifest_key
@@ -152,6 +159,45 @@ async def test_no_copy_counts_after_the_file_system_was_unmounted(bench: Workben
     assert len(bench.finished) > len(known)
 
 
+async def test_an_older_manifest_in_the_folder_below_shows_nothing(bench: Workbench) -> None:
+    """A PUT of the manifest went there when the file system was unmounted the first time."""
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10)))
+    await bench.check_manifest()
+    older = await bench.store.get_object(KEY)
+    await bench.copy_all()
+    await bench.write_manifest()
+    known = bench.finished
+    await unmounted(bench)
+    await bench.store.put_object(KEY, older)
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10, 20)))
+    with pytest.raises(MetadataLostError, match="does \\[storage\\] name another place"):
+        await bench.copy_all()
+    assert bench.finished == known
+    assert await bench.store.get_object(KEY) == older
+
+
+async def test_no_attempt_is_finished_in_the_folder_below_that_has_its_objects(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system is unmounted between the two looks at the place of the store."""
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10)))
+    await bench.check_manifest()
+    await begun(bench, 0, 30)
+    places = iter([None, RemoteStorageError("not mounted")])
+
+    async def check_place() -> None:
+        if error := next(places, None):
+            raise error
+
+    monkeypatch.setattr(bench.attempts, "_check_place", check_place)
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    assert not await bench.attempts.run(bounds, None)
+    assert bench.finished == []
+    bench.now_ms += 60_000
+    assert await bench.attempts.run(bounds, None)
+    assert bench.finished == [(0, 29)]
+
+
 async def test_no_first_copy_goes_into_a_folder_that_was_unmounted_since(manifests: Manifests) -> None:
     """The store was the right place for an earlier new partition. Now it has nothing of any partition."""
     await copied(manifests.bench)
@@ -251,5 +297,10 @@ async def test_no_copy_counts_that_the_next_mount_hides(bench: Workbench, monkey
     with pytest.raises(RemoteStorageError):
         await bench.copy_all()
     assert bench.finished == known
-    await bench.copy_all()
-    assert bench.finished[: len(known) + 1] == [*known, (90, 119)]
+    hidden = {each.segment_id for each in bench.segments if each.start_offset == 90}
+    for _ in range(3):
+        with suppress(RetriableRemoteStorageError):
+            await bench.copy_all()
+        bench.now_ms += 60_000
+    assert sorted(bench.finished)[: len(known) + 1] == [*known, (90, 119)]
+    assert not hidden & {each.segment_id for each in bench.segments}, "the folder below has no segment that counts"
