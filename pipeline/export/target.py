@@ -127,7 +127,11 @@ _open: dict[str, ExportTarget] = {}
 
 
 def open_target(target: TargetSettings) -> ExportTarget:
-    """Returns this process's target. Raises `TargetError`, `RemoteStorageError`."""
+    """Returns this process's target. A folder has no connection, and may be another one now.
+
+    Raises `TargetError`, `RemoteStorageError`."""
+    if target.scheme == "file":
+        return _folder(target.url)
     key = f"{os.getpid()} {target.url} {sorted(target.settings.items())}"
     if key not in _open:
         _open[key] = _made(target)
@@ -137,8 +141,6 @@ def open_target(target: TargetSettings) -> ExportTarget:
 def _made(target: TargetSettings) -> ExportTarget:
     url = urlsplit(target.url)
     try:
-        if url.scheme == "file":
-            return _folder(target.url)
         if url.scheme == "s3":
             settings = {**target.settings, "bucket": url.netloc, "prefix": url.path, "cluster.id": "export"}
             return S3Target(target.url, settings)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -151,6 +152,13 @@ def test_a_folder_is_the_one_that_the_command_names(in_folder: TargetSettings, t
     (tmp_path / "source").write_bytes(b"records")
     open_target(in_folder).create("a", tmp_path / "source")
     assert (tmp_path / "my lake" / "a").read_bytes() == b"records"
+
+
+def test_a_folder_that_was_deleted_is_created_again(in_folder: TargetSettings, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"records")
+    open_target(in_folder).create("a", tmp_path / "source")
+    rmtree(tmp_path / "my lake")
+    assert open_target(in_folder).create("a", tmp_path / "source")
 
 
 def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
