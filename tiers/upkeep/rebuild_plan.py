@@ -259,9 +259,10 @@ def _judge_missing(
     if not gone:
         return None
     gone_from = max(plan.log_start_offset, min(each.start_offset for each in gone))
-    if gone_from < first:
-        plan.gaps = [gap for gap in plan.gaps if gap.next_offset > first] + [LogGap(gone_from, first)]
-        outcome = f"the offsets from {gone_from} on are a gap"
+    gone_to = max(each.end_offset for each in gone) + 1  # the brokers, or a spool, may have the records behind
+    if gone_from < gone_to:
+        plan.gaps = [gap for gap in plan.gaps if gap.next_offset > gone_to] + [LogGap(gone_from, gone_to)]
+        outcome = f"the offsets {gone_from} to {gone_to - 1} are a gap"
     else:
         outcome = "they lie below the log start"
     plan.notes.append(

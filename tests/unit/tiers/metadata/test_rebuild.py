@@ -200,7 +200,16 @@ def test_segments_missing_at_the_front_are_a_gap_and_no_log_start(store: Store, 
     plan = store.plan()
     assert (live(plan), plan.log_start_offset, plan.gaps) == ([(10, 19)], 3, [LogGap(3, 10)])
     assert "1 segments below 10 are gone" in plan.notes[0]
-    assert "the offsets from 3 on are a gap" in plan.notes[0]
+    assert "the offsets 3 to 9 are a gap" in plan.notes[0]
+
+
+def test_records_behind_missing_segments_that_the_manifest_does_not_name_are_no_gap(store: Store) -> None:
+    """The brokers, or the spool of a process, still have them."""
+    gone, kept = store.holds(0, 9), store.holds(30, 39)
+    store.manifest(gone, kept)
+    store.loses(gone)
+    plan = store.plan()
+    assert (live(plan), plan.gaps) == ([(30, 39)], [LogGap(0, 10)])
 
 
 def test_segments_missing_below_the_log_start_are_no_gap(store: Store) -> None:
