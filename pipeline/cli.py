@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import typer
-from typer.core import TyperGroup
 
 from pipeline.extras import what_to_install
+from tiers.commands.program import OnceGroup, Program
 
 FAILED: Final = 3
 INTERRUPTED: Final = 130
@@ -40,7 +40,7 @@ _STYLE: Final[Mapping[str, Any]] = {
 }
 
 
-class _Commands(TyperGroup):
+class _Commands(OnceGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in COMMANDS:
             self.add_command(_loaded(args[0]))
@@ -48,7 +48,7 @@ class _Commands(TyperGroup):
 
 
 def _loaded(name: str) -> Any:
-    only = typer.Typer(**_STYLE)
+    only = Program(**_STYLE)
     only.command(name)(getattr(importlib.import_module(f"pipeline.commands.{name}"), name))
     return typer.main.get_command(only)
 
@@ -57,7 +57,7 @@ def _not_loaded() -> None:
     """Stands in for a command in the list of commands, so that listing them imports none of them."""
 
 
-app = typer.Typer(
+app = Program(
     cls=_Commands,
     name="tidegate-pipeline",
     help="Jobs on Spark over the remote tier of a Kafka cluster.",

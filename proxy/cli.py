@@ -37,8 +37,9 @@ from proxy.process.reload import hold_reloads
 from proxy.process.tracing import require_tracing
 from tiers.commands import console
 from tiers.commands.console import ConfigFile, explained
+from tiers.commands.program import Program
 
-tier = typer.Typer(
+tier = Program(
     name="tier",
     help="Shows, checks and repairs the remote tier.",
     no_args_is_help=False,
@@ -67,7 +68,7 @@ tier.add_typer(metadata)
 FAILED = 1
 """The exit code of a failure, except under `tidegate tier`."""
 
-app = typer.Typer(
+app = Program(
     name="tidegate",
     help="A Kafka-protocol proxy that gives any Kafka cluster a second storage tier.",
     no_args_is_help=False,

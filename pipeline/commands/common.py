@@ -52,6 +52,8 @@ def key_values(option: str, pairs: Sequence[str] | None, prefix: str = "") -> di
         key, equals, value = pair.partition("=")
         if not equals or not key or not key.startswith(prefix):
             raise typer.BadParameter(f"{option}: expected {prefix}KEY=VALUE, not {key!r}")
+        if key in found:
+            raise typer.BadParameter(f"{option}: {key} is given more than once")
         found[key] = value
     return found
 

@@ -19,7 +19,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from pipeline.export.ledger import NO_EPOCHS, TileResult, known_epochs, written_tiles
+from pipeline.export.ledger import NO_EPOCHS, OTHER_LAYOUT, TileResult, known_epochs, written_tiles
 from pipeline.export.plan import Exported, Tile
 from pipeline.export.target import ExportTarget, TargetSettings
 from pipeline.spark.job import JobError
@@ -64,13 +64,21 @@ class IcebergLedger:
     """The ledger of an Iceberg table. `plan_id` identifies this run."""
 
     def __init__(
-        self, catalog: Catalog, table: str, target: ExportTarget, topic: str, schema: pa.Schema, plan_id: str = ""
+        self,
+        catalog: Catalog,
+        table: str,
+        target: ExportTarget,
+        topic: str,
+        schema: pa.Schema,
+        layout: str,
+        plan_id: str = "",
     ) -> None:
         self._catalog = catalog
         self._name = table
         self._target = target
         self._topic = topic
         self._schema = schema
+        self._layout = layout
         self._plan_id = plan_id or str(uuid.uuid4())
         self._topic_id = UUID(int=0)
         self._next: dict[int, int] = {}
@@ -129,6 +137,7 @@ class IcebergLedger:
         known = dict(offsets_of(table))
         known[self._topic] = {
             "topicId": str(self._topic_id),
+            "layout": self._layout,
             "next": {str(partition): offset for partition, offset in sorted(next_offsets.items())},
             "leaderEpochs": {str(partition): epoch for partition, epoch in sorted(epochs.items())},
         }
@@ -171,11 +180,13 @@ class IcebergLedger:
                 f"{self._name} holds another topic {self._topic}, with the id {found['topicId']}; the current one has "
                 f"{self._topic_id}: export it to another table"
             )
+        if found.get("layout") != self._layout:
+            raise JobError(f"{self._name} {OTHER_LAYOUT}, or another table")
         return {int(partition): offset for partition, offset in found["next"].items()}
 
 
 def offsets_of(table: Table) -> dict[str, Any]:
-    """Returns `topicId` and `next` (by partition) for each topic, from the last snapshot that has them."""
+    """Returns `topicId`, `layout` and `next` (by partition) for each topic, from the last snapshot that has them."""
     snapshot = table.current_snapshot()
     while snapshot is not None:
         if (text := _offsets_text(snapshot)) is not None:

@@ -225,7 +225,7 @@ def open_ledger(request: ExportRequest) -> ExportLedger:
     except ImportError as error:
         raise JobError(str(error)) from error
     catalog = open_catalog(request.iceberg.catalog, request.iceberg.properties, request.target)
-    return IcebergLedger(catalog, request.iceberg.table, target, request.topic, request.schema)
+    return IcebergLedger(catalog, request.iceberg.table, target, request.topic, request.schema, request.layout)
 
 
 def _waves(

@@ -34,6 +34,7 @@ from tiers.errors import RemoteStorageError
 logger = logging.getLogger(__name__)
 
 PLANS = "_tidegate_export"
+OTHER_LAYOUT = "was begun with other columns, another value schema or another isolation level: use the same ones"
 NO_EPOCHS: Final[Mapping[int, int]] = MappingProxyType({})
 
 
@@ -211,10 +212,7 @@ class ParquetLedger:
                 f"one has {self._topic_id}: export it to another place"
             )
         if text["layout"] != self._layout:
-            raise JobError(
-                f"{self._target.uri('')} was begun with other columns, or another isolation level: use the same ones, "
-                "or another place"
-            )
+            raise JobError(f"{self._target.uri('')} {OTHER_LAYOUT}, or another place")
         next_offsets = {int(partition): offset for partition, offset in text["nextOffsets"].items()}
         epochs = {int(partition): epoch for partition, epoch in text.get("leaderEpochs", {}).items()}
         return _Plan(int(Path(name).stem), next_offsets, frozenset(Tile(*each) for each in text["files"]), epochs)

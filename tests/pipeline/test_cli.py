@@ -27,6 +27,10 @@ from tiers.errors import RetriableRemoteStorageError
         ([], "Missing command"),
         (["usage", "--config", "x", "--by", "week"], "'--by': 'week' is not one of 'topic', 'partition', 'day'"),
         (["merge", "--config", "x", "--below", "big"], "'--below': 'big': expected a number of bytes, or"),
+        (
+            ["sql", "--config", "x", "--option", "a=1", "--option", "a=2", "select 1"],
+            "--option: a is given more than once",
+        ),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(
@@ -71,6 +75,14 @@ def test_the_list_of_commands_is_whole_and_loads_none_of_them(capsys: pytest.Cap
         assert f"  {name:<7}  {about}\n" in listed.stdout
         assert cli.run([name, "--help"]) == 0
         assert f"Usage: tidegate-pipeline {name} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_each_command_refuses_an_option_that_is_given_twice(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = command.split()
+    assert cli.run([*words, "--help", "--help"]) == 2
+    said = f"--help is given more than once. See: {' '.join(('tidegate-pipeline', *words))} --help"
+    assert capsys.readouterr().err == f"tidegate-pipeline: {said}\n"
 
 
 @pytest.mark.parametrize("command", ["merge", "offload", "rebuild", "retain", "scrub", "usage"])

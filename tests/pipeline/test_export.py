@@ -86,7 +86,7 @@ def test_files_have_every_committed_record_of_both_tiers_once(stage: ReadStage, 
     assert len(set((tmp_path / "lake").rglob("*.parquet")) - before) == 1
     assert run(stage, request).records == 0
 
-    with pytest.raises(JobError, match="other columns, or another isolation level"):
+    with pytest.raises(JobError, match="other columns, another value schema or another isol"):
         run(stage, replace(request, is_committed_only=False))
 
 

@@ -23,6 +23,7 @@ from proxy.commands.tier.tools import parse_target, partitions_of, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import OpenTier, RemoteTierError, metadata_to_now, open_tier, tiered_cluster
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, say, show_json
+from tiers.commands.program import Program
 from tiers.metadata.records.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
@@ -40,7 +41,7 @@ from tiers.model.segment_metadata import (
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.upkeep.importing import WRITER, write_all
 
-metadata = typer.Typer(
+metadata = Program(
     name="metadata",
     help="Exports or imports the metadata of one partition.",
     no_args_is_help=False,

@@ -31,6 +31,7 @@ from tiers.commands.console import (
     show_table,
     time_text,
 )
+from tiers.commands.program import Program
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.deletion.missing_topics import vanished_together
@@ -41,7 +42,7 @@ _HELP = (
     " only after an operator's `forget`."
 )
 
-missing_topics = typer.Typer(
+missing_topics = Program(
     name="missing-topics", help=_HELP, invoke_without_command=True, add_completion=False, rich_markup_mode=None
 )
 

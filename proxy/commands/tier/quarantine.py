@@ -29,6 +29,7 @@ from tiers.commands.console import (
     show_json,
     show_table,
 )
+from tiers.commands.program import Program
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.retention.expiration_task import is_in_quarantine
@@ -38,7 +39,7 @@ _HELP = (
     " after an operator has accepted the leader's log with `tier accept`. Only `quarantine delete` deletes it."
 )
 
-quarantine = typer.Typer(
+quarantine = Program(
     name="quarantine", help=_HELP, invoke_without_command=True, add_completion=False, rich_markup_mode=None
 )
 

@@ -40,7 +40,7 @@ def target(tmp_path: Path) -> ExportTarget:
 
 
 def ledger(catalog: Catalog, target: ExportTarget, topic: str = "orders") -> IcebergLedger:
-    return IcebergLedger(catalog, TABLE, target, topic, KAFKA_COLUMNS.schema)
+    return IcebergLedger(catalog, TABLE, target, topic, KAFKA_COLUMNS.schema, "layout")
 
 
 def written(target: ExportTarget, tmp_path: Path, tile: Tile) -> TileResult:
@@ -102,7 +102,7 @@ class Overtaken(IcebergLedger):
 
 
 def test_a_commit_that_is_overtaken_does_not_count(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
-    one = Overtaken(catalog, TABLE, target, "orders", KAFKA_COLUMNS.schema)
+    one = Overtaken(catalog, TABLE, target, "orders", KAFKA_COLUMNS.schema, "layout")
     other = ledger(catalog, target)
     one.load(TOPIC_ID)
     other.load(TOPIC_ID)
@@ -113,7 +113,7 @@ def test_a_commit_that_is_overtaken_does_not_count(catalog: Catalog, target: Exp
 
 
 def test_commits_of_others_do_not_block_an_export(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
-    one = Overtaken(catalog, TABLE, target, "orders", KAFKA_COLUMNS.schema)
+    one = Overtaken(catalog, TABLE, target, "orders", KAFKA_COLUMNS.schema, "layout")
     payments = ledger(catalog, target, "payments")
     one.load(TOPIC_ID)
     payments.load(uuid.uuid4())
@@ -160,6 +160,15 @@ def test_another_topic_of_the_name_is_refused(catalog: Catalog, target: ExportTa
     one.commit([written(target, tmp_path, Tile(0, 0, 9))])
     with pytest.raises(JobError, match=f"db.orders holds another topic orders, with the id {TOPIC_ID}"):
         ledger(catalog, target).load(uuid.uuid4())
+
+
+def test_an_export_of_another_layout_is_refused(catalog: Catalog, target: ExportTarget) -> None:
+    one = ledger(catalog, target)
+    one.load(TOPIC_ID)
+    one.commit([TileResult(Tile(0, 0, 9))])
+    uncommitted = IcebergLedger(catalog, TABLE, target, "orders", KAFKA_COLUMNS.schema, "another layout")
+    with pytest.raises(JobError, match=r"db\.orders was begun with other columns, another value schema"):
+        uncommitted.load(TOPIC_ID)
 
 
 def test_a_commit_that_fails_says_what_to_do(catalog: Catalog, target: ExportTarget) -> None:
@@ -224,7 +233,7 @@ def test_typed_values_are_columns_of_the_table(catalog: Catalog, target: ExportT
     write_parquet(tmp_path / "tile", [typed], typed.schema, "layout")
     tile = Tile(0, 0, 1)
     target.create(tile.file_name(TOPIC_ID), tmp_path / "tile")
-    one = IcebergLedger(catalog, TABLE, target, "orders", values.schema(KAFKA_COLUMNS.schema))
+    one = IcebergLedger(catalog, TABLE, target, "orders", values.schema(KAFKA_COLUMNS.schema), "layout")
     one.load(TOPIC_ID)
     assert one.commit([TileResult(tile, 2)])
     rows = catalog.load_table(TABLE).scan().to_arrow().to_pylist()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from proxy import cli
 from proxy.commands.check import Report
@@ -66,6 +69,21 @@ def test_the_configuration_is_found_without_the_option(
     monkeypatch.setenv("TIDEGATE_CONFIG", str(tmp_path / "other.toml"))
     assert cli.run(["check"]) == 2
     assert capsys.readouterr().err == f"tidegate: {tmp_path}/other.toml: No such file or directory\n"
+
+
+def commands_of(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, one in getattr(command, "commands", {}).items():
+        yield from commands_of(one, *words, name)
+
+
+@pytest.mark.parametrize("words", list(commands_of(typer.main.get_command(cli.app))), ids=" ".join)
+def test_each_command_refuses_an_option_that_is_given_twice(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([*words, "--help", "--help"]) == 2
+    said = f"--help is given more than once. See: {' '.join(('tidegate', *words))} --help"
+    assert capsys.readouterr().err == f"tidegate: {said}\n"
 
 
 @pytest.mark.parametrize("group", ["missing-topics", "quarantine"])
