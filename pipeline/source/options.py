@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from pipeline.config import PipelineConfig, load_pipeline_config
-from pipeline.source.kafka_identity import upstream_of_options
+from pipeline.source.kafka_identity import IDENTITY, WITHOUT_EFFECT, upstream_of_options
 from pipeline.source.local_read import TIMEOUT_MS
 from tiers.config.upstream_config import UpstreamConfig
 
@@ -38,12 +38,19 @@ _OPTIONS = (
     *("minPartitions", "maxRecordsPerPartition", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
     *("failOnDataLoss", "includeHeaders", "kafkaConsumer.pollTimeoutMs"),
     *("config", "splitBytes", "tier", "access", "columns", "pushdown"),
+    *("kafka.isolation.level", *(f"kafka.{name}" for name in sorted(IDENTITY))),
 )
-_WITHOUT_EFFECT = ("groupIdPrefix", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
-"""Accepted and ignored: there is no consumer group, and requests are retried until their deadline."""
+_IGNORED = {
+    name.lower(): name
+    for name in (
+        *("groupIdPrefix", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
+        *(f"kafka.{name}" for name in WITHOUT_EFFECT),
+    )
+}
+"""Accepted with a warning: there is no consumer group, and requests are retried until their deadline."""
 _OF_SPARK = ("path", "paths")
 """Options that Spark adds itself."""
-_REFUSED = {
+REFUSED = {
     "kafka.auto.offset.reset": "is not supported: set startingOffsets to earliest or latest instead",
     "kafka.key.deserializer": "is not supported: keys are bytes; use DataFrame operations",
     "kafka.value.deserializer": "is not supported: values are bytes; use DataFrame operations",
@@ -132,8 +139,9 @@ def column_options(options: Mapping[str, str]) -> tuple[bool, tuple[str, ...]]:
 
 
 def subscription_option(options: Mapping[str, str]) -> Subscription | None:
-    """Returns None if no subscription is given. Raises `OptionError`."""
+    """Returns None if no subscription is given. Raises `OptionError`, also for an unknown option."""
     given = _Given(options)
+    given.check_names()
     return _subscription(given) if any(map(given.has, _SUBSCRIPTIONS)) else None
 
 
@@ -141,6 +149,8 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOpti
     """Parses all options and reads the file that `config` names. Raises `OptionError`, `ConfigError`."""
     given = _Given(options)
     given.check_names()
+    for name in given.options.keys() & _IGNORED.keys():
+        logger.warning("the option %s has no effect", _IGNORED[name])
     subscription = _subscription(given)
     if is_streaming:
         if given.has("endingOffsets"):
@@ -197,12 +207,12 @@ class _Given:
         self.options = {key.lower(): value for key, value in options.items()}
 
     def check_names(self) -> None:
-        for key, why in _REFUSED.items():
+        for key, why in REFUSED.items():
             if key in self.options:
                 raise OptionError(f"Kafka option '{key.removeprefix('kafka.')}' {why}")
-        known = {name.lower(): name for name in (*_OPTIONS, *_WITHOUT_EFFECT, *_OF_SPARK)}
+        known = {name.lower(): name for name in (*_OPTIONS, *_OF_SPARK)} | _IGNORED
         for key in self.options:
-            if key not in known and not key.startswith("kafka."):
+            if key not in known:
                 nearest = difflib.get_close_matches(key, known, 1, 0.6)
                 raise OptionError(f"unknown option {key}" + (f"; did you mean {known[nearest[0]]}?" if nearest else ""))
 

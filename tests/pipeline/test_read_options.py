@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from pipeline.source.options import EARLIEST, LATEST, Access, OptionError, ReadOptions, Tier, parse_options
+from pipeline.config import load_pipeline_config
+from pipeline.source.kafka_identity import IDENTITY, WITHOUT_EFFECT
+from pipeline.source.options import EARLIEST, LATEST, REFUSED, Access, OptionError, ReadOptions, Tier, parse_options
+from tests.support.servers.kafka import java_command
 
 BROKER = {"kafka.bootstrap.servers": "broker:9092"}
 ORDERS = {**BROKER, "subscribe": "orders"}
@@ -89,7 +94,10 @@ def test_the_more_specific_position_wins() -> None:
         ({"kafka.key.deserializer": "x"}, "'key.deserializer' is not supported"),
         ({"kafka.enable.auto.commit": "true"}, "'enable.auto.commit' is not supported"),
         ({"kafka.isolation.level": "serializable"}, "read_committed or read_uncommitted"),
-        ({"failOnDataLos": "false"}, "did you mean failOnDataLoss?"),
+        ({"failOnDataLos": "false"}, r"unknown option failondatalos; did you mean failOnDataLoss\?"),
+        ({"kafka.isolation.levl": "read_committed"}, r"kafka\.isolation\.levl; did you mean kafka\.isolation\.level\?"),
+        ({"kafka.sasl.mecanism": "PLAIN"}, r"kafka\.sasl\.mecanism; did you mean kafka\.sasl\.mechanism\?"),
+        ({"kafka.transactional.id": "x"}, r"unknown option kafka\.transactional\.id"),
         ({"failOnDataLoss": "perhaps"}, "is true or false"),
         ({"access": "direct"}, "access=direct needs the option config"),
         ({"tier": "remote"}, "tier=remote needs access=direct"),
@@ -100,6 +108,25 @@ def test_the_more_specific_position_wins() -> None:
 def test_impossible_options_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         batch(**options)
+
+
+def test_a_name_of_kafkas_consumer_without_effect_is_a_warning(
+    tier_file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ignored = {"kafka.fetch.max.bytes": "1", "kafka.ssl.keystore.password": "hidden", "groupIdPrefix": "mine"}
+    options = parse_options({"subscribe": "orders", "config": tier_file, **ignored}, is_streaming=False)
+    said = [f"the option {name} has no effect" for name in ignored]
+    assert sorted(record.getMessage() for record in caplog.records) == sorted(said)
+    assert options.kafka == load_pipeline_config(Path(tier_file)).upstream  # none of them gives an identity
+
+
+@pytest.mark.integration
+def test_every_name_of_kafkas_consumer_is_known() -> None:
+    command = java_command("org.apache.kafka.clients.consumer.ConsumerConfig", heap_mib=64)
+    page = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    names = set(re.findall(r'id="consumerconfigs_([a-z.]+)"', page))
+    assert "isolation.level" in names
+    assert names <= {"isolation.level", *IDENTITY, *WITHOUT_EFFECT, *(name.removeprefix("kafka.") for name in REFUSED)}
 
 
 def test_a_batch_needs_a_subscription_and_an_address() -> None:

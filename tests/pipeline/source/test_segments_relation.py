@@ -44,6 +44,7 @@ async def test_times_that_no_python_has_end_no_query(tmp_path: Path, monkeypatch
     [
         ({"subscribePattern": "["}, "is not a regular expression"),
         ({"subscribe": "a", "subscribePattern": "b"}, "Only one of these"),
+        ({"subscrib": "a"}, "did you mean subscribe"),
     ],
 )
 def test_topics_are_chosen_as_for_records(tmp_path: Path, options: dict[str, str], message: str) -> None:
