@@ -89,10 +89,10 @@ def run(arguments: list[str]) -> int:
 
 def _explained(error: Exception) -> tuple[str, int]:
     try:
-        if isinstance(error, ModuleNotFoundError):
+        if isinstance(error, ImportError):
             raise error
         from pipeline.commands.failures import explain  # imports Spark to recognise its errors
-    except ModuleNotFoundError as missing:
+    except ImportError as missing:
         return what_to_install(missing) or f"internal error: {missing}", FAILED
     return explain(error)
 

@@ -33,14 +33,14 @@ def read(
     are those of the data source `kafka_tiered` (docs/pipeline.md, "Options"). From the first call on, the session also
     has the formats `kafka_tiered` and `kafka_tiered_segments`.
 
-    Raises `ImportError` if the extra `pipeline` is not installed, or if another package hides one of Tidegate's. Raises
-    `TypeError` if `options` name the topics again."""
+    Raises `ImportError` if the extra `pipeline` is missing or of an unsupported release, or if another package hides
+    one of Tidegate's. Raises `TypeError` if `options` name the topics again."""
     from tidegate.own_packages import check_packages
 
     check_packages("protocol", "tiers", "pipeline")
     try:
         from pipeline.source.datasource import NAME, register_data_sources
-    except ModuleNotFoundError as missing:
+    except ImportError as missing:
         from pipeline.extras import what_to_install
 
         raise ImportError(what_to_install(missing) or str(missing)) from missing

@@ -18,19 +18,15 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from pipeline.export.ledger import NO_EPOCHS, OTHER_LAYOUT, TileResult, known_epochs, written_tiles
 from pipeline.export.plan import Exported, Tile
 from pipeline.export.target import ExportTarget, TargetSettings
 from pipeline.spark.job import JobError
-
-try:
-    from pyiceberg.catalog import Catalog, load_catalog
-    from pyiceberg.exceptions import CommitFailedException
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-except ImportError as error:
-    raise ImportError("pyiceberg is missing: run `pip install '.[iceberg]'` in the clone of Tidegate") from error
 
 OFFSETS = "tidegate.offsets"
 PLAN_ID = "tidegate.plan-id"

@@ -220,10 +220,8 @@ def open_ledger(request: ExportRequest) -> ExportLedger:
     target.require_atomic_creation()
     if request.iceberg is None:
         return ParquetLedger(target, request.topic, request.layout)
-    try:
-        from pipeline.export.iceberg import IcebergLedger, open_catalog  # pyiceberg is an optional dependency
-    except ImportError as error:
-        raise JobError(str(error)) from error
+    from pipeline.export.iceberg import IcebergLedger, open_catalog  # pyiceberg is an optional dependency
+
     catalog = open_catalog(request.iceberg.catalog, request.iceberg.properties, request.target)
     return IcebergLedger(catalog, request.iceberg.table, target, request.topic, request.schema, request.layout)
 

@@ -6,6 +6,7 @@ import pkgutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from pyspark.errors import PySparkException
 
 from pipeline import cli, commands
 from pipeline.chosen_partitions import NothingChosenError
-from pipeline.export.target import TargetError
+from pipeline.export.job import ExportRequest, IcebergTable, open_ledger
+from pipeline.export.target import TargetError, TargetSettings
 from pipeline.spark.job import JobError
 from tiers.config.tier_config import ConfigError
 from tiers.errors import RetriableRemoteStorageError
@@ -190,6 +192,47 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     assert ended.returncode == 3
     said = "pyspark is missing: run `pip install '.[pipeline]'` in the clone of Tidegate"
     assert ended.stderr == f"tidegate-pipeline: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        ({"__init__": "__version__ = '4.1.0'"}, "pyspark 4.1.0 cannot be used (No module named 'pyspark.logger'): "),
+        (
+            {"__init__": "__version__ = '3.5.8'", "logger": ""},
+            "pyspark 3.5.8 cannot be used (cannot import name 'PySparkLogger' from 'pyspark.logger' ",
+        ),
+    ],
+    ids=["lacks a module", "lacks a name"],
+)
+def test_another_release_of_spark_is_named_with_those_that_are_supported(
+    modules: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pyspark").mkdir()
+    for name, text in modules.items():
+        (tmp_path / "pyspark" / f"{name}.py").write_text(text)
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pipeline import cli; sys.exit(cli.run(['usage']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 3
+    assert ended.stderr.startswith(f"tidegate-pipeline: {said}")
+    asked = next(line.partition(";")[0] for line in requires("tidegate") or () if line.startswith("pyspark"))
+    assert ended.stderr.endswith(
+        f": Tidegate needs {asked}: run `pip install '.[pipeline]'` in the clone of Tidegate\n"
+    )
+
+
+def test_an_export_names_the_missing_extra_of_iceberg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = ExportRequest("orders", TargetSettings(tmp_path.as_uri()), IcebergTable("lake", "db.orders"))
+    monkeypatch.setitem(sys.modules, "pyiceberg", None)
+    monkeypatch.delitem(sys.modules, "pipeline.export.iceberg", raising=False)
+    monkeypatch.setattr("pipeline.decode.arrow_records.warm", lambda: open_ledger(request))
+    assert cli.run(["warm"]) == 3
+    said = "pyiceberg is missing: run `pip install '.[iceberg]'` in the clone of Tidegate"
+    assert capsys.readouterr().err == f"tidegate-pipeline: {said}\n"
 
 
 def test_sigterm_ends_a_command_as_an_interrupt_does() -> None:
