@@ -4,28 +4,38 @@
   whatever others have committed since. A table property holds the same text, for when snapshots expire.
 * A commit is based on the snapshot whose offsets were read, and is refused if another commit came first. The library
   does not retry it. This module reads the offsets again, and drops the wave if another exporter has moved them.
-* Files that no commit names are left from a run that was killed. The next run uses them, because the name of a file
-  says what is in it. Nothing is ever deleted.
+* The files of a wave are staged, and published right before its commit. No file is used that another run has left:
+  its columns, its partition or its history may be others. A wave that does not count is discarded.
+* `load` compares the table's columns, its partition spec and the layout of its earlier exports with this export.
+  A commit whose table has others by then is dropped.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table import Table
+from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Snapshot
 
-from pipeline.export.ledger import NO_EPOCHS, OTHER_LAYOUT, TileResult, known_epochs, written_tiles
+from pipeline.export.ledger import NO_EPOCHS, OTHER_LAYOUT, TileResult, discard, known_epochs
+from pipeline.export.parquet_writer import write_parquet
 from pipeline.export.plan import Exported, Tile
-from pipeline.export.target import ExportTarget, TargetSettings
+from pipeline.export.table_format import TableFormat
+from pipeline.export.target import ExportTarget, StagedFile, TargetSettings
 from pipeline.spark.job import JobError
 
 OFFSETS = "tidegate.offsets"
@@ -80,19 +90,16 @@ class IcebergLedger:
         self._next: dict[int, int] = {}
         self._epochs: dict[int, int] = {}
         self._leader_epochs: Mapping[int, int] = NO_EPOCHS
+        self.table: TableFormat | None = None
 
     def load(self, topic_id: UUID, leader_epochs: Mapping[int, int] = NO_EPOCHS) -> Exported:
         self._topic_id, self._leader_epochs = topic_id, leader_epochs
         table = self._open()
+        self.table = self._checked_format(table)
         self._next = self._next_offsets(table)
         found = offsets_of(table).get(self._topic, {}).get("leaderEpochs", {})
         self._epochs = {int(partition): epoch for partition, epoch in found.items()}
-        written = tuple(
-            tile
-            for tile in written_tiles(self._target, topic_id)
-            if tile.first_offset >= self._next.get(tile.partition, 0)
-        )
-        return Exported(self._next, written=written, leader_epochs=self._epochs)
+        return Exported(self._next, leader_epochs=self._epochs)
 
     def promise(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
         return True
@@ -102,19 +109,23 @@ class IcebergLedger:
         next_offsets, counted = dict(self._next), []
         stopped = set()
         for result in results:
-            if result.stopped_at is not None:
+            if result.stopped_at is not None or result.tile.partition in stopped:
                 stopped.add(result.tile.partition)
-            elif result.tile.partition not in stopped:
+                discard(self._target, result.staged)
+            else:
                 next_offsets[result.tile.partition] = result.tile.end_offset + 1
                 counted.append(result)
         if not counted:
             return []
         epochs = known_epochs(self._epochs, [one.tile for one in counted], self._leader_epochs)
-        files = [self._target.uri(one.tile.file_name(self._topic_id)) for one in counted if one.records]
+        files = [file for one in counted for file in one.data_files]
+        staged = [file for one in counted for file in one.staged]
         for _ in range(COMMIT_ATTEMPTS):
             table = self._open()
-            if self._next_offsets(table) != self._next:
+            if self._next_offsets(table) != self._next or TableFormat.of(table.metadata) != self.table:
+                discard(self._target, staged)
                 return None
+            self._publish(staged)
             try:
                 self._append(table, files, next_offsets, epochs)
             except CommitFailedException:
@@ -127,8 +138,16 @@ class IcebergLedger:
             return counted
         raise JobError(f"{self._name}: other writers always commit first, {COMMIT_ATTEMPTS} attempts failed")
 
+    def _publish(self, staged: list[StagedFile]) -> None:
+        """Publishes the files and removes them from the list."""
+        while staged:
+            if not self._target.publish(staged[-1]):
+                where = self._target.uri(staged[-1].name)
+                raise JobError(f"the staged file for {where} is gone: run the export again")
+            staged.pop()
+
     def _append(
-        self, table: Table, files: list[str], next_offsets: Mapping[int, int], epochs: Mapping[int, int]
+        self, table: Table, files: Sequence[DataFile], next_offsets: Mapping[int, int], epochs: Mapping[int, int]
     ) -> None:
         known = dict(offsets_of(table))
         known[self._topic] = {
@@ -143,11 +162,14 @@ class IcebergLedger:
         table.metadata.properties["commit.retry.num-retries"] = "0"
         transaction = table.transaction()
         transaction.set_properties({OFFSETS: text})
-        if files:
-            transaction.add_files(files, snapshot_properties=properties, check_duplicate_files=False)
-        else:
-            with transaction.update_snapshot(snapshot_properties=properties).fast_append():
-                pass
+        if table.name_mapping() is None:  # the files have no field ids
+            names = table.schema().name_mapping.model_dump_json()
+            transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: names})
+        update = transaction.update_snapshot(snapshot_properties=properties)
+        merges = table.properties.get(TableProperties.MANIFEST_MERGE_ENABLED, "false").lower() == "true"
+        with update.merge_append() if merges else update.fast_append() as append:
+            for file in files:
+                append.append_data_file(file)
         transaction.commit_transaction()
 
     def _open(self) -> Table:
@@ -166,6 +188,23 @@ class IcebergLedger:
             ) from error
         except Exception as error:
             raise JobError(f"the table {self._name}: {error}") from error
+
+    def _checked_format(self, table: Table) -> TableFormat:
+        """Raises `JobError` if the table has no place for the records of this export."""
+        found = TableFormat.of(table.metadata)
+        try:
+            with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, redirect_stdout(io.StringIO()):
+                file = Path(folder) / "empty.parquet"  # the library compares the columns of files alone
+                write_parquet(file, (), self._schema)
+                parquet_file_to_data_file(PyArrowFileIO(), table.metadata, str(file))
+            for _ in found.parts(pa.RecordBatch.from_pylist([], self._schema)):
+                pass
+        except ValueError as error:
+            raise JobError(
+                f"the table {self._name} does not fit this export: {_in_a_line(str(error))}: change the table, or "
+                "export to another one"
+            ) from error
+        return found
 
     def _next_offsets(self, table: Table) -> dict[int, int]:
         found = offsets_of(table).get(self._topic)
@@ -204,3 +243,16 @@ def _decoded(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise JobError(f"{OFFSETS} was not written by an export: {text[:100]!r}")
     return found
+
+
+def _in_a_line(text: str) -> str:
+    """Returns the library's message. Of its table of all columns, returns the rows that do not fit."""
+    rows: list[list[str]] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("│")[1:-1]]
+        if cells and cells[0]:
+            rows.append(cells)
+        elif cells and rows:  # the rest of a row that was wrapped
+            rows[-1] = [" ".join(pair).strip() for pair in zip(rows[-1], cells, strict=True)]
+    misfits = [f"the table has {table}, and the export {own}" for sign, table, own in rows if sign == "❌"]
+    return "; ".join(misfits) or text

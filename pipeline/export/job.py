@@ -15,8 +15,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
-from typing import Literal
-from uuid import UUID
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -25,9 +26,9 @@ from pipeline.chosen_partitions import NothingChosenError
 from pipeline.config import PipelineConfig
 from pipeline.decode.record_columns import ALL_COLUMNS, KAFKA_COLUMNS, RecordColumns
 from pipeline.export.ledger import ExportLedger, ParquetLedger, TileResult
-from pipeline.export.parquet_writer import write_parquet, written_file
-from pipeline.export.plan import Exported, ExportPlan, PlannedTile, plan_export
-from pipeline.export.target import ExportTarget, TargetSettings, open_target
+from pipeline.export.parquet_writer import write_parquet, write_parts
+from pipeline.export.plan import Exported, ExportPlan, PlannedTile, Tile, plan_export
+from pipeline.export.target import TargetSettings, open_target
 from pipeline.export.typed_values import TypedValues
 from pipeline.source.local_read import TIMEOUT_MS
 from pipeline.source.options import (
@@ -51,15 +52,16 @@ from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import BrokerError, CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import UNKNOWN_EPOCH, OffsetAndEpoch
+from tiers.model.log_start import OffsetAndEpoch
+
+if TYPE_CHECKING:
+    from pipeline.export.table_format import TableFormat
 
 logger = logging.getLogger(__name__)
 
 FILE_BYTES = 256 << 20
 """Bytes of the log per file. The file itself is usually smaller."""
 WAVE_FILES = 64
-_ATTEMPTS = 2
-"""Attempts to read a batch before the task reports it as corrupt."""
 _FRUITLESS_ROUNDS = 5
 _PARTITIONS_AT_ONCE = 16
 
@@ -144,14 +146,14 @@ class ExportResult:
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """The values that all tiles of a plan share. It travels to the executors. `leader_epochs` are those of the leaders
-    that told the bounds of the plan, by partition."""
+    """The values that all tiles of a plan share. It travels to the executors. If `table` is None, the export writes
+    plain files."""
 
     request: ExportRequest
     options: ReadOptions = field(repr=False)
     cluster_id: str
     topic_id: UUID
-    leader_epochs: Mapping[int, int]
+    table: TableFormat | None = None
 
 
 class Waves(Enum):
@@ -170,7 +172,6 @@ class _Round:
     topic_id: UUID
     cluster_id: str
     ends: Mapping[int, int]
-    leader_epochs: Mapping[int, int]
     plan: ExportPlan
 
 
@@ -236,7 +237,7 @@ def _waves(
     stops: dict[int, int],
 ) -> Waves:
     """Exports waves of the plan until the plan is done or must be made again."""
-    task = ExportTask(request, options, around.cluster_id, around.topic_id, around.leader_epochs)
+    task = ExportTask(request, options, around.cluster_id, around.topic_id, ledger.table)
     tiles = around.plan.tiles
     outcome = Waves.FRUITLESS
     for start in range(0, len(tiles), request.wave_files):
@@ -288,7 +289,7 @@ async def _plan(
             lambda partition, first, end: log.ranges(partitions[partition], bounds[partition], first, end),
             request.file_bytes,
         )
-        return _Round(topic_id, log.cluster_id, ends, epochs, plan)
+        return _Round(topic_id, log.cluster_id, ends, plan)
 
 
 async def check_history(confirms: Confirms, partitions: Mapping[int, TopicIdPartition], exported: Exported) -> None:
@@ -311,36 +312,47 @@ async def check_history(confirms: Confirms, partitions: Mapping[int, TopicIdPart
 
 
 def export_tile(task: ExportTask, planned: PlannedTile) -> TileResult:
-    """Writes one file. Raises errors that concern more than this tile, such as an unreachable store or target, or a
-    missing permission."""
-    target = open_target(task.request.target)
-    name = planned.tile.file_name(task.topic_id)
-    if (there := _there(task, target, name, planned)) is not None:
-        return there
-    for attempt in range(_ATTEMPTS):
-        with scratch_folder("export") as folder:
-            file = folder / "tile.parquet"
-            batches = _Batches(task, planned)
-            try:
-                leader_epoch = task.leader_epochs.get(planned.tile.partition, UNKNOWN_EPOCH)
-                records = write_parquet(file, batches.read(), task.request.schema, task.request.layout, leader_epoch)
-            except (CorruptBatchError, CorruptSegmentError, BrokerError) as error:
-                if isinstance(error, BrokerError) and error.code != ErrorCode.CORRUPT_MESSAGE:
-                    raise
-                if attempt + 1 < _ATTEMPTS:
-                    continue
-                offset = max(batches.next_offset, getattr(error, "offset", 0))
-                return TileResult(planned.tile, stopped_at=min(offset, planned.tile.end_offset), reason=str(error))
-            whole = TileResult(planned.tile, records, batches.dead_letters, file.stat().st_size)
-            if task.request.iceberg is None:
-                return replace(whole, staged=target.stage(name, file))
-            if target.create(name, file):
-                return whole
-        break
-    there = _there(task, target, name, planned)
-    if there is None:
-        raise JobError(f"{target.uri(name)} disappeared during the export")
-    return there
+    """Writes the files of one tile and stages them. A tile that cannot be read is read again before it is a stop.
+
+    Raises errors that concern more than this tile, such as an unreachable store or target, or a missing permission."""
+    result = _attempt(task, planned)
+    return result if result.stopped_at is None else _attempt(task, planned)
+
+
+def _attempt(task: ExportTask, planned: PlannedTile) -> TileResult:
+    batches = _Batches(task, planned)
+    with scratch_folder("export") as folder:
+        try:
+            return _staged(task, planned.tile, folder, batches)
+        except (CorruptBatchError, CorruptSegmentError, BrokerError) as error:
+            if isinstance(error, BrokerError) and error.code != ErrorCode.CORRUPT_MESSAGE:
+                raise
+            offset = max(batches.next_offset, getattr(error, "offset", 0))
+            return TileResult(planned.tile, stopped_at=min(offset, planned.tile.end_offset), reason=str(error))
+
+
+def _staged(task: ExportTask, tile: Tile, folder: Path, batches: _Batches) -> TileResult:
+    target, schema = open_target(task.request.target), task.request.schema
+    if task.table is None:
+        file = folder / "tile.parquet"
+        records = write_parquet(file, batches.read(), schema)
+        size = file.stat().st_size
+        return TileResult(
+            tile, records, batches.dead_letters, size, staged=(target.stage(tile.file_name(task.topic_id), file),)
+        )
+    parts = write_parts(folder, batches.read(), schema, task.table.parts)
+    # No other attempt has these names. What no commit names never counts, so nothing has to be compared with it.
+    prefix = f"{tile.file_name(task.topic_id).removesuffix('.parquet')}-{uuid4()}"
+    names = [f"{prefix}-{number}.parquet" for number in range(len(parts))]
+    data_files = tuple(task.table.data_file(part, target.uri(name)) for part, name in zip(parts, names, strict=True))
+    return TileResult(
+        tile,
+        sum(part.records for part in parts),
+        batches.dead_letters,
+        sum(one.file_size_in_bytes for one in data_files),
+        staged=tuple(target.stage(name, part.path) for part, name in zip(parts, names, strict=True)),
+        data_files=data_files,
+    )
 
 
 class _Batches:
@@ -363,33 +375,6 @@ class _Batches:
             typed, dead_letters = values.typed(batch)
             self.dead_letters += dead_letters
             yield typed
-
-
-def _there(task: ExportTask, target: ExportTarget, name: str, planned: PlannedTile) -> TileResult | None:
-    """Returns the result of a file that another attempt or an earlier run has already written, or None.
-
-    Raises `JobError` if its records are not those of the log, as after an unclean election: it would be taken for
-    them."""
-    try:
-        file = target.read(name)
-    except FileNotFoundError:
-        return None
-    tile, written = planned.tile, written_file(file)
-    if written.layout != task.request.layout:
-        raise JobError(f"{target.uri(name)} was written with other columns, or another isolation level: move it away")
-    if written.leader_epoch not in (UNKNOWN_EPOCH, task.leader_epochs.get(tile.partition)):
-        reached = OffsetAndEpoch(tile.end_offset + 1, written.leader_epoch)
-        if not worker().run(_confirms(task, tile.partition, reached)):
-            raise JobError(
-                f"{target.uri(name)} was written in leader epoch {written.leader_epoch}, and the leader's log has"
-                " another history now: move it away"
-            )
-    return TileResult(tile, written.records, file_bytes=len(file))
-
-
-async def _confirms(task: ExportTask, partition: int, position: OffsetAndEpoch) -> bool:
-    async with open_log(task.options) as log:
-        return await log.confirms(TopicIdPartition(task.topic_id, partition, task.request.topic), position)
 
 
 def _note_stop(found: dict[int, ExportedPartition], stops: dict[int, int], result: TileResult) -> None:

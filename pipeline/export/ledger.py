@@ -23,13 +23,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
 from pipeline.export.plan import Exported, Tile, tile_of_name
 from pipeline.export.target import ExportTarget, StagedFile
 from pipeline.spark.job import JobError
 from tiers.errors import RemoteStorageError
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+
+    from pipeline.export.table_format import TableFormat
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +45,10 @@ NO_EPOCHS: Final[Mapping[int, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class TileResult:
-    """The result of one tile. `stopped_at` is the offset that cannot be read; the tile then has no file. `staged` is
-    the file that is not visible yet."""
+    """The result of one tile. `stopped_at` is the offset that cannot be read; the tile then has no file.
+
+    `staged` are the files that are not visible yet: one for plain files. A table has one or more for each partition
+    value, and none without records. `data_files` describes the files of a table, in the same order."""
 
     tile: Tile
     records: int = 0
@@ -49,11 +56,16 @@ class TileResult:
     file_bytes: int = 0
     stopped_at: int | None = None
     reason: str = ""
-    staged: StagedFile | None = None
+    staged: tuple[StagedFile, ...] = ()
+    data_files: tuple[DataFile, ...] = ()
 
 
 class ExportLedger(Protocol):
     """The state of an export. Only the driver uses it."""
+
+    @property
+    def table(self) -> TableFormat | None:
+        """The columns and partitions of the table, as `load` has found them. None: plain files."""
 
     def load(self, topic_id: UUID, leader_epochs: Mapping[int, int] = NO_EPOCHS) -> Exported:
         """Returns the current state. Raises `JobError` if the target holds something else.
@@ -81,6 +93,8 @@ class _Plan:
 class ParquetLedger:
     """A ledger for plain files. A file counts when it is published."""
 
+    table = None
+
     def __init__(self, target: ExportTarget, topic: str, layout: str) -> None:
         self._target = target
         self._topic = topic
@@ -93,15 +107,14 @@ class ParquetLedger:
         self._topic_id, self._leader_epochs = topic_id, leader_epochs
         staged = self._staged()
         is_begun = self._read_last()
-        there = written_tiles(self._target, topic_id)
-        if there and not is_begun:
+        if not is_begun and self._target.names(f"{topic_id}/"):
             raise JobError(
                 f"{self._target.uri(str(topic_id))} has files of {self._topic}, but no plan of an export to plain files"
             )
-        written = sorted(there)
+        written = sorted(written_tiles(self._target, topic_id))
         pending = [tile for tile in sorted(self._plan.files) if _written_with(tile, written) is None]
         # These files were staged before the plan was read, and every plan repeats the files that do not exist yet.
-        self._discard(one for one in staged if tile_of_name(one.name) not in pending)
+        discard(self._target, (one for one in staged if tile_of_name(one.name) not in pending))
         return Exported(self._plan.next_offsets, tuple(pending), leader_epochs=self._plan.leader_epochs)
 
     def promise(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
@@ -124,7 +137,7 @@ class ParquetLedger:
         if cut:
             # Another exporter staged these files before this plan existed. It has not published them, and no longer
             # can.
-            self._discard(one for one in self._staged() if tile_of_name(one.name) in cut)
+            discard(self._target, (one for one in self._staged() if tile_of_name(one.name) in cut))
         return True
 
     def commit(self, results: Sequence[TileResult]) -> list[TileResult]:
@@ -139,19 +152,19 @@ class ParquetLedger:
             if tile.partition in stopped or not self._counts(result, written):
                 stopped.add(tile.partition)
             else:
-                counted.append(replace(result, staged=None))
-                if staged is not None and tile not in there:
-                    self._publish(tile, staged)
+                counted.append(replace(result, staged=()))
+                if tile not in there:
+                    for one in staged:
+                        self._publish(tile, one)
                     continue
-            if staged is not None:
-                self._discard([staged])
+            discard(self._target, staged)
         return counted
 
     def _counts(self, result: TileResult, written: Sequence[Tile]) -> bool:
         if result.stopped_at is not None:
             return False
         within = _written_with(result.tile, written)
-        return result.staged is None or within == result.tile or (within is None and self._is_promised(result.tile))
+        return within == result.tile or (within is None and self._is_promised(result.tile))
 
     def _publish(self, tile: Tile, staged: StagedFile) -> None:
         if not self._target.publish(staged) and tile not in written_tiles(self._target, self._topic_id):
@@ -171,17 +184,11 @@ class ParquetLedger:
 
     def _staged(self) -> list[StagedFile]:
         try:
-            return self._target.staged(f"{self._topic_id}/")
+            found = self._target.staged(f"{self._topic_id}/")
         except RemoteStorageError as error:  # listing uploads needs a permission of its own
             logger.warning("staged files cannot be listed", extra={"topic": self._topic, "error": str(error)})
             return []
-
-    def _discard(self, staged: Iterable[StagedFile]) -> None:
-        for one in staged:
-            try:
-                self._target.discard(one)
-            except RemoteStorageError as error:
-                logger.warning("a staged file was not discarded", extra={"file": one.name, "error": str(error)})
+        return [one for one in found if tile_of_name(one.name) is not None]  # others are those of a table
 
     def _read_last(self) -> bool:
         """Reads the last plan. Returns False if there is none."""
@@ -230,6 +237,15 @@ def _written_with(tile: Tile, written: Sequence[Tile]) -> Tile | None:
     if place < 0 or written[place].partition != tile.partition or written[place].end_offset < tile.end_offset:
         return None
     return written[place]
+
+
+def discard(target: ExportTarget, staged: Iterable[StagedFile]) -> None:
+    """Deletes staged files, as far as the store allows."""
+    for one in staged:
+        try:
+            target.discard(one)
+        except RemoteStorageError as error:
+            logger.warning("a staged file was not discarded", extra={"file": one.name, "error": str(error)})
 
 
 def written_tiles(target: ExportTarget, topic_id: UUID) -> frozenset[Tile]:

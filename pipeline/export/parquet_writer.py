@@ -1,74 +1,108 @@
-"""`write_parquet`: writes Arrow batches to one Parquet file, in row groups of bounded size.
+"""`write_parquet`: writes Arrow batches to one Parquet file. `write_parts` divides them into several.
 
-Columns with repeated values use a dictionary, and columns that readers filter by have statistics. Keys and values have
-neither, because both would only cost time. No column uses delta encodings, which some readers of Iceberg tables lack.
+The row groups have a bounded size. Columns with repeated values use a dictionary, and columns that readers filter by
+have statistics. Keys and values have neither, because both would only cost time. No column uses delta encodings, which
+some readers of Iceberg tables lack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tiers.model.log_start import UNKNOWN_EPOCH
-
 ROW_GROUP_BYTES = 64 << 20
-"""Size in Arrow's memory. The writer holds about this much while it writes a file."""
-LAYOUT_KEY = b"tidegate.layout"
-LEADER_EPOCH_KEY = b"tidegate.leader-epoch"
+"""Size in Arrow's memory. A call holds about this much while it writes, whatever the number of files."""
+MAX_OPEN_FILES = 500
 
 _REPEATED = ("topic", "partition", "timestampType")
 _FILTERED_BY = ("partition", "offset", "timestamp", "timestampType", "topic")
 
 
-class WrittenFile(NamedTuple):
-    """A file that exists. `leader_epoch` is that of the leader when its offsets were planned, or `UNKNOWN_EPOCH`."""
+class Part(NamedTuple):
+    """A written file. `values` are those that its records have in common."""
 
-    layout: str
-    leader_epoch: int
+    values: tuple[Any, ...]
+    path: Path
     records: int
 
 
-def write_parquet(
-    path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, layout: str, leader_epoch: int = UNKNOWN_EPOCH
-) -> int:
-    """Writes the file and returns the number of rows. The file's metadata holds the rest, for `written_file`."""
-    schema = schema.with_metadata({LAYOUT_KEY: layout.encode(), LEADER_EPOCH_KEY: str(leader_epoch).encode()})
-    rows = 0
-    with pq.ParquetWriter(
-        path,
-        schema,
-        compression="zstd",
-        use_dictionary=[name for name in _REPEATED if name in schema.names],
-        write_statistics=[name for name in _FILTERED_BY if name in schema.names],
-        store_schema=True,
-    ) as writer:
-        for group in _groups(batches):
-            table = pa.Table.from_batches(group).replace_schema_metadata(schema.metadata)
-            writer.write_table(table, row_group_size=max(1, table.num_rows))
-            rows += table.num_rows
-    return rows
+class _OpenFile:
+    def __init__(self, values: tuple[Any, ...], path: Path, schema: pa.Schema) -> None:
+        self._values = values
+        self._path = path
+        self._writer = pq.ParquetWriter(
+            path,
+            schema,
+            compression="zstd",
+            use_dictionary=[name for name in _REPEATED if name in schema.names],
+            write_statistics=[name for name in _FILTERED_BY if name in schema.names],
+            store_schema=True,
+        )
+        self._group: list[pa.RecordBatch] = []
+        self._records = 0
+        self.held_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if self._group and self.held_bytes + batch.nbytes > ROW_GROUP_BYTES:
+            self.flush()
+        self._group.append(batch)
+        self.held_bytes += batch.nbytes
+
+    def flush(self) -> None:
+        """Writes what is held as one row group."""
+        if self._group:
+            table = pa.Table.from_batches(self._group)
+            self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+            self._records += table.num_rows
+            self._group, self.held_bytes = [], 0
+
+    def finish(self) -> Part:
+        self.flush()
+        self.close()
+        return Part(self._values, self._path, self._records)
+
+    def close(self) -> None:
+        self._writer.close()
 
 
-def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    group: list[pa.RecordBatch] = []
-    size_bytes = 0
-    for batch in batches:
-        if group and size_bytes + batch.nbytes > ROW_GROUP_BYTES:
-            yield group
-            group, size_bytes = [], 0
-        group.append(batch)
-        size_bytes += batch.nbytes
-    if group:
-        yield group
+def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    """Writes the file and returns the number of rows."""
+    with ExitStack() as stack:
+        file = _OpenFile((), path, schema)
+        stack.callback(file.close)
+        for batch in batches:
+            file.add(batch)
+        return file.finish().records
 
 
-def written_file(file: bytes) -> WrittenFile:
-    """Returns what a whole file says of itself. Raises `ValueError` (Arrow's) for bytes that are no Parquet file."""
-    metadata = pq.read_metadata(pa.BufferReader(file))
-    own = metadata.metadata or {}
-    leader_epoch = int(own.get(LEADER_EPOCH_KEY, str(UNKNOWN_EPOCH)))
-    return WrittenFile(own.get(LAYOUT_KEY, b"").decode(), leader_epoch, metadata.num_rows)
+def write_parts(
+    folder: Path,
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    parts_of: Callable[[pa.RecordBatch], Iterable[tuple[tuple[Any, ...], pa.RecordBatch]]],
+) -> list[Part]:
+    """Writes files to `folder`, each with records of the same values, and returns them.
+
+    `parts_of` divides a batch by these values. If too many files are open, the one that was not used for the longest
+    time is finished, so some values may have several files."""
+    parts: list[Part] = []
+    opened: dict[tuple[Any, ...], _OpenFile] = {}
+    with ExitStack() as stack:
+        for batch in batches:
+            for values, part in parts_of(batch):
+                file = opened.pop(values, None)
+                if file is None:
+                    if len(opened) >= MAX_OPEN_FILES:
+                        parts.append(opened.pop(next(iter(opened))).finish())
+                    file = _OpenFile(values, folder / f"{len(parts) + len(opened)}.parquet", schema)
+                    stack.callback(file.close)
+                opened[values] = file
+                file.add(part)
+                if sum(one.held_bytes for one in opened.values()) > ROW_GROUP_BYTES:
+                    max(opened.values(), key=lambda one: one.held_bytes).flush()
+        return parts + [file.finish() for file in opened.values()]

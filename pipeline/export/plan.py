@@ -2,7 +2,7 @@
 
 A tile is a range of one partition's offsets and one file, named by both ends. So the name says what is in the file, and
 a run that writes it again writes the same records. Tiles are cut at segment ends, large segments are cut within, and
-small segments are combined. Existing files are used as they are, and the offsets between them are cut into new tiles.
+small segments are combined.
 """
 
 from __future__ import annotations
@@ -42,12 +42,10 @@ def tile_of_name(name: str) -> Tile | None:
 @dataclass(frozen=True, slots=True)
 class Exported:
     """The progress of an export. `next_offsets` is by partition. `pending` was promised and is not written yet.
-    `written` are existing files from `next_offsets` on, which are used as they are. `leader_epochs` has, by partition,
-    a leader epoch in which the log had reached the next offset."""
+    `leader_epochs` has, by partition, a leader epoch in which the log had reached the next offset."""
 
     next_offsets: Mapping[int, int] = field(default_factory=dict)
     pending: tuple[Tile, ...] = ()
-    written: tuple[Tile, ...] = ()
     leader_epochs: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -99,16 +97,11 @@ def plan_export(
             by_partition.append(planned)
             continue
         first = exported.next_offsets.get(partition, start)
-        written = sorted(tile for tile in exported.written if tile.partition == partition)
-        for begin, last, is_written in _pieces(first, limit - 1, written):
-            readable = _readable(ranges(partition, begin, last), gaps)
-            if is_written:
-                planned.append(PlannedTile(Tile(partition, begin, last), tuple(readable)))
-                continue
-            planned += [
-                PlannedTile(Tile(partition, task[0].first_offset, task[-1].end_offset), task)
-                for task in tasks_of(readable, file_bytes)
-            ]
+        readable = _readable(ranges(partition, first, limit - 1), gaps) if first < limit else []
+        planned += [
+            PlannedTile(Tile(partition, task[0].first_offset, task[-1].end_offset), task)
+            for task in tasks_of(readable, file_bytes)
+        ]
         by_partition.append(planned)
     turns = chain.from_iterable(zip_longest(*by_partition))
     return ExportPlan(tuple(one for one in turns if one is not None), tuple(blocked), tuple(gaps), is_last)
@@ -130,17 +123,3 @@ def _readable(ranges: Iterable[ReadRange | MissingOffsets], gaps: list[MissingOf
         else:
             found.append(one)
     return found
-
-
-def _pieces(first: int, last: int, written: Sequence[Tile]) -> Iterator[tuple[int, int, bool]]:
-    """Yields the written tiles and the ranges between them. If written tiles overlap, the first to begin counts."""
-    position = first
-    for tile in written:
-        if tile.first_offset < position or tile.end_offset > last:
-            continue
-        if tile.first_offset > position:
-            yield position, tile.first_offset - 1, False
-        yield tile.first_offset, tile.end_offset, True
-        position = tile.end_offset + 1
-    if position <= last:
-        yield position, last, False

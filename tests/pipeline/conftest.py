@@ -50,6 +50,12 @@ def patient_tier() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def targets_of_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pytest deletes the folder of a test, and gives its name to another test. An open target would miss its folder."""
+    monkeypatch.setattr("pipeline.export.target._open", {})
+
+
 @pytest.fixture
 def patient_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner of a job's metadata partitions may be slow to give them up."""

@@ -14,8 +14,8 @@ from pyiceberg.catalog import Catalog, load_catalog
 
 from pipeline.decode.record_columns import KAFKA_COLUMNS
 from pipeline.export.iceberg import IcebergLedger, offsets_of, open_catalog
-from pipeline.export.ledger import TileResult
-from pipeline.export.parquet_writer import write_parquet
+from pipeline.export.ledger import TileResult, discard
+from pipeline.export.parquet_writer import write_parts
 from pipeline.export.plan import Tile
 from pipeline.export.target import ExportTarget, TargetSettings, open_target
 from pipeline.export.typed_values import TypedValues
@@ -43,16 +43,22 @@ def ledger(catalog: Catalog, target: ExportTarget, topic: str = "orders") -> Ice
     return IcebergLedger(catalog, TABLE, target, topic, KAFKA_COLUMNS.schema, "layout")
 
 
-def written(target: ExportTarget, tmp_path: Path, tile: Tile) -> TileResult:
+def written(one: IcebergLedger, target: ExportTarget, tmp_path: Path, tile: Tile) -> TileResult:
+    """A tile as a task stages it."""
     rows = range(tile.first_offset, tile.end_offset + 1)
     batch = pa.RecordBatch.from_pylist(
         [{"value": b"v", "topic": "orders", "partition": tile.partition, "offset": offset} for offset in rows],
         schema=KAFKA_COLUMNS.schema,
     )
-    source = tmp_path / "tile"
-    records = write_parquet(source, [batch] if len(rows) else [], KAFKA_COLUMNS.schema, "layout")
-    assert target.create(tile.file_name(TOPIC_ID), source)
-    return TileResult(tile, records)
+    return staged(one, target, tmp_path, tile, batch)
+
+
+def staged(one: IcebergLedger, target: ExportTarget, folder: Path, tile: Tile, batch: pa.RecordBatch) -> TileResult:
+    assert one.table is not None
+    (part,) = write_parts(folder, [batch], batch.schema, one.table.parts)
+    name = f"{TOPIC_ID}/{uuid.uuid4()}.parquet"
+    data_file = one.table.data_file(part, target.uri(name))
+    return TileResult(tile, part.records, staged=(target.stage(name, part.path),), data_files=(data_file,))
 
 
 def offsets(catalog: Catalog) -> list[int]:
@@ -64,13 +70,14 @@ def test_a_commit_is_as_far_as_no_tile_is_missing(catalog: Catalog, target: Expo
     one = ledger(catalog, target)
     assert one.load(TOPIC_ID, {0: 4, 1: 7, 2: 9}).next_offsets == {}
     tiles = [Tile(0, 0, 4), Tile(1, 0, 2), Tile(0, 5, 9), Tile(0, 10, 14)]
-    results = [written(target, tmp_path, tile) for tile in tiles]
+    results = [written(one, target, tmp_path, tile) for tile in tiles]
+    discard(target, results[2].staged)
     results[2] = TileResult(tiles[2], stopped_at=7)
     assert one.commit(results) == [results[0], results[1]]
     assert offsets(catalog) == [0, 0, 1, 1, 2, 2, 3, 4]
     again = ledger(catalog, target).load(TOPIC_ID)
     assert (again.next_offsets, again.leader_epochs) == ({0: 5, 1: 3}, {0: 4, 1: 7})
-    assert sorted(again.written) == [Tile(0, 5, 9), Tile(0, 10, 14)]
+    assert target.staged(f"{TOPIC_ID}/") == []
 
 
 def test_offsets_go_on_where_a_tile_has_no_records(catalog: Catalog, target: ExportTarget) -> None:
@@ -84,8 +91,8 @@ def test_one_of_two_equal_exports_commits(catalog: Catalog, target: ExportTarget
     one, other = ledger(catalog, target), ledger(catalog, target)
     one.load(TOPIC_ID)
     other.load(TOPIC_ID)
-    assert other.commit([written(target, tmp_path, Tile(0, 0, 3))])
-    assert one.commit([written(target, tmp_path, Tile(0, 0, 9))]) is None
+    assert other.commit([written(other, target, tmp_path, Tile(0, 0, 3))])
+    assert one.commit([written(one, target, tmp_path, Tile(0, 0, 9))]) is None
     assert offsets(catalog) == [0, 1, 2, 3]
 
 
@@ -106,8 +113,8 @@ def test_a_commit_that_is_overtaken_does_not_count(catalog: Catalog, target: Exp
     other = ledger(catalog, target)
     one.load(TOPIC_ID)
     other.load(TOPIC_ID)
-    one.overtaking = lambda: other.commit([written(target, tmp_path, Tile(0, 0, 3))])
-    assert one.commit([written(target, tmp_path, Tile(0, 0, 9))]) is None
+    one.overtaking = lambda: other.commit([written(other, target, tmp_path, Tile(0, 0, 3))])
+    assert one.commit([written(one, target, tmp_path, Tile(0, 0, 9))]) is None
     assert offsets(catalog) == [0, 1, 2, 3]
     assert one.load(TOPIC_ID).next_offsets == {0: 4}
 
@@ -118,7 +125,7 @@ def test_commits_of_others_do_not_block_an_export(catalog: Catalog, target: Expo
     one.load(TOPIC_ID)
     payments.load(uuid.uuid4())
     one.overtaking = lambda: payments.commit([TileResult(Tile(0, 0, 3))])
-    assert one.commit([written(target, tmp_path, Tile(0, 0, 9))])
+    assert one.commit([written(one, target, tmp_path, Tile(0, 0, 9))])
     assert offsets(catalog) == list(range(10))
     known = offsets_of(catalog.load_table(TABLE))
     assert {topic: each["next"] for topic, each in known.items()} == {"orders": {"0": 10}, "payments": {"0": 4}}
@@ -127,7 +134,7 @@ def test_commits_of_others_do_not_block_an_export(catalog: Catalog, target: Expo
 def test_offsets_outlive_the_snapshots(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
     one = ledger(catalog, target)
     one.load(TOPIC_ID)
-    one.commit([written(target, tmp_path, Tile(0, 0, 9))])
+    one.commit([written(one, target, tmp_path, Tile(0, 0, 9))])
     table = catalog.load_table(TABLE)
     exported = table.current_snapshot()
     assert exported is not None
@@ -143,21 +150,20 @@ def test_a_table_that_was_rolled_back_is_filled_again(catalog: Catalog, target: 
     table.append(pa.Table.from_pylist([{"offset": -1}], schema=KAFKA_COLUMNS.schema))
     before = table.current_snapshot()
     assert before is not None
-    one.commit([written(target, tmp_path, Tile(0, 0, 4))])
+    one.commit([written(one, target, tmp_path, Tile(0, 0, 4))])
     exported = catalog.load_table(TABLE).current_snapshot()
     assert exported is not None
-    one.commit([written(target, tmp_path, Tile(0, 5, 9))])
+    one.commit([written(one, target, tmp_path, Tile(0, 5, 9))])
     for snapshot, next_offsets in ((exported, {0: 5}), (before, {})):
         catalog.load_table(TABLE).manage_snapshots().rollback_to_snapshot(snapshot.snapshot_id).commit()
         found = ledger(catalog, target).load(TOPIC_ID)
         assert found.next_offsets == next_offsets
-    assert sorted(found.written) == [Tile(0, 0, 4), Tile(0, 5, 9)]
 
 
 def test_another_topic_of_the_name_is_refused(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
     one = ledger(catalog, target)
     one.load(TOPIC_ID)
-    one.commit([written(target, tmp_path, Tile(0, 0, 9))])
+    one.commit([written(one, target, tmp_path, Tile(0, 0, 9))])
     with pytest.raises(JobError, match=f"db.orders holds another topic orders, with the id {TOPIC_ID}"):
         ledger(catalog, target).load(uuid.uuid4())
 
@@ -171,11 +177,13 @@ def test_an_export_of_another_layout_is_refused(catalog: Catalog, target: Export
         uncommitted.load(TOPIC_ID)
 
 
-def test_a_commit_that_fails_says_what_to_do(catalog: Catalog, target: ExportTarget) -> None:
+def test_nothing_is_committed_whose_staged_file_is_gone(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
     one = ledger(catalog, target)
     one.load(TOPIC_ID)
-    with pytest.raises(JobError, match=r"the commit to db.orders failed: .*run the export again"):
-        one.commit([TileResult(Tile(0, 0, 9), records=10)])
+    result = written(one, target, tmp_path, Tile(0, 0, 9))
+    discard(target, result.staged)
+    with pytest.raises(JobError, match=r"the staged file for .* is gone: run the export again"):
+        one.commit([result])
     assert ledger(catalog, target).load(TOPIC_ID).next_offsets == {}
 
 
@@ -189,14 +197,13 @@ def test_table_and_files_are_in_s3_and_reached_as_the_target_is(
     one = ledger(open_catalog("lake", properties, where), open_target(where))
     one.load(TOPIC_ID)
     for first in range(0, 30, 10):
-        assert one.commit([written(open_target(where), tmp_path, Tile(0, first, first + 9))])
-    # A run that ends here has files without a commit; the next one takes them, and this one learns of it.
-    left = written(open_target(where), tmp_path, Tile(0, 30, 39))
+        assert one.commit([written(one, open_target(where), tmp_path, Tile(0, first, first + 9))])
+    # Another run commits the next records first, and this one learns of it.
     catalog = open_catalog("lake", properties, where)
     other = ledger(catalog, open_target(where))
-    assert other.load(TOPIC_ID).written == (left.tile,)
-    assert other.commit([left]) == [left]
-    assert one.commit([left]) is None
+    other.load(TOPIC_ID)
+    assert other.commit([written(other, open_target(where), tmp_path, Tile(0, 30, 39))])
+    assert one.commit([written(one, open_target(where), tmp_path, Tile(0, 30, 39))]) is None
     assert offsets(catalog) == list(range(40))
     assert catalog.load_table(TABLE).metadata_location.startswith(f"{where.url}/warehouse/db/orders/metadata/")
 
@@ -230,12 +237,9 @@ def test_typed_values_are_columns_of_the_table(catalog: Catalog, target: ExportT
     )
     typed, dead_letters = values.typed(plain)
     assert dead_letters == 1
-    write_parquet(tmp_path / "tile", [typed], typed.schema, "layout")
-    tile = Tile(0, 0, 1)
-    target.create(tile.file_name(TOPIC_ID), tmp_path / "tile")
     one = IcebergLedger(catalog, TABLE, target, "orders", values.schema(KAFKA_COLUMNS.schema), "layout")
     one.load(TOPIC_ID)
-    assert one.commit([TileResult(tile, 2)])
+    assert one.commit([staged(one, target, tmp_path, Tile(0, 0, 1), typed)])
     rows = catalog.load_table(TABLE).scan().to_arrow().to_pylist()
     assert [row["value"] for row in rows] == typed.column("value").to_pylist()
     assert rows[0]["value"]["price"] == Decimal("12.50")

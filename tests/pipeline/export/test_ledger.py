@@ -33,7 +33,7 @@ def written(target: ExportTarget, tile: Tile) -> None:
 def staged(target: ExportTarget, tmp_path: Path, tile: Tile) -> TileResult:
     source = tmp_path / "source"
     source.write_bytes(b"file")
-    return TileResult(tile, 1, staged=target.stage(tile.file_name(TOPIC_ID), source))
+    return TileResult(tile, 1, staged=(target.stage(tile.file_name(TOPIC_ID), source),))
 
 
 def files(target: ExportTarget) -> list[Tile | None]:
@@ -116,8 +116,7 @@ def test_a_tile_that_was_published_whole_is_not_published_in_parts(target: Expor
     other.load(TOPIC_ID)
     whole = staged(target, tmp_path, FIRST)
     part = staged(target, tmp_path, Tile(0, 0, 3))
-    assert whole.staged is not None
-    assert target.publish(whole.staged)
+    assert target.publish(whole.staged[0])
     assert other.promise([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
     assert other.commit([part]) == []
     assert files(target) == [FIRST]
@@ -128,9 +127,7 @@ def test_an_old_plan_cannot_publish_records_that_were_cut_since(target: ExportTa
     slow, other = ledger(target), ledger(target)
     slow.load(TOPIC_ID)
     slow.promise([FIRST, SECOND], [])
-    whole, kept = (staged(target, tmp_path, tile).staged for tile in (FIRST, SECOND))
-    assert whole is not None
-    assert kept is not None
+    whole, kept = (staged(target, tmp_path, tile).staged[0] for tile in (FIRST, SECOND))
     other.load(TOPIC_ID)
     assert other.promise([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
     assert len(other.commit([staged(target, tmp_path, Tile(0, 0, 3))])) == 1
@@ -158,9 +155,8 @@ def test_useless_staged_files_of_a_dead_run_are_removed(target: ExportTarget, tm
     left = [staged(target, tmp_path, tile) for tile in (FIRST, SECOND, THIRD)]
     written(target, FIRST)
     assert ledger(target).load(TOPIC_ID).pending == (SECOND,)
-    assert target.staged(f"{TOPIC_ID}/") == [left[1].staged]
-    assert left[1].staged is not None
-    target.discard(left[1].staged)
+    assert target.staged(f"{TOPIC_ID}/") == list(left[1].staged)
+    target.discard(left[1].staged[0])
     with pytest.raises(JobError, match=r"the staged file for .* is gone: run the export again"):
         one.commit([left[1]])
 

@@ -54,11 +54,6 @@ def test_partitions_take_turns() -> None:
     assert [one.tile.partition for one in planned.tiles] == [0, 1, 0, 1, 1, 1]
 
 
-def test_files_that_are_there_are_taken_and_what_lies_between_is_cut_anew() -> None:
-    written = (Tile(0, 40, 59), Tile(0, 50, 69), Tile(0, 70, 80), Tile(0, 95, 120))
-    assert spans(plan(Exported({0: 30}, written=written))) == [(30, 39), (40, 59), (60, 69), (70, 80), (81, 99)]
-
-
 def test_a_promised_plan_comes_first_unchanged_and_alone() -> None:
     planned = plan(Exported({0: 90}, pending=(Tile(0, 20, 79),)))
     assert spans(planned) == [(20, 79)]
@@ -82,13 +77,8 @@ def test_lost_records_are_reported() -> None:
     assert spans(planned)[0][0] == 5
 
 
-@given(
-    st.integers(5, 120),
-    st.lists(st.tuples(st.integers(5, 140), st.integers(1, 30)), max_size=8),
-    st.none() | st.integers(5, 130),
-)
-def test_the_rest_is_covered_once(first: int, files: list[tuple[int, int]], stop: int | None) -> None:
-    written = tuple(Tile(0, begin, begin + length - 1) for begin, length in files)
-    found = spans(plan(Exported({0: first}, written=written), stops={} if stop is None else {0: stop}))
+@given(st.integers(5, 120), st.none() | st.integers(5, 130))
+def test_the_rest_is_covered_once(first: int, stop: int | None) -> None:
+    found = spans(plan(Exported({0: first}), stops={} if stop is None else {0: stop}))
     covered = [offset for begin, end in found for offset in range(begin, end + 1)]
     assert covered == list(range(first, 100 if stop is None else stop))

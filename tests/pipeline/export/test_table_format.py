@@ -1,0 +1,150 @@
+"""Records are divided by the partition values of a table, and each data file has its value and its statistics."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import parse_transform
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    IcebergType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+    TimeType,
+)
+
+from pipeline.export import parquet_writer
+from pipeline.export.parquet_writer import write_parts
+from pipeline.export.table_format import PartitionValueError, TableFormat
+
+DAY_US = 86_400_000_000
+ORDER = StructType(NestedField(10, "day", DateType()), NestedField(11, "price", DecimalType(9, 2)))
+COLUMNS: dict[str, tuple[IcebergType, pa.DataType]] = {
+    "key": (BinaryType(), pa.binary()),
+    "topic": (StringType(), pa.string()),
+    "offset": (LongType(), pa.int64()),
+    "timestamp": (TimestamptzType(), pa.timestamp("us", "UTC")),
+    "weight": (DoubleType(), pa.float64()),
+    "noon": (TimeType(), pa.time32("s")),
+    "value": (ORDER, pa.struct([("day", pa.date32()), ("price", pa.decimal128(9, 2))])),
+}
+SCHEMA = Schema(*(NestedField(number, name, kind) for number, (name, (kind, _)) in enumerate(COLUMNS.items(), 1)))
+ARROW = pa.schema([(name, kind) for name, (_, kind) in COLUMNS.items()])
+
+
+def format_of(**transforms: str) -> TableFormat:
+    fields = (
+        PartitionField(
+            SCHEMA.find_field(name.replace("__", ".")).field_id, number, parse_transform(transform), f"p{number}"
+        )
+        for number, (name, transform) in enumerate(transforms.items(), 1000)
+    )
+    made = TableFormat(SCHEMA, PartitionSpec(*fields), {})
+    copy: TableFormat = pickle.loads(pickle.dumps(made))
+    return copy
+
+
+def batch_of(**columns: list[Any]) -> pa.RecordBatch:
+    rows = len(next(iter(columns.values())))
+    columns = {"offset": list(range(rows)), **columns}
+    arrays = [pa.array(columns.get(name, [None] * rows), kind) for name, (_, kind) in COLUMNS.items()]
+    return pa.RecordBatch.from_arrays(arrays, schema=ARROW)
+
+
+def divided(table: TableFormat, batch: pa.RecordBatch) -> dict[tuple[Any, ...], list[int]]:
+    return {values: part["offset"].to_pylist() for values, part in table.parts(batch)}
+
+
+@pytest.mark.parametrize(
+    ("transform", "column", "values", "expected"),
+    [
+        ("day", "timestamp", [0, DAY_US, 1, 2 * DAY_US - 1], {(0,): [0, 2], (1,): [1, 3]}),
+        ("day", "timestamp", [-1, None, DAY_US], {(-1,): [0], (None,): [1], (1,): [2]}),
+        ("day", "timestamp", [5, 6], {(0,): [0, 1]}),
+        ("month", "timestamp", [0, 31 * DAY_US], {(0,): [0], (1,): [1]}),
+        ("hour", "timestamp", [0, DAY_US], {(0,): [0], (24,): [1]}),
+        ("bucket[4]", "key", [b"a", b"b", b"a", None], {(2,): [0, 2], (3,): [1], (None,): [3]}),
+        ("truncate[2]", "topic", ["abc", "abd", "b"], {("ab",): [0, 1], ("b",): [2]}),
+        ("identity", "weight", [1.0, 2.0, 1.0], {(1.0,): [0, 2], (2.0,): [1]}),
+        ("identity", "noon", [7, 7], {(7_000_000,): [0, 1]}),
+        ("void", "topic", ["a", "b"], {(None,): [0, 1]}),
+        ("identity", "value__day", [{"day": date(1970, 1, 3)}, None], {(2,): [0], (None,): [1]}),
+        ("identity", "value__price", [{"price": Decimal("1.50")}], {(Decimal("1.50"),): [0]}),
+    ],
+)
+def test_records_are_divided_by_partition_value(
+    transform: str, column: str, values: list[Any], expected: dict[tuple[Any, ...], list[int]]
+) -> None:
+    assert divided(format_of(**{column: transform}), batch_of(**{column.partition("__")[0]: values})) == expected
+
+
+def test_a_partition_may_have_several_fields_and_a_table_none() -> None:
+    batch = batch_of(timestamp=[0, DAY_US, 0], topic=["a", "a", "b"])
+    expected = {(0, "a"): [0], (1, "a"): [1], (0, "b"): [2]}
+    assert divided(format_of(timestamp="day", topic="identity"), batch) == expected
+    assert divided(format_of(), batch) == {(): [0, 1, 2]}
+
+
+def test_no_record_is_lost_for_a_value_that_equals_nothing() -> None:
+    batch = batch_of(weight=[float("nan"), 1.0, float("nan"), None])
+    parts = [part["offset"].to_pylist() for _, part in format_of(weight="identity").parts(batch)]
+    assert sorted(itertools.chain.from_iterable(parts)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (format_of(timestamp="month"), "month of timestamp cannot be computed: date value out of range"),
+        (format_of(timestamp="truncate[3]"), "truncate.3. of timestamp cannot be computed"),
+    ],
+)
+def test_a_record_without_a_place_is_named_by_its_partition_field(table: TableFormat, said: str) -> None:
+    with pytest.raises(PartitionValueError, match=said):
+        list(table.parts(batch_of(timestamp=[2**62])))
+
+
+def test_a_data_file_has_its_partition_and_statistics(tmp_path: Path) -> None:
+    table = format_of(timestamp="day")
+    batches = [batch_of(timestamp=[0, DAY_US, 1]), batch_of(timestamp=[DAY_US, DAY_US])]
+    parts = write_parts(tmp_path, batches, ARROW, table.parts)
+    assert [(part.values, part.records) for part in parts] == [((0,), 2), ((1,), 3)]
+    made = [pickle.loads(pickle.dumps(table.data_file(part, f"s3://lake/{part.path.name}"))) for part in parts]
+    assert [(one.file_path, list(one.partition._data), one.record_count) for one in made] == [
+        ("s3://lake/0.parquet", [0], 2),
+        ("s3://lake/1.parquet", [1], 3),
+    ]
+    offset = SCHEMA.find_field("offset").field_id
+    assert [one.upper_bounds[offset] for one in made] == [(2).to_bytes(8, "little"), (1).to_bytes(8, "little")]
+    assert [one.file_size_in_bytes for one in made] == [part.path.stat().st_size for part in parts]
+
+
+def test_the_number_of_open_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_writer, "MAX_OPEN_FILES", 2)
+    days = [0, 1, 0, 2, 1]
+    batches = [batch_of(offset=[offset], timestamp=[day * DAY_US]) for offset, day in enumerate(days)]
+    parts = write_parts(tmp_path, batches, ARROW, format_of(timestamp="day").parts)
+    assert sorted((part.values, part.records) for part in parts) == [((0,), 2), ((1,), 1), ((1,), 1), ((2,), 1)]
+    assert len({part.path for part in parts}) == 4
+    assert sorted(pa.concat_tables(map(pq.read_table, (p.path for p in parts)))["offset"].to_pylist()) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
