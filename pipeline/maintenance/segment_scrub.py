@@ -98,7 +98,7 @@ class _SegmentScrub:
         try:
             indexes = await with_retries(lambda: storage.fetch_indexes(segment))
             verification = self._verification = SegmentVerification(segment, indexes, ring, self._records)
-            calls = (_get(storage, segment, run) for run in verification.runs())
+            calls = ((1, _get(storage, segment, run)) for run in verification.runs())
             async with aclosing(in_order(calls, GETS_AT_ONCE)) as fetched:
                 async for run, view in fetched:
                     yield partial(self._add, verification, run, view)

@@ -39,6 +39,9 @@ NAME = "kafka_tiered"
 
 
 class KafkaTieredDataSource(DataSource):
+    parallelism = 1
+    """The cores of the session. Only the session knows them, and planning runs in another process."""
+
     @classmethod
     def name(cls) -> str:
         return NAME
@@ -48,11 +51,12 @@ class KafkaTieredDataSource(DataSource):
         return spark_schema(names or (ALL_COLUMNS if include_headers else KAFKA_COLUMNS).names)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = parse_options(self.options, is_streaming=False)
+        options = parse_options(self.options, is_streaming=False, parallelism=self.parallelism)
         return PushingTieredReader(options, schema) if options.pushes_filters else TieredReader(options, schema)
 
     def streamReader(self, schema: StructType) -> TieredStreamReader:
-        return TieredStreamReader(parse_options(self.options, is_streaming=True), schema)
+        options = parse_options(self.options, is_streaming=True, parallelism=self.parallelism)
+        return TieredStreamReader(options, schema)
 
 
 class TieredReader(DataSourceReader):
@@ -103,7 +107,9 @@ def register_data_sources(session: SparkSession) -> None:
     """Registers both data sources and makes `session` the active session. A second call has no effect."""
     # Spark checks whether a name is taken in the active session, so this call makes `session` the active one.
     session.createDataFrame([], "nothing INT")
-    for source in (KafkaTieredDataSource, SegmentsDataSource):
+    context = getattr(session, "sparkContext", None)  # Spark Connect has none
+    cores = {} if context is None else {"parallelism": context.defaultParallelism}
+    for source in (type("SessionsDataSource", (KafkaTieredDataSource,), cores), SegmentsDataSource):
         try:
             session.dataSource.register(source)
         except AnalysisException as error:

@@ -128,6 +128,8 @@ class ReadOptions:
     poll_timeout_ms: int
     split_bytes: int
     pushes_filters: bool = False
+    parallelism: int = 1
+    """The cores among which a small read is divided."""
 
 
 def column_options(options: Mapping[str, str]) -> tuple[bool, tuple[str, ...]]:
@@ -145,8 +147,10 @@ def subscription_option(options: Mapping[str, str]) -> Subscription | None:
     return _subscription(given) if any(map(given.has, _SUBSCRIPTIONS)) else None
 
 
-def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptions:
-    """Parses all options and reads the file that `config` names. Raises `OptionError`, `ConfigError`."""
+def parse_options(options: Mapping[str, str], *, is_streaming: bool, parallelism: int = 1) -> ReadOptions:
+    """Parses all options and reads the file that `config` names. A given `splitBytes` counts more than `parallelism`.
+
+    Raises `OptionError`, `ConfigError`."""
     given = _Given(options)
     given.check_names()
     for name in given.options.keys() & _IGNORED.keys():
@@ -197,6 +201,7 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOpti
         poll_timeout_ms=given.positive("kafkaConsumer.pollTimeoutMs") or TIMEOUT_MS,
         split_bytes=given.positive("splitBytes") or DEFAULT_SPLIT_BYTES,
         pushes_filters=given.flag("pushdown", False),
+        parallelism=1 if given.has("splitBytes") else parallelism,
     )
 
 

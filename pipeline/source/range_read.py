@@ -4,6 +4,9 @@ A local range that was trimmed meanwhile is in the remote tier by then. A segmen
 In both cases the reader plans the rest of the range again with fresh metadata, from the first offset that it has not
 yielded yet. So no record is lost, and none is yielded twice. If neither tier has an offset, it is lost, and
 `failOnDataLoss` decides what happens.
+
+A segment takes two round trips: one for its indexes, and one for its log. So the reader asks for the first batches of
+the next ranges ahead, as far as `AHEAD_BYTES` allow.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -21,7 +25,7 @@ from pipeline.decode.record_columns import RecordColumns
 from pipeline.source.local_read import OffsetOutOfRangeError, read_local_range
 from pipeline.source.options import ReadOptions
 from pipeline.source.read_plan import LocalRange, MissingOffsets, ReadRange, RemoteRange
-from pipeline.source.remote_read import RawBatches, read_remote_range
+from pipeline.source.remote_read import GET_BYTES, GETS_AT_ONCE, RawBatches, in_order, read_remote_range
 from pipeline.source.tiered_log import client_config, open_log, report_data_loss
 from pipeline.spark.task_call import freeze_loaded_objects
 from pipeline.spark.worker import worker
@@ -30,6 +34,8 @@ from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 
 logger = logging.getLogger(__name__)
 
+AHEAD_BYTES = GETS_AT_ONCE * GET_BYTES
+"""What the ranges ahead may hold in memory. One range holds no more either."""
 _PLANS_WITHOUT_PROGRESS = 2
 
 
@@ -38,6 +44,23 @@ class RangeBatches(NamedTuple):
 
     range: ReadRange
     raw: RawBatches
+
+
+class _Begun(NamedTuple):
+    """A range whose first batches have arrived, or whose first request has failed."""
+
+    range: ReadRange
+    rest: AsyncGenerator[RawBatches]
+    first: RawBatches | None = None
+    failure: Exception | None = None
+
+    async def batches(self) -> AsyncGenerator[RawBatches]:
+        if self.failure is not None:
+            raise self.failure
+        if self.first is not None:
+            yield self.first
+        async for raw in self.rest:
+            yield raw
 
 
 class RangeReader:
@@ -65,28 +88,56 @@ class RangeReader:
         freeze_loaded_objects()
 
     async def raw_batches(self, ranges: Sequence[ReadRange]) -> AsyncGenerator[RangeBatches]:
-        for planned in ranges:
-            waiting: deque[ReadRange] = deque([planned])
-            fruitless = 0
-            while waiting:
-                one = waiting.popleft()
-                position = one.first_offset
-                try:
-                    async with aclosing(await self._open(one)) as batches:
-                        async for raw in batches:
-                            yield RangeBatches(one, raw)
-                            position = max(position, raw.next_offset)
-                except CorruptSegmentError as error:
-                    raise CorruptSegmentError(f"{one.partition}: {error}") from error
-                except (RemoteResourceNotFoundError, OffsetOutOfRangeError) as error:
-                    fruitless = fruitless + 1 if position == one.first_offset else 1
-                    if position <= one.end_offset:
-                        rest = await self._planned_anew(one, position, error, fruitless)
-                        waiting.extendleft(reversed(rest))
+        opened: set[AsyncGenerator[RawBatches]] = set()
+        calls = ((min(one.size_bytes, AHEAD_BYTES), partial(self._begin, one, opened)) for one in ranges)
+        try:
+            async with aclosing(in_order(calls, AHEAD_BYTES)) as all_begun:
+                async for begun in all_begun:
+                    async with aclosing(self._batches_of(begun, opened)) as found:
+                        async for batches in found:
+                            yield batches
+        finally:
+            for each in opened:
+                await each.aclose()
+
+    async def _batches_of(self, begun: _Begun, opened: set[AsyncGenerator[RawBatches]]) -> AsyncGenerator[RangeBatches]:
+        """Yields the batches of a planned range, whose rest may be planned anew."""
+        waiting: deque[ReadRange] = deque()
+        fruitless = 0
+        while True:
+            one = begun.range
+            position = one.first_offset
+            try:
+                async with aclosing(begun.batches()) as batches:
+                    async for raw in batches:
+                        yield RangeBatches(one, raw)
+                        position = max(position, raw.next_offset)
+            except CorruptSegmentError as error:
+                raise CorruptSegmentError(f"{one.partition}: {error}") from error
+            except (RemoteResourceNotFoundError, OffsetOutOfRangeError) as error:
+                fruitless = fruitless + 1 if position == one.first_offset else 1
+                if position <= one.end_offset:
+                    rest = await self._planned_anew(one, position, error, fruitless)
+                    waiting.extendleft(reversed(rest))
+            await begun.rest.aclose()
+            opened.discard(begun.rest)
+            if not waiting:
+                return
+            begun = await self._begin(waiting.popleft(), opened)
+
+    async def _begin(self, one: ReadRange, opened: set[AsyncGenerator[RawBatches]]) -> _Begun:
+        """Asks for the first batches of a range. `opened` gets what the caller must close."""
+        rest = self._open(one)
+        opened.add(rest)
+        try:
+            return _Begun(one, rest, first=await anext(rest, None))
+        except Exception as error:  # raised when it is the turn of the range
+            return _Begun(one, rest, failure=error)
 
     async def _open(self, one: ReadRange) -> AsyncGenerator[RawBatches]:
+        config = self._options.config
         if isinstance(one, LocalRange):
-            return read_local_range(
+            batches = read_local_range(
                 await worker().client(client_config(self._options)),
                 one.partition,
                 one.first_offset,
@@ -94,17 +145,20 @@ class RangeReader:
                 is_committed_only=self._options.is_committed_only,
                 timeout_ms=self._options.poll_timeout_ms,
             )
-        config = self._options.config
-        if config is None:
+        elif config is None:
             raise RemoteTierError("no store is configured for this reader")
-        return read_remote_range(
-            await worker().storage(config, self._cluster_id),
-            one.segment,
-            open_key_ring(config),
-            one.first_offset,
-            one.end_offset,
-            min_timestamp_ms=self._min_timestamp_ms,
-        )
+        else:
+            batches = read_remote_range(
+                await worker().storage(config, self._cluster_id),
+                one.segment,
+                open_key_ring(config),
+                one.first_offset,
+                one.end_offset,
+                min_timestamp_ms=self._min_timestamp_ms,
+            )
+        async with aclosing(batches):
+            async for raw in batches:
+                yield raw
 
     async def _planned_anew(self, one: ReadRange, position: int, error: Exception, fruitless: int) -> list[ReadRange]:
         """Plans the rest of `one` from `position` on again, with the current metadata. Raises `DataLossError`."""

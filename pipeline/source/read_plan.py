@@ -25,6 +25,8 @@ from tiers.model.stored_segment import StoredSegment, decode_answer, stored_segm
 
 ASSUMED_RECORD_BYTES = 1024
 """Assumed when no segment of the log tells the average size."""
+SMALLEST_TASK_BYTES = 4 << 20
+"""A task of this size takes about as long as Spark needs to start it."""
 MAX_TASKS = 100_000
 """Limit of tasks per read. Spark needs an hour for more tasks, whatever they do."""
 
@@ -183,13 +185,16 @@ def tasks_of(
     min_partitions: int | None = None,
     max_records: int | None = None,
     max_tasks: int | None = None,
+    parallelism: int = 1,
 ) -> list[tuple[ReadRange, ...]]:
-    """Returns tasks of about `split_bytes`.
+    """Returns tasks of about `split_bytes`, or smaller ones, so that `parallelism` cores have work.
 
     There are at least about `min_partitions` tasks, and no task has more than `max_records` offsets. If there would be
     more than about `max_tasks` tasks, the tasks are larger."""
+    size_bytes = sum(one.size_bytes for one in ranges)
+    split_bytes = min(split_bytes, max(SMALLEST_TASK_BYTES, -(-size_bytes // parallelism)))
     if max_tasks is not None:
-        split_bytes = max(split_bytes, sum(one.size_bytes for one in ranges) // max_tasks)
+        split_bytes = max(split_bytes, size_bytes // max_tasks)
     if min_partitions is not None:
         fair = max(1, sum(map(count_of, ranges)) // min_partitions)
         max_records = fair if max_records is None else min(fair, max_records)

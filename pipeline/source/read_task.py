@@ -57,7 +57,12 @@ def tasks_for(
                 elif not (isinstance(piece, RemoteRange) and _is_before(piece, min_timestamp_ms)):
                     ranges.append(piece)
         tasks = tasks_of(
-            ranges, options.split_bytes, options.min_partitions, options.max_records_per_partition, MAX_TASKS
+            ranges,
+            options.split_bytes,
+            options.min_partitions,
+            options.max_records_per_partition,
+            MAX_TASKS,
+            options.parallelism,
         )
     return [ReadTask(log.cluster_id, task) for task in tasks]
 

@@ -62,7 +62,7 @@ async def read_remote_range(
     stored = decode_indexes_object(await with_retries(lambda: storage.fetch_indexes(segment)), segment)
     index = stored.remote_log_index(key_ring)
     runs = _runs(index, first_offset, end_offset, min_timestamp_ms, get_bytes)
-    calls = (_get(storage, segment, run) for run in runs)
+    calls = ((1, _get(storage, segment, run)) for run in runs)
     async with aclosing(in_order(calls, gets_at_once)) as fetched:
         async for run, view in fetched:
             for batches in _opened(index, run, view):
@@ -148,23 +148,27 @@ def _batches(index: RemoteLogIndex, log_bytes: memoryview, first: Chunk, last: C
     return RawBatches(log_bytes, tuple(aborted), last.last_offset + 1)
 
 
-async def in_order(calls: Iterable[Callable[[], Awaitable[T]]], at_once: int) -> AsyncGenerator[T]:
-    """Yields the results of `calls` in order, with up to `at_once` calls in progress. A failure is raised in its place,
-    and ends the iteration."""
-    running: deque[asyncio.Future[T]] = deque()
+async def in_order(calls: Iterable[tuple[int, Callable[[], Awaitable[T]]]], at_once: int) -> AsyncGenerator[T]:
+    """Yields the results of `calls` in order. Each call has a weight.
+
+    The weights of the calls in progress, and of the results that wait for their turn, add up to `at_once` at most. A
+    call that is heavier runs alone. A failure is raised in its place, and ends the iteration."""
+    running: deque[tuple[int, asyncio.Future[T]]] = deque()
     waiting = iter(calls)
+    following = next(waiting, None)
     try:
-        while True:
-            while len(running) < at_once and (call := next(waiting, None)) is not None:
-                running.append(asyncio.ensure_future(call()))  # noqa: TID251  # a TaskGroup must not span a yield
-            if not running:
-                return
-            yield await running.popleft()
+        while running or following is not None:
+            while following is not None and (not running or sum(one for one, _ in running) + following[0] <= at_once):
+                weight, call = following
+                future = asyncio.ensure_future(call())  # noqa: TID251  # a TaskGroup must not span a yield
+                running.append((weight, future))
+                following = next(waiting, None)
+            yield await running.popleft()[1]
     finally:
-        for each in running:
+        for _, each in running:
             each.cancel()
         if running:
-            await asyncio.wait(running)
-        for each in running:
+            await asyncio.wait([each for _, each in running])
+        for _, each in running:
             if not each.cancelled():
                 each.exception()  # marks the exception as retrieved: the caller has stopped reading

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.source.read_plan import (
+    SMALLEST_TASK_BYTES,
     LocalRange,
     LogView,
     MissingOffsets,
@@ -197,3 +198,13 @@ def test_a_plan_passes_over_recorded_gaps_and_over_nothing_else(first: int, coun
     }
     asked = range(first, first + count + 1)
     assert missing == {at for at in asked if 10 <= at < 60 and not any(gap.holds(at) for gap in gaps)}
+
+
+def test_a_small_read_has_a_task_for_each_core() -> None:
+    mib = 1 << 20
+    whole = LocalRange(PARTITION, 0, 63_999, record_bytes=mib / 1000)
+    assert len(tasks_of([whole], 64 * mib)) == 1
+    assert len(tasks_of([whole], 64 * mib, parallelism=8)) == 8
+    assert len(tasks_of([whole], 4 * mib, parallelism=8)) == 16
+    small = LocalRange(PARTITION, 0, 7_999, record_bytes=mib / 1000)
+    assert len(tasks_of([small], 64 * mib, parallelism=100)) == 8 * mib // SMALLEST_TASK_BYTES

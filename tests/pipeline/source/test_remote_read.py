@@ -147,7 +147,7 @@ async def test_calls_run_side_by_side_and_end_in_their_order() -> None:
 
         return work
 
-    results = in_order(map(call, range(4)), 2)
+    results = in_order(((1, call(number)) for number in range(4)), 2)
     may_end[1].set()
     async with asyncio.TaskGroup() as group:
         first = group.create_task(anext(results))
