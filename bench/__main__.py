@@ -14,6 +14,7 @@ from bench import (
     idle_connections,
     pass_through,
     round_trip,
+    small_segments,
     store_model,
     tail_and_backfill,
     workers,
@@ -31,6 +32,7 @@ SCENARIOS: dict[str, Scenario] = {
     "workers": workers.run,
     "empty_polls": empty_polls.run,
     "idle_connections": idle_connections.run,
+    "small_segments": small_segments.run,
     "store_model": store_model.run,
 }
 """In the order of the report."""

@@ -58,6 +58,7 @@ COLUMNS = {
     "relay_mib": "resident MiB",
     "tidegate_mib": "resident MiB",
     "first_byte_ms": "first byte ms",
+    "times_as_fast": "times as fast",
 }
 """The titles of the figures that tables show, in this order."""
 
@@ -259,6 +260,13 @@ _DRAWN: Mapping[str, Callable[[ScenarioResult], list[Figure]]] = {
         "KiB",
         "Growth of the relay's own memory, divided by the connections. The kernel's memory for sockets is not in it.",
         "idle-connections",
+    ),
+    "small_segments": _costs(
+        "mb_per_s",
+        "One task of Spark reads small segments from a far store",
+        "MB/s",
+        "Each segment takes two round trips: one for its indexes, and one for its log.",
+        "small-segments",
     ),
     "store_model": _costs(
         "mb_per_s",
