@@ -227,7 +227,8 @@ def test_an_export_names_the_missing_extra_of_iceberg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = ExportRequest("orders", TargetSettings(tmp_path.as_uri()), IcebergTable("lake", "db.orders"))
-    monkeypatch.setitem(sys.modules, "pyiceberg", None)
+    for name in ("pyiceberg", *(name for name in sys.modules if name.startswith("pyiceberg."))):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "pipeline.export.iceberg", raising=False)
     monkeypatch.setattr("pipeline.decode.arrow_records.warm", lambda: open_ledger(request))
     assert cli.run(["warm"]) == 3
