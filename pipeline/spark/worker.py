@@ -18,14 +18,13 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from typing import TypeVar
 
-import uvloop
-
 from pipeline.config import PipelineConfig
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
 from tiers.config.upstream_config import UpstreamConfig, broker_client
+from tiers.event_loop import EventLoop
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
@@ -40,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 class Worker:
     def __init__(self) -> None:
-        self._loop = uvloop.new_event_loop()
+        self._loop = EventLoop()
         self._lock = asyncio.Lock()
         self._clients: dict[UpstreamConfig, BrokerClient] = {}
         self._stores: list[tuple[StorageConfig, str, LocatedRemoteStorageManager]] = []

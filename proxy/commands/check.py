@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
-import uvloop
 from kafka.protocol.metadata import MetadataRequest
 
 from proxy.cluster.broker_listeners import shared_ports
@@ -34,6 +33,7 @@ from tiers.broker.tls import TlsError
 from tiers.config.tier_config import ConfigError
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError
+from tiers.event_loop import EventLoop
 
 TIMEOUT_MS = 10_000
 
@@ -94,7 +94,7 @@ class Report:
 def checked(config: TidegateConfig) -> bool:
     """Prints the report. Returns whether there is no problem."""
     set_up_logging("error", "text")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
         report = runner.run(check(config))
     for line in report.lines():
         typer.echo(line)

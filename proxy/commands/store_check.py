@@ -28,6 +28,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.sockets import connected_socket
 from tiers.storage.remote_storage_manager import StoreFeatures
 from tiers.storage.retries import with_retries
 
@@ -135,7 +136,7 @@ async def _trouble_of(address: StoreAddress) -> str | None:
     setting, url, host, port = address
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(host, port)
+            (await connected_socket(host, port)).close()
     except socket.gaierror:
         return f"{setting}: the host name {host} in {url} is unknown: correct the name, or check the DNS"
     except ConnectionRefusedError:
@@ -144,5 +145,4 @@ async def _trouble_of(address: StoreAddress) -> str | None:
         return f"{setting}: no connection to {url} within {_CONNECT_TIMEOUT_S:.0f} s: check the address and the network"
     except OSError as error:
         return f"{setting}: no connection to {url}: {error.strerror or error}: check the address and the network"
-    writer.close()
     return None

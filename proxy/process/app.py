@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import uvloop
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
 from protocol.api_keys import ApiKey
@@ -63,6 +62,7 @@ from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerRefusedError
+from tiers.event_loop import EventLoop
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.topic_based import wall_clock_ms
 from tiers.reader.metrics import LocalIndexMetrics
@@ -461,5 +461,5 @@ def serve(
     # The modules stay for good. So a full collection, which holds up the loop, need not look at their objects.
     gc.collect()
     gc.freeze()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(run(config, None, make_role, admin, load))

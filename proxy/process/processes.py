@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import IO
 
 import aiohttp
-import uvloop
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -51,6 +50,7 @@ from proxy.version import installed_version
 from proxy.wire.server import bind, monotonic_ms, named_in_errors
 from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RemoteLogMetadataError
+from tiers.event_loop import EventLoop
 from tiers.metadata.state.writer import forget_freshness
 from tiers.metadata.topic.topic_based import wall_clock_ms
 from tiers.metric_spec import CounterSpec, GaugeSpec
@@ -77,7 +77,7 @@ def serve_processes(config: TidegateConfig, file: Path) -> bool:
     Raises `RemoteTierError`, and `OSError` if a port cannot be bound."""
     _begin_alone(config)
     remove_other_chunk_folders(config, [REMOTE_READER])
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
         return runner.run(_serve(config, file))
 
 

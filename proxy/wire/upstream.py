@@ -363,15 +363,12 @@ async def connect_upstream(context: ConnectionContext, endpoint: Endpoint, clien
 
 async def _open(upstream: UpstreamConnection, context: ConnectionContext, host: str, port: int) -> None:
     ssl = None if context.upstream_tls is None else context.upstream_tls.current()
-    if context.pipes is None:  # the loop makes its own connections
-        await asyncio.get_running_loop().create_connection(lambda: upstream, host, port, ssl=ssl)
-        return
     sock = await connected_socket(host, port)
-    if ssl is None:
+    if ssl is None and context.pipes is not None:
         SocketTransport(sock, upstream, context.pipes, relaying=upstream)
         return
-    loop = asyncio.get_running_loop()
-    await loop.create_connection(lambda: upstream, sock=sock, ssl=ssl, server_hostname=host)
+    name = None if ssl is None else host
+    await asyncio.get_running_loop().create_connection(lambda: upstream, sock=sock, ssl=ssl, server_hostname=name)
 
 
 async def _known_addresses(endpoint: Endpoint) -> Sequence[Address]:

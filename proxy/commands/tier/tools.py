@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
 import typer
-import uvloop
 
 from proxy.logging_setup import set_up_logging
 from tiers.access.open_tier import OpenMetadata, RemoteTierError
+from tiers.event_loop import EventLoop
 from tiers.model.ids import TopicIdPartition
 
 T = TypeVar("T")
@@ -59,5 +59,5 @@ def run_command(work: Callable[[], Awaitable[T]]) -> T:
     async def running() -> T:
         return await work()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
         return runner.run(running())

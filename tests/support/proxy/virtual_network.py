@@ -7,6 +7,7 @@ A run is the same every time.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -233,11 +234,19 @@ class VirtualNetwork(VirtualLoop):
         self.most_per_callback = 0
         self.transports: list[VirtualTransport] = []
 
-    async def create_connection(  # type: ignore[override]
-        self, protocol_factory: Callable[[], Any], host: str, port: int, ssl: object = None
-    ) -> tuple[VirtualTransport, Any]:
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         if self.refuses:
-            raise ConnectionRefusedError(f"{host}:{port}")
+            raise ConnectionRefusedError(address)
+
+    async def create_connection(  # type: ignore[override]
+        self,
+        protocol_factory: Callable[[], Any],
+        *,
+        sock: socket.socket,
+        ssl: object = None,
+        server_hostname: str | None = None,
+    ) -> tuple[VirtualTransport, Any]:
+        sock.close()
         protocol, peer = protocol_factory(), Peer()
         transport = VirtualTransport(self, protocol, peer)
         self.transports.append(transport)

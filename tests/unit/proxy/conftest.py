@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
-import uvloop
 
 from tests.support.proxy import proxy_harness
 from tests.support.proxy.proxy_harness import RELAYS
+from tiers.event_loop import EventLoop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": EventLoop}
 
 
 @pytest.fixture(scope="module", params=list(RELAYS))

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from uuid import UUID
 
 import pytest
-import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from proxy.process.app import pass_through_handlers
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
 from tests.support.proxy.proxy_harness import Proxy, proxy_before
+from tiers.event_loop import EventLoop
 
 KIB = 1024
 TOPIC = UUID(int=17)
@@ -93,7 +93,7 @@ SIZES = st.sampled_from((0, 1, 500, 4 * KIB, 63 * KIB, 64 * KIB, 70 * KIB, 256 *
     ),
 )
 def test_answers_of_any_size_in_any_pieces_arrive(version: int, answers: list[list[int]], pieces: list[int]) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(converse(version, answers, pieces))
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
+import pytest
+
 from proxy.config import LimitsConfig
 from proxy.wire.context import Address
 from proxy.wire.server import BrokerEndpoint
 from tests.support.fakes.broker.blackhole import blackhole
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, request, response
+from tests.support.fakes.hanging_names import HANGING, hanging_names
 from tests.support.proxy.proxy_harness import PATIENT, Proxy, proxy_before
 
 LONG_MS = 600_000
@@ -70,6 +73,23 @@ async def test_a_client_that_waits_for_a_blackholed_broker_delays_no_other() -> 
             assert await is_served(other, broker)
             assert proxy.metrics.upstream_connect_failures == 0
             waiting.reset()
+
+
+@pytest.mark.usefixtures("every_relay")
+async def test_a_client_of_a_broker_whose_name_hangs_delays_no_other() -> None:
+    limits = timeouts(each_ms=LONG_MS, together_ms=LONG_MS)
+    with hanging_names() as names:
+        async with (
+            FakeBroker() as broker,
+            proxy_before(broker, limits=limits) as proxy,
+            client_of(proxy, [(f"1.{HANGING}", 9092)]) as waiting,
+            client_of(proxy, [(f"2.{HANGING}", 9092)]) as also_waiting,
+        ):
+            await names.hang(2)
+            async with client_of(proxy, broker.addresses) as other:
+                assert await is_served(other, broker)
+            waiting.reset()
+            also_waiting.reset()
 
 
 async def test_an_address_that_failed_is_tried_last_until_it_answers() -> None:

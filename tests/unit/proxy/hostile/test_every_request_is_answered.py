@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from proxy.wire.exchange import Answer, BegunRequest, CutThrough, Exchange, Forw
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
 from tests.support.proxy.proxy_harness import PATIENT, AnsweringHandler, ForwardingHandler, proxy_before, reply
+from tiers.event_loop import EventLoop
 
 pytestmark = pytest.mark.usefixtures("every_relay")
 
@@ -133,7 +133,7 @@ async def converse(kinds: Sequence[int], max_in_flight: int, cuts: Sequence[int]
 def test_pipelined_requests_of_all_kinds_are_answered_in_order(
     kinds: list[int], max_in_flight: int, cuts: list[int], pace: int, turns: int
 ) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(converse(kinds, max_in_flight, cuts, pace, turns))
 
 
