@@ -9,19 +9,26 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    __version__: str
+
 __all__ = ["__version__", "read"]
 
-try:
-    __version__ = _version("tidegate")
-except _PackageNotFoundError:
-    __version__ = "unknown"
+
+def __getattr__(name: str) -> str:
+    """Returns `__version__`. The programs import this package too, and a signal ends them until they hold it."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("tidegate")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def read(

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +43,7 @@ from proxy.process.admin.http import Health, Reasons, admin_http
 from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
 from proxy.process.admin.process_state import SERVES_NO_CLIENTS, STATE_LINE, StateMetric
 from proxy.process.admin.process_view import ProcessView
+from proxy.process.end_signals import set_by_end_signals
 from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.loop_latency import LoopLatency
@@ -59,9 +60,7 @@ from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler, PrefixHandler
 from proxy.wire.server import Entrance, ProxyServer, bind, monotonic_ms
 from proxy.wire.tls import listener_tls
-from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client
-from tiers.errors import BrokerRefusedError
 from tiers.event_loop import EventLoop
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.topic_based import wall_clock_ms
@@ -351,9 +350,7 @@ async def run(
     registry.register(BuildInfo())
     async with AsyncExitStack() as stack:
         registry.register(stack.enter_context(LoopLatency(loop, time.monotonic)))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-            stack.callback(loop.remove_signal_handler, number)
+        stack.enter_context(set_by_end_signals(stop))
         role = make_role(config, registry)
         stack.enter_context(role.view.events.attached())
         registry.register(StateMetric(lambda: role.state))
@@ -376,7 +373,7 @@ async def run(
             by_port = (lambda: reload) if admin is None else None  # the supervisor's port is the one for changes
             pages = admin_http(at, registry, health, facts, access, installed_version(), by_port)
             await stack.enter_async_context(pages)
-        await role.open(stack)
+        is_open = await _unless_stopped(role.open, stack, stop)
         if load is not None:
             reload = Reload(config, load, partial(apply_settings, role, facts))
             role.view.alarms.watch(ProcessAlarm.SETTINGS_NOT_RELOADED, partial(troubles_of, reload))
@@ -384,12 +381,13 @@ async def run(
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
             take_reloads()
             stack.callback(hold_reloads)
-        if config.is_tiered and not await _open_tier(role, stack, stop):
-            return
-        role.serve(stack)
-        await stop.wait()
-        logger.info("stopping: draining")
-        await role.drain()
+        if is_open and config.is_tiered:
+            is_open = await _unless_stopped(role.open_tier, stack, stop)
+        if is_open:
+            role.serve(stack)
+            await stop.wait()
+            logger.info("stopping: draining")
+            await role.drain()
     logger.info("stopped")
 
 
@@ -419,11 +417,13 @@ def own_facts(config: TidegateConfig, role: Role) -> OwnFacts:
     )
 
 
-async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> bool:
-    """Opens the remote tier, and returns False if `stop` is set first.
+async def _unless_stopped(
+    opens: Callable[[AsyncExitStack], Awaitable[None]], stack: AsyncExitStack, stop: asyncio.Event
+) -> bool:
+    """Opens parts of a role, and returns False if `stop` is set first.
 
-    The current task opens the tier, and `stop` cancels that task: a task group must be entered and left by the same
-    task, and the current task also closes the stack."""
+    The current task opens them, and `stop` cancels that task: a task group must be entered and left by the same task,
+    and the current task also closes the stack."""
     task = asyncio.current_task()
     assert task is not None
 
@@ -431,13 +431,13 @@ async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> 
         await stop.wait()
         task.cancel()
 
-    trouble: RemoteTierError | BrokerRefusedError | None = None
+    trouble: Exception | None = None
     try:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(watch())
             try:
-                await role.open_tier(stack)
-            except (RemoteTierError, BrokerRefusedError) as error:
+                await opens(stack)
+            except Exception as error:
                 trouble = error
             finally:
                 watching.cancel()

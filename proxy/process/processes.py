@@ -41,6 +41,7 @@ from proxy.process.admin.process_state import STATE_LINE, metrics_of_the_dead
 from proxy.process.admin.recent_events import RecentEvents
 from proxy.process.budgets import remove_other_chunk_folders
 from proxy.process.child import Duty, Task, end_timeout_ms
+from proxy.process.end_signals import is_asked_to_end, set_by_end_signals
 from proxy.process.port_claims import make_claims
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import metadata_folder
@@ -75,14 +76,18 @@ def serve_processes(config: TidegateConfig, file: Path) -> bool:
     SIGHUP lets all of them read the settings in `file` again.
 
     Raises `RemoteTierError`, and `OSError` if a port cannot be bound."""
-    _begin_alone(config)
+    if not _begin_alone(config):
+        logger.info("stopped")
+        return True
     remove_other_chunk_folders(config, [REMOTE_READER])
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         return runner.run(_serve(config, file))
 
 
-def _begin_alone(config: TidegateConfig) -> None:
+def _begin_alone(config: TidegateConfig) -> bool:
     """Waits for the children of a supervisor that died a moment ago. They end by themselves, within `end_timeout_ms`.
+
+    Returns False if a signal asks for the end before that.
 
     If another process holds the metadata's state, it is one of those children, or it belongs to a second proxy that was
     started by mistake."""
@@ -100,7 +105,7 @@ def _begin_alone(config: TidegateConfig) -> None:
                 if not listener.reuse_port:
                     with named_in_errors(BOOTSTRAP_PORT):
                         bind(listener.host, listener.bootstrap_port, reuse_port=False, listens=False).close()
-            return
+            return True
         except RemoteLogMetadataError as error:
             if now_ms >= state_free_by_ms:
                 raise RemoteTierError(str(error)) from error
@@ -111,6 +116,8 @@ def _begin_alone(config: TidegateConfig) -> None:
         except OSError:
             if now_ms >= port_free_by_ms:
                 raise
+        if is_asked_to_end():
+            return False
         time.sleep(0.1)
 
 
@@ -118,9 +125,7 @@ async def _serve(config: TidegateConfig, file: Path) -> bool:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-            stack.callback(loop.remove_signal_handler, number)
+        stack.enter_context(set_by_end_signals(stop))
         listeners = {name: stack.enter_context(_listener()) for name in _names(config)} if config.admin.port else {}
         claims = stack.enter_context(make_claims())
         reads = stack.enter_context(listen()) if config.is_tiered else None

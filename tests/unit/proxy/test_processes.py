@@ -23,6 +23,7 @@ from proxy.wire.server import bind
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.broker.wire import connected
 from tests.support.proxy.parsed_config import parse_config
+from tests.support.proxy.waiting_signal import waiting_sigterm
 from tests.support.servers.ports import free_ports
 from tiers.access.open_tier import RemoteTierError
 from tiers.metadata.state.layout import LOCK_FILE
@@ -258,6 +259,11 @@ def test_the_children_of_a_dead_supervisor_have_time_to_end(
     died: Callable[[int, int], float],
 ) -> None:
     assert 27 <= died(25, 27) < 28
+
+
+def test_a_signal_ends_the_wait(died: Callable[[int, int], float]) -> None:
+    with waiting_sigterm():
+        assert died(25, 27) == 0
 
 
 def test_another_proxy_that_lives_ends_the_start(died: Callable[[int, int], float]) -> None:
