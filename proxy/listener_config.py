@@ -143,7 +143,10 @@ class ListenerConfig(Section):
         validation_alias="base.port",
         gt=0,
         lt=65_536,
-        description="The first port for brokers: the proxy listens for broker N at this port + N.",
+        description=(
+            "The first port for brokers: the proxy listens for broker N at this port + N. Node ids from 65535 on need "
+            '`brokers.by = "sni"`.'
+        ),
     )
     advertised_base_port: int | None = Field(
         default=None,

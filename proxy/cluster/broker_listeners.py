@@ -63,12 +63,12 @@ class ListenerAddresses:
         """Returns why the settings leave no address for a broker. None: they have one."""
         bound = None if self.base_port is None else self.base_port + node_id
         if bound is not None and bound > MAX_PORT:
-            return f"port {bound} does not exist: lower listener.base.port"
+            return _no_port(bound, node_id, "listener.base.port")
         if bound == self.bootstrap_port:
             return f"port {bound} is listener.bootstrap.port: change one of the two settings"
         advertised = self.advertised(node_id)[1]
         if advertised > MAX_PORT:
-            return f"port {advertised} does not exist: lower listener.advertised.base.port"
+            return _no_port(advertised, node_id, "listener.advertised.base.port")
         return None
 
     def node_named(self, server_name: str | None) -> int | None:
@@ -77,6 +77,14 @@ class ListenerAddresses:
         found = None if server_name is None else re.fullmatch(pattern, server_name)
         node_id = None if found is None else int(found[1])
         return node_id if node_id is None or node_id <= _MAX_NODE_ID else None
+
+
+def _no_port(port: int, node_id: int, base: str) -> str:
+    by_sni = 'set listener.brokers.by = "sni"'
+    highest_base = MAX_PORT - node_id
+    if highest_base < 1:
+        return f"port {port} does not exist, and no {base} fits node id {node_id}: {by_sni}"
+    return f"port {port} does not exist: lower {base} to {highest_base} or less, or {by_sni}"
 
 
 def shared_ports(

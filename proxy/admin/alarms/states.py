@@ -279,7 +279,7 @@ STATES: Final[tuple[Alarm, ...]] = (
             "Clients cannot reach this broker through the proxy. They get the name `broker-N-has-no-listener.invalid` "
             "for it, which has no address. The proxy is not ready."
         ),
-        "Free the port, or change `listener.base.port`.",
+        'Free the port, or change `listener.base.port`. Node ids from 65535 on need `listener.brokers.by = "sni"`.',
         heading="the listener for a broker cannot be opened",
     ),
     Alarm(

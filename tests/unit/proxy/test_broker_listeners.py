@@ -50,9 +50,29 @@ def test_a_broker_is_advertised_as_the_listener_says(addresses: ListenerAddresse
     assert addresses.trouble_of(3) is None
 
 
-def test_an_advertised_port_that_does_not_exist_is_named() -> None:
-    addresses = ListenerAddresses("0.0.0.0", "proxy", 9092, 9100, advertised_base_port=65_000)
-    assert addresses.trouble_of(536) == "port 65536 does not exist: lower listener.advertised.base.port"
+SNI = 'set listener.brokers.by = "sni"'
+
+
+@pytest.mark.parametrize(
+    ("advertised_base_port", "node_id", "trouble"),
+    [
+        (None, 65_534, f"port 74634 does not exist: lower listener.base.port to 1 or less, or {SNI}"),
+        (None, 65_535, f"port 74635 does not exist, and no listener.base.port fits node id 65535: {SNI}"),
+        (65_000, 536, f"port 65536 does not exist: lower listener.advertised.base.port to 64999 or less, or {SNI}"),
+        (65_000, 65_535, f"port 74635 does not exist, and no listener.base.port fits node id 65535: {SNI}"),
+    ],
+)
+def test_a_port_that_does_not_exist_is_named_with_a_way_that_works(
+    advertised_base_port: int | None, node_id: int, trouble: str
+) -> None:
+    addresses = ListenerAddresses("0.0.0.0", "proxy", 9092, 9100, advertised_base_port)
+    assert addresses.trouble_of(node_id) == trouble
+
+
+def test_any_node_id_has_an_address_by_sni() -> None:
+    addresses = ListenerAddresses("0.0.0.0", "b{id}.org", 9092, None)
+    assert addresses.trouble_of(2**31 - 1) is None
+    assert addresses.node_named("b2147483647.org") == 2**31 - 1
 
 
 @pytest.mark.parametrize(

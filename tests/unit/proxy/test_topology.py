@@ -173,7 +173,10 @@ async def test_a_broker_whose_port_is_taken_is_advertised_at_no_address(caplog: 
 @pytest.mark.parametrize(
     ("node_id", "reason"),
     [
-        (65_535 - 9_100 + 1, "port 65536 does not exist: lower listener.base.port"),
+        (
+            65_535,
+            'port 74635 does not exist, and no listener.base.port fits node id 65535: set listener.brokers.by = "sni"',
+        ),
         (9_200 - 9_100, "port 9200 is listener.bootstrap.port: change one of the two settings"),
     ],
 )
