@@ -35,6 +35,7 @@ from proxy.process.app import serve as serve_forever
 from proxy.process.processes import serve_processes
 from proxy.process.reload import hold_reloads
 from proxy.process.tracing import require_tracing
+from proxy.process.unhandled_errors import unhandled_errors_logged
 from tiers.commands import console
 from tiers.commands.console import ConfigFile, explained
 from tiers.commands.program import Program
@@ -107,10 +108,11 @@ def serve(config: ConfigFile) -> None:
     settings = load_config(config)
     require_tracing(settings)
     set_up_logging(settings.log.level, settings.log.format)
-    if not settings.workers:
-        serve_forever(settings, load=partial(load_config, config))
-    elif not serve_processes(settings, config):
-        raise typer.Exit(FAILED)
+    with unhandled_errors_logged():
+        if not settings.workers:
+            serve_forever(settings, load=partial(load_config, config))
+        elif not serve_processes(settings, config):
+            raise typer.Exit(FAILED)
 
 
 @app.command()

@@ -36,6 +36,7 @@ from proxy.process.reload import with_live_settings
 from proxy.process.remote_reader import RemoteReaderProcess
 from proxy.process.remote_tier import WorkerPlace
 from proxy.process.supervisor import UNUSABLE
+from proxy.process.unhandled_errors import unhandled_errors_logged
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
 from tiers.errors import BrokerRefusedError
@@ -117,7 +118,8 @@ def run(task: Task) -> int:
         handler.addFilter(partial(_name, task.name))
     admin = None if task.admin_fd is None else ChildAdmin(socket.socket(fileno=task.admin_fd), task.admin_token)
     try:
-        serve(share_of_duty(task.config, task.duty), _role(task), admin, partial(settings_again, task))
+        with unhandled_errors_logged():
+            serve(share_of_duty(task.config, task.duty), _role(task), admin, partial(settings_again, task))
     except (RemoteTierError, TlsError, BrokerRefusedError, OSError) as error:
         said = error.strerror if isinstance(error, OSError) else None
         sys.stderr.write(f"tidegate: {said or error}\n")
