@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -44,7 +45,8 @@ from proxy.wire.socket_transport import PipePool
 from tests.support.servers.ports import free_ports
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-FETCH_VERSION, PRODUCE_VERSION = 17, 13
+FETCH_VERSION, PRODUCE_VERSION, SHARE_FETCH_VERSION = 17, 13, 1
+PARTITION_BYTES = {"8k": 8_000, "30k": 30_000, "60k": 60_000, "1m": MIB}
 TOPIC = UUID("12345678-9abc-def0-1234-56789abcdef0")
 START_S, IDLE_S = 20.0, 60.0
 REQUESTS = 5_000
@@ -102,6 +104,20 @@ def fetch_response(partitions: int, records_bytes: int) -> bytes:
     return _framed(*map(bytes, encode_response(FETCH_VERSION, 1, topics)))
 
 
+def share_request() -> bytes:
+    head = build_request_header(ApiKey.SHARE_FETCH, SHARE_FETCH_VERSION, 1, "consumer-group-1-member-1")
+    limits = INT32.pack(7) + INT32.pack(500) + INT32.pack(1) + INT32.pack(50 * MIB) + INT32.pack(500) + INT32.pack(500)
+    return _framed(head, b"\x02g\x02m", limits, b"\x01\x01\x00")
+
+
+def share_response(partitions: int, records_bytes: int) -> bytes:
+    """A response without acquired records."""
+    records = write_uvarint(records_bytes + 1) + bytes(records_bytes)
+    entries = [INT32.pack(index) + bytes(15) + records + b"\x01\x00" for index in range(partitions)]
+    head = build_response_header(ApiKey.SHARE_FETCH, SHARE_FETCH_VERSION, 1) + bytes(11)
+    return _framed(head, b"\x02", TOPIC.bytes, write_uvarint(partitions + 1), *entries, b"\x00\x01\x00")
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     request: bytes
@@ -117,6 +133,14 @@ SCENARIOS: Mapping[str, Callable[[], Scenario]] = {
     "produce-256k": lambda: Scenario(produce_request(256 * KIB), produce_response(), 1, 5),
     "consume-1": lambda: Scenario(fetch_request(), fetch_response(4, 900 * KIB), 1, 1),
     "consume-8": lambda: Scenario(fetch_request(), fetch_response(4, 900 * KIB), 8, 1),
+    **{
+        f"consume-100x{name}": partial(lambda size: Scenario(fetch_request(), fetch_response(100, size), 1, 1), size)
+        for name, size in PARTITION_BYTES.items()
+    },
+    **{
+        f"share-100x{name}": partial(lambda size: Scenario(share_request(), share_response(100, size), 1, 1), size)
+        for name, size in PARTITION_BYTES.items()
+    },
     "polls": lambda: Scenario(fetch_request(), fetch_response(0, 0), 1_000, 1, per_request=True),
     "round-trip": lambda: Scenario(produce_request(KIB), produce_response(), 1, 1, per_request=True),
 }
@@ -356,10 +380,10 @@ def compare(name: str, relays: Mapping[str, Sequence[str]], mib: int, rounds: in
     floor = statistics.median(next(iter(cpu.values())))
     for title, found in cpu.items():
         median = statistics.median(found)
-        line = f"{name:14}{title:14}{median:9.3f} ({min(found):.3f}-{max(found):.3f}) {unit} {median / floor:6.2f}x"
+        line = f"{name:18}{title:14}{median:9.3f} ({min(found):.3f}-{max(found):.3f}) {unit} {median / floor:6.2f}x"
         print(line + (f"  {_trip(trips[title])}" if trips[title] and scenario.per_request else ""), flush=True)
     if trips["none"] and scenario.per_request:
-        print(f"{name:14}{'none':14} {_trip(trips['none'])}", flush=True)
+        print(f"{name:18}{'none':14} {_trip(trips['none'])}", flush=True)
 
 
 def _trip(trips_s: Sequence[float]) -> str:

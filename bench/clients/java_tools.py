@@ -53,13 +53,20 @@ class JavaTools(KafkaTools):
 
     def consume(self, bootstrap: str, topic: str, mib: float, settings: Mapping[str, str] | None = None) -> Rate:
         """Reads with the Java consumer from the earliest offset. The time to join the group does not count."""
+        return self._consume("kafka-consumer-perf-test", bootstrap, topic, mib, new_group(), settings or {})
+
+    def consume_shared(self, bootstrap: str, topic: str, mib: float, group: str, fetch_bytes: int) -> Rate:
+        """Reads with a Java share consumer that asks for so many bytes at a time, of all partitions alike."""
+        asked = {"fetch.max.bytes": str(fetch_bytes), "max.poll.records": str(fetch_bytes // RECORD_BYTES)}
+        return self._consume("kafka-share-consumer-perf-test", bootstrap, topic, mib, group, asked)
+
+    def _consume(
+        self, tool: str, bootstrap: str, topic: str, mib: float, group: str, settings: Mapping[str, str]
+    ) -> Rate:
         records = int(mib * MIB) // RECORD_BYTES
-        group = f"bench-{uuid.uuid4().hex[:8]}"
         options = ("--num-records", str(records), "--group", group, "--timeout", "60000")
-        properties = [
-            word for key, value in (settings or {}).items() for word in ("--command-property", f"{key}={value}")
-        ]
-        done = self.run("kafka-consumer-perf-test", bootstrap, "--topic", topic, *options, *properties)
+        properties = [word for key, value in settings.items() for word in ("--command-property", f"{key}={value}")]
+        done = self.run(tool, bootstrap, "--topic", topic, *options, *properties)
         lines = [line.split(", ") for line in done.output.splitlines() if ", " in line]
         if len(lines) < 2:
             raise RuntimeError(f"the consumer failed: {done.output[-500:]}{done.errors[-1500:]}")
@@ -67,3 +74,8 @@ class JavaTools(KafkaTools):
         if int(seen["data.consumed.in.nMsg"]) < records:
             raise RuntimeError(f"only {seen['data.consumed.in.nMsg']} of {records} records arrived: {done.errors}")
         return Rate(float(seen["data.consumed.in.MB"]), int(seen["fetch.time.ms"]) / 1000)
+
+
+def new_group() -> str:
+    """Returns the name of a group that no other run has."""
+    return f"bench-{uuid.uuid4().hex[:8]}"

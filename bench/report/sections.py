@@ -27,6 +27,7 @@ HAPROXY = "haproxy"
 COLUMNS = {
     "mib_per_s": "MiB/s",
     "mb_per_s": "MB/s",
+    "rate_of_direct": "of the direct rate",
     "backfill_mb_per_s": "backfill MB/s",
     "server_cpu_s_per_gib": "server CPU s/GiB",
     "relay_cpu_s_per_gib": "relay CPU s/GiB",

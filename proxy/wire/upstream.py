@@ -120,9 +120,16 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         buffer = self._context.buffers.current
-        if sizehint < 0 and self._can_splice and (self.due_bytes if self.streaming_slot else self._has_streamed):
-            return buffer[:HEAD_BYTES]
-        return buffer
+        return buffer[:HEAD_BYTES] if sizehint < 0 and self._may_splice_behind_head else buffer
+
+    @property
+    def _may_splice_behind_head(self) -> bool:
+        """Whether bytes that must be seen come next, and records that can be spliced may follow them.
+
+        Within records that are too few to be spliced, whole buffers are read: the next ones are probably as few."""
+        if self.streaming_slot is None:
+            return self._can_splice and self._has_streamed
+        return self.due_bytes > 0 and self._patcher is not None and not self._patcher.passing_bytes
 
     @property
     def due_bytes(self) -> int:

@@ -3,16 +3,93 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from uuid import UUID
 
 import pytest
 
-from protocol.primitives import INT32
+from protocol.api_keys import ApiKey
+from protocol.apis.fetch.encoding import encode_partition, encode_response
+from protocol.frame import LENGTH_BYTES
+from protocol.primitives import INT32, write_uvarint
+from proxy.process.app import pass_through_handlers
 from proxy.wire.connection import ClientConnection
 from proxy.wire.flow_control import READ_BUFFER_BYTES
+from proxy.wire.socket_transport import MIN_SPLICE_BYTES
 from proxy.wire.upstream import UpstreamConnection
-from tests.support.fakes.broker.wire import OPAQUE, frame, request, response
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import OPAQUE, connected, frame, request, response
+from tests.support.proxy.proxy_harness import proxy_before
 from tests.support.proxy.virtual_network import VirtualNetwork
 from tests.support.proxy.virtual_proxy import VirtualProxy, run_virtually
+
+TOPIC = UUID(int=17)
+
+
+def fetched(partitions: int, records_bytes: int) -> bytes:
+    entries = [encode_partition(17, n, log_start_offset=0, records=[bytes(records_bytes)]) for n in range(partitions)]
+    return b"".join(map(bytes, encode_response(17, 1, [(TOPIC, entries)])))
+
+
+def share_fetched(partitions: int, records_bytes: int) -> bytes:
+    """A ShareFetch response of version 1 without acquired records and endpoints."""
+    records = write_uvarint(records_bytes + 1) + bytes(records_bytes)
+    entries = [INT32.pack(n) + b"\0\0\0\0\0\0" + bytes(9) + records + b"\1\0" for n in range(partitions)]
+    topics = b"\2" + TOPIC.bytes + write_uvarint(partitions + 1) + b"".join(entries) + b"\0"
+    return INT32.pack(1) + b"\0" + bytes(INT32.size) + b"\0\0\0" + bytes(INT32.size) + topics + b"\1\0"
+
+
+async def reads_of(answer: bytes, api_key: int, version: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns the sizes of the reads in which an answer that the proxy splices came from the broker."""
+    sizes: list[int] = []
+    updated = UpstreamConnection.buffer_updated
+
+    def note(upstream: UpstreamConnection, nbytes: int) -> None:
+        sizes.append(nbytes)
+        updated(upstream, nbytes)
+
+    monkeypatch.setattr(UpstreamConnection, "buffer_updated", note)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers=pass_through_handlers()) as proxy,
+        connected(proxy.port) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await client.send(request(api_key, version, 1))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        tasks.create_task(upstream.send(answer))
+        assert await client.receive() == answer
+    return sizes
+
+
+ANSWERS = pytest.mark.parametrize(
+    ("api_key", "version", "answer_of"), [(ApiKey.FETCH, 17, fetched), (ApiKey.SHARE_FETCH, 1, share_fetched)]
+)
+
+
+@ANSWERS
+@pytest.mark.parametrize("records_bytes", [1_000, 8_000, 30_000, 60_000])
+async def test_records_that_are_not_spliced_are_read_by_the_buffer(
+    api_key: int,
+    version: int,
+    answer_of: Callable[[int, int], bytes],
+    records_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = answer_of(6_000_000 // records_bytes, records_bytes)
+    sizes = await reads_of(answer, api_key, version, monkeypatch)
+    assert sum(sizes) == LENGTH_BYTES + len(answer)
+    assert len(sizes) <= sum(sizes) / MIN_SPLICE_BYTES
+
+
+@ANSWERS
+async def test_few_of_the_records_that_can_be_spliced_are_read(
+    api_key: int, version: int, answer_of: Callable[[int, int], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = answer_of(6, 1_000_000)
+    sizes = await reads_of(answer, api_key, version, monkeypatch)
+    assert sum(sizes) < len(answer) / 3
 
 
 def test_a_transport_that_cannot_splice_reads_whole_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
