@@ -1,7 +1,9 @@
 """`TopicDirectory`: the ids and names of the topics that clients use, as of a known time.
 
-The proxy asks for these topics alone: the metadata of a whole cluster may have megabytes. A topic that no request named
-for a while is forgotten. The topics in `own_topics` are always known, because the proxy guards them by their ids.
+The proxy asks for these topics alone: the metadata of a whole cluster may have megabytes. A topic is used when a broker
+answers for it. A topic that was not used for a while is forgotten. The topics in `own_topics` are always known, because
+the proxy guards them by their ids. A look-up changes nothing: clients choose the names, and a request without any right
+must not push out the topics of others.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
+from protocol.apis.topic_reference import TopicReference
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError
@@ -46,7 +49,7 @@ class TopicDirectory:
         self._asking = asyncio.Lock()
 
     def names(self) -> list[str]:
-        """Returns the topics that a refresh must name, and forgets those that no request named for a while."""
+        """Returns the topics that a refresh must name, and forgets those that were not used for a while."""
         not_before_ms = self._clock_ms() - KEPT_FOR_MS
         while self._known and next(iter(self._known.values())).used_at_ms < not_before_ms:
             self._forget_one()
@@ -68,29 +71,29 @@ class TopicDirectory:
             self._known[name] = _Known(topic_id, asked_at_ms, used_at_ms)
             if topic_id is not None:
                 self._names[topic_id] = name
+        self._forget_surplus()
+
+    def use(self, topic: TopicReference) -> None:
+        """Notes that a broker has answered for the topic. The next refresh asks for an unknown name."""
+        name = self._names.get(topic) if isinstance(topic, UUID) else topic
+        if name is None:
+            return
+        known = self._known.pop(name, None) or _Known(None, _LONG_AGO_MS, 0)
+        known.used_at_ms = self._clock_ms()
+        self._known[name] = known
+        self._forget_surplus()
 
     def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
-        """Returns None if the name is unknown, or was asked for more than `max_age_ms` ago. Never waits.
-
-        The next refresh asks for an unknown name."""
-        now_ms = self._clock_ms()
-        known = self._use(name, now_ms)
-        return known.topic_id if max_age_ms is None or now_ms - known.asked_at_ms <= max_age_ms else None
-
-    def known_id(self, name: str) -> UUID | None:
-        """Returns the id that was noted last. Changes nothing, so any thread may call it."""
+        """Returns None if the name is unknown, or was asked for more than `max_age_ms` ago. Any thread may call it."""
         known = self._known.get(name)
-        return None if known is None else known.topic_id
-
-    def known_name(self, topic_id: UUID) -> str | None:
-        """Returns the name that was noted last. Changes nothing, so any thread may call it."""
-        return self._names.get(topic_id)
+        if known is None:
+            return None
+        is_young = max_age_ms is None or self._clock_ms() - known.asked_at_ms <= max_age_ms
+        return known.topic_id if is_young else None
 
     def topic_name(self, topic_id: UUID) -> str | None:
-        name = self._names.get(topic_id)
-        if name is not None:
-            self._use(name, self._clock_ms())
-        return name
+        """Returns the name that was noted last. Any thread may call it."""
+        return self._names.get(topic_id)
 
     async def resolve_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
         """Returns the topic's id as of at most `max_age_ms` ago. None: there is no such topic. Raises `BrokerError`.
@@ -122,21 +125,15 @@ class TopicDirectory:
         self.note(await self._client.named((), (topic_id,), timeout_ms), (), asked_at_ms)
         return self.topic_name(topic_id)
 
-    def _use(self, name: str, now_ms: int) -> _Known:
-        known = self._known.pop(name, None) or _Known(None, _LONG_AGO_MS, now_ms)
-        if not _NAME.fullmatch(name):
-            return known
-        known.used_at_ms = now_ms
-        self._known[name] = known
-        if len(self._known) > MAX_TOPICS:
+    def _forget_surplus(self) -> None:
+        while len(self._known) > MAX_TOPICS:
             self._forget_one()
-        return known
 
     def _forget_one(self) -> None:
         """Forgets the topic that was not used for the longest time."""
         name, known = next(iter(self._known.items()))
         if name in self._own_topics:
-            self._use(name, self._clock_ms())
+            self.use(name)
             return
         del self._known[name]
         if known.topic_id is not None:

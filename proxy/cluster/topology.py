@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from uuid import UUID
 
+from protocol.apis.topic_reference import TopicReference
 from protocol.errors import ErrorCode
 from proxy.cluster.broker_listeners import BrokerListeners, Listen, ListenerAddresses
 from proxy.cluster.topic_directory import TopicDirectory
@@ -221,10 +222,12 @@ class Topology:
     # Topics
 
     def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
-        """Returns None if the name is unknown, or was asked for more than `max_age_ms` ago. Never waits.
-
-        The next refresh asks for an unknown name."""
+        """Returns None if the name is unknown, or was asked for more than `max_age_ms` ago. Any thread may call it."""
         return self._topics.topic_id(name, max_age_ms)
+
+    def use_topic(self, topic: TopicReference) -> None:
+        """Notes that a broker has answered for the topic. The next refresh asks for an unknown name."""
+        self._topics.use(topic)
 
     async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
         """Returns the topic's id as of at most `max_age_ms` ago. None if there is no such topic, or no answer."""
@@ -269,12 +272,5 @@ class Topology:
         return {name: {answer[name] for answer in found if name in answer} for name in names}
 
     def topic_name(self, topic_id: UUID) -> str | None:
-        return self._topics.topic_name(topic_id)
-
-    def known_topic_id(self, name: str) -> UUID | None:
-        """Returns the topic's latest known id. Any thread may call it."""
-        return self._topics.known_id(name)
-
-    def known_topic_name(self, topic_id: UUID) -> str | None:
         """Returns the topic's latest known name. Any thread may call it."""
-        return self._topics.known_name(topic_id)
+        return self._topics.topic_name(topic_id)

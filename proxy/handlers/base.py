@@ -37,7 +37,12 @@ class ClusterTopology(Protocol):
     def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
         """Returns the known id of a topic. None: the name is unknown or was learned more than `max_age_ms` ago.
 
-        Never waits."""
+        Any thread may call it."""
+
+    def use_topic(self, topic: TopicReference) -> None:
+        """Notes that a broker has answered for the topic to a client. Its id is then kept, and an unknown one learned.
+
+        Before the broker's answer no client may cause a call, because this changes what the proxy knows for others."""
 
     async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
         """Returns the topic's id in an answer of the cluster that is at most `max_age_ms` old.
@@ -57,10 +62,8 @@ class ClusterTopology(Protocol):
 
         Raises `BrokerError` if no broker answers."""
 
-    def topic_name(self, topic_id: UUID) -> str | None: ...
-
-    def known_topic_id(self, name: str) -> UUID | None:
-        """Returns the topic's latest known id. Any thread may call it."""
+    def topic_name(self, topic_id: UUID) -> str | None:
+        """Returns the topic's latest known name. Any thread may call it."""
 
     async def resolve_topic_name(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> str | None:
         """Returns the topic's name in an answer of the cluster that is at most `max_age_ms` old.
@@ -125,7 +128,9 @@ def is_of_internal_topic(tools: HandlerTools, topic: TopicReference) -> bool:
 async def current_partition(tools: HandlerTools, topic: TopicReference, index: int) -> TopicIdPartition | None:
     """Returns the partition that the cluster has now under this topic reference. None: no such topic is known.
 
-    A topic that was recreated under the same name is another topic (docs/semantics.md 9.3)."""
+    The broker has answered for the topic. One that was recreated under the same name is another topic
+    (docs/semantics.md 9.3)."""
+    tools.topology.use_topic(topic)
     if isinstance(topic, UUID):
         return TopicIdPartition(topic, index)
     settings, topology = tools.settings, tools.topology

@@ -91,7 +91,7 @@ class DeleteTopicsHandler:
             forward, guarded = self._guard.guarded(exchange.request)
             topics = [topic for topic in named_topics(frame) if not self._guard.keeps_away(topic)]
             names = [topic.name for topic in topics if topic.name is not None]
-            return forward, guarded, {name: self._topology.known_topic_id(name) for name in names}
+            return forward, guarded, {name: self._topology.topic_id(name) for name in names}
 
         forward, state.guarded, ids = await off_loop(len(frame), read)
         if state.version < _ANSWERED_BY_ID and ids:

@@ -161,7 +161,10 @@ class ListOffsetsHandler:
         answered = {answer.topic for answer in answers if not answer.error_code}
         names: set[str] = set()
         async for part in slices_of(list(answered)):
-            names.update(name for name in part if self._may_be_tiered(name))
+            for name in part:
+                tools.topology.use_topic(name)
+                if self._may_be_tiered(name):
+                    names.add(name)
         timeout_ms = max(1, min(tools.settings.metadata_timeout_ms, deadline_ms - tools.clock_ms()))
         try:
             topic_ids = await tools.topology.current_topic_ids(names, node_id, timeout_ms)

@@ -183,7 +183,7 @@ def _handlers(
     )
     fetch = FetchHandler(tools)
     own_topics = own_topics_of(proxy.config)
-    guard = MetadataTopicGuard(own_topics, proxy.topology.known_topic_name)
+    guard = MetadataTopicGuard(own_topics, proxy.topology.topic_name)
     configs = TopicTierConfigs(proxy.topology, broker_configs, metadata, settings, rules, own_topics)
     alter_configs = AlterConfigsHandler(configs, proxy.spawn)
     proxy.registry.register(RemoteFetchMetrics(fetch))

@@ -117,6 +117,8 @@ class FetchHandler:
 
         def passes(response: memoryview) -> bool:
             topics = plain_topics(response, response_body_position(ApiKey.FETCH, version, response), version)
+            for topic in topics or ():
+                self._tools.topology.use_topic(topic)
             return topics is not None and not any(map(self._local.is_tiered, topics))
 
         hold_bytes = self._tools.settings.hold_bytes

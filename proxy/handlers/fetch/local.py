@@ -53,10 +53,13 @@ class LocalAnswers:
         topic: TopicReference | None = None
         is_tiered = False
         for index, entry in enumerate(response.partitions):
+            if entry.error_code:
+                continue
             if entry.topic != topic:
                 topic = entry.topic
+                self._tools.topology.use_topic(topic)
                 is_tiered = self.is_tiered(topic)
-            if not is_tiered or entry.error_code:
+            if not is_tiered:
                 continue
             log_start = self.see(
                 topic,
@@ -130,12 +133,13 @@ class StreamedPartitions:
         self._connection = connection
 
     def partition(self, head: PartitionHead) -> PartitionPatch | None:
+        if head.error_code not in (ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE):
+            return None
+        self._tools.topology.use_topic(head.topic)
         if head.error_code == ErrorCode.NONE:
             watermarks = Watermarks(head.high_watermark, head.last_stable_offset)
             log_start = self._local.see(head.topic, head.partition, head.log_start_offset, watermarks)
             return None if log_start is None else PartitionPatch(log_start_offset=log_start)
-        if head.error_code != ErrorCode.OFFSET_OUT_OF_RANGE:
-            return None
         return self._out_of_range(head)
 
     def _out_of_range(self, head: PartitionHead) -> PartitionPatch | None:

@@ -169,7 +169,7 @@ base.port = {port}
         proxy.handlers[ApiKey.DELETE_RECORDS] = DeleteRecordsHandler(
             tools, rlmm, partial(check_before_deletion, source, rlmm)
         )
-        guard = MetadataTopicGuard([], proxy.topology.known_topic_name)
+        guard = MetadataTopicGuard([], proxy.topology.topic_name)
         proxy.handlers[ApiKey.DELETE_TOPICS] = DeleteTopicsHandler(guard, proxy.topology, rlmm, proxy.server.spawn)
         proxy.listen(stack)
         await proxy.topology.refresh()

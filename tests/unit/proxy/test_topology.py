@@ -212,6 +212,7 @@ async def test_a_cluster_that_does_not_answer_leaves_what_is_known() -> None:
 async def test_topic_ids_have_an_age() -> None:
     rig = Rig()
     rig.client.topics = {"t": UUID(int=7)}
+    rig.topology.use_topic("t")
     assert rig.topology.topic_id("t") is None
     await rig.topology.refresh()
     rig.client.now_ms = 1_000
@@ -243,29 +244,30 @@ async def test_the_name_of_a_topic_is_asked_for_once() -> None:
         await rig.topology.resolve_topic_name(UUID(int=8), 999, 1_000)
 
 
-async def test_a_refresh_names_the_topics_that_requests_name() -> None:
+async def test_a_refresh_names_the_topics_that_a_broker_has_answered_for() -> None:
     rig = Rig()
     rig.client.topics = {"own": UUID(int=1), "t": UUID(int=7), "u": UUID(int=8)}
     await rig.topology.refresh()
     assert rig.topology.topic_name(UUID(int=1)) == "own"
     assert rig.topology.topic_name(UUID(int=7)) is None
-    assert rig.topology.topic_id("t") is None
+    rig.topology.use_topic("t")
     await rig.topology.refresh()
     assert rig.topology.topic_id("t") == UUID(int=7)
     assert await rig.topology.resolve_topic_id("u", 0, 1_000) == UUID(int=8)
     assert rig.client.asked == [["own"], ["own", "t"], ["u"]]
 
 
-async def test_a_topic_that_no_request_names_is_forgotten() -> None:
+async def test_a_topic_that_is_not_used_is_forgotten() -> None:
     rig = Rig()
-    rig.client.topics = {"own": UUID(int=1), "t": UUID(int=7), "u": UUID(int=8)}
-    for name in ("t", "u"):
+    rig.client.topics = {"own": UUID(int=1), "t": UUID(int=7), "u": UUID(int=8), "v": UUID(int=9)}
+    for name in ("t", "u", "v"):
         await rig.topology.resolve_topic_id(name, 0, 1_000)
     rig.client.now_ms = KEPT_FOR_MS
-    assert rig.topology.topic_id("u") == UUID(int=8)
+    rig.topology.use_topic("u")
+    rig.topology.use_topic(UUID(int=9))
     rig.client.now_ms += 1
     await rig.topology.refresh()
-    assert rig.client.asked[-1] == ["own", "u"]
+    assert rig.client.asked[-1] == ["own", "u", "v"]
     assert rig.topology.topic_name(UUID(int=7)) is None
 
 
@@ -274,16 +276,26 @@ async def test_the_number_of_known_topics_is_bounded() -> None:
     rig.client.topics = {"own": UUID(int=1)}
     await rig.topology.refresh()
     for number in range(2 * MAX_TOPICS):
-        assert rig.topology.topic_id(f"made-up-{number}") is None
+        rig.topology.use_topic(f"topic-{number}")
     await rig.topology.refresh()
     assert len(rig.client.asked[-1]) == MAX_TOPICS
     assert rig.topology.topic_name(UUID(int=1)) == "own"
 
 
+async def test_a_name_that_is_only_looked_up_pushes_out_no_topic() -> None:
+    rig = Rig()
+    rig.client.topics = {"t": UUID(int=7)}
+    await rig.topology.resolve_topic_id("t", 0, 1_000)
+    for number in range(MAX_TOPICS):
+        assert rig.topology.topic_id(f"made-up-{number}") is None
+    assert rig.topology.topic_id("t") == UUID(int=7)
+    await rig.topology.refresh()
+    assert rig.client.asked[-1] == ["own", "t"]
+
+
 async def test_no_broker_is_asked_for_a_name_that_no_topic_can_have() -> None:
     rig = Rig()
     for name in ("", "a b", "a" * 250, "a" * 40_000):
-        assert rig.topology.topic_id(name) is None
         assert await rig.topology.resolve_topic_id(name, 0, 1_000) is None
     await rig.topology.refresh()
     assert rig.client.asked == [["own"]]
@@ -294,9 +306,8 @@ async def test_a_look_at_what_is_known_is_no_use_of_a_topic() -> None:
     rig.client.topics = {"t": UUID(int=7)}
     await rig.topology.resolve_topic_id("t", 0, 1_000)
     rig.client.now_ms = KEPT_FOR_MS + 1
-    assert rig.topology.known_topic_id("t") == UUID(int=7)
-    assert rig.topology.known_topic_name(UUID(int=7)) == "t"
-    assert rig.topology.known_topic_id("u") is None
+    assert rig.topology.topic_id("t") == UUID(int=7)
+    assert rig.topology.topic_name(UUID(int=7)) == "t"
     await rig.topology.refresh()
     assert rig.client.asked == [["t"], ["own"]]
 

@@ -89,6 +89,8 @@ class FakeCluster:
     """The test sets it when new local data should end a long poll."""
     polled: asyncio.Event = field(default_factory=asyncio.Event)
     """The first long poll of the proxy itself sets it."""
+    used: set[TopicReference] = field(default_factory=set)
+    """The topics that `use_topic` noted."""
 
     def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
         return self.topics.get(name)
@@ -109,8 +111,8 @@ class FakeCluster:
             raise BrokerError("the broker is gone", retriable=True)
         return {name: self.topics[name] for name in names if name in self.topics}
 
-    def known_topic_id(self, name: str) -> UUID | None:
-        return self.topics.get(name)
+    def use_topic(self, topic: TopicReference) -> None:
+        self.used.add(topic)
 
     def topic_name(self, topic_id: UUID) -> str | None:
         return next((name for name, known in self.topics.items() if known == topic_id), None)

@@ -449,3 +449,15 @@ async def test_watermarks_are_not_asked_for_with_every_answer(bench: Bench) -> N
     for _ in range(5):
         await bench.fetch(13, ask(13, 0, leader_epoch=5))
     assert bench.cluster.bounds_asked == 1
+
+
+@pytest.mark.parametrize("hold_bytes", [0, 100_000])
+@pytest.mark.parametrize("error", [ErrorCode.NONE, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
+async def test_a_topic_is_used_only_when_the_broker_answers_for_it(
+    tmp_path: Path, hold_bytes: int, error: ErrorCode
+) -> None:
+    async with bench_of(tmp_path, FetchSettings(hold_bytes=hold_bytes)) as bench:
+        bench.cluster.logs[LOCAL_0].error_code = error
+        assert codes(await bench.fetch(12, ask_local(12, 0))) == [error]
+        assert bench.streamed == (hold_bytes == 0)
+        assert bench.cluster.used == (set() if error else {"local"})

@@ -499,3 +499,9 @@ async def test_partitions_whose_turn_comes_too_late_are_unavailable(
     assert [(one.error_code, one.offset) for one in unavailable] == [(UNAVAILABLE, -1)] * (count - 2)
     assert [one.error_code for one in the_brokers] == [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.NONE]
     assert never_fresh.looks < count
+
+
+@pytest.mark.parametrize("error", [ErrorCode.NONE, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
+async def test_a_topic_is_used_only_when_the_broker_answers_for_it(bench: Bench, error: ErrorCode) -> None:
+    await bench.ask(6, NEXT_LOCAL, offset=4, error_code=error)
+    assert bench.cluster.used == (set() if error else {"orders"})
