@@ -25,7 +25,8 @@ from protocol.apis.named_topics import named_topics
 from protocol.errors import ProtocolError
 from protocol.header import build_request_header, parse_request_header
 from protocol.primitives import INT32, write_string
-from proxy.handlers.off_loop import off_loop
+from protocol.steps import Steps
+from proxy.handlers.turns import in_turns
 
 HONEST_REQUESTS = 20
 LARGEST_BYTES = 950 * 1024
@@ -52,18 +53,18 @@ def list_offsets(partitions: int) -> bytes:
     return head + INT32.pack(1) + NAME + INT32.pack(partitions) + EPOCHS_AND_OFFSETS * partitions
 
 
-def decode_fetch(frame: bytes) -> object:
-    return parse_fetch_request(frame, parse_request_header(frame).body_position, 4)
+def decode_fetch(frame: bytes) -> Steps[object]:
+    return parse_fetch_request.steps(frame, parse_request_header(frame).body_position, 4)
 
 
-def decode_list_offsets(frame: bytes) -> object:
-    return parse_list_offsets_request(frame, parse_request_header(frame).body_position, 1)
+def decode_list_offsets(frame: bytes) -> Steps[object]:
+    return parse_list_offsets_request.steps(frame, parse_request_header(frame).body_position, 1)
 
 
-HOSTILE: Mapping[str, tuple[Callable[[bytes], object], bytes]] = {
-    "DeleteTopics, 10,000 topics": (named_topics, deletion(10_000)),
-    "DeleteTopics, 950 KiB": (named_topics, deletion(LARGEST_BYTES // len(NAME))),
-    "AlterConfigs, 950 KiB of settings": (parse_config_request, settings(LARGEST_BYTES // 4)),
+HOSTILE: Mapping[str, tuple[Callable[[bytes], Steps[object]], bytes]] = {
+    "DeleteTopics, 10,000 topics": (named_topics.steps, deletion(10_000)),
+    "DeleteTopics, 950 KiB": (named_topics.steps, deletion(LARGEST_BYTES // len(NAME))),
+    "AlterConfigs, 950 KiB of settings": (parse_config_request.steps, settings(LARGEST_BYTES // 4)),
     "Fetch, 49,000 partitions": (decode_fetch, fetch(49_000)),
 }
 
@@ -76,14 +77,14 @@ async def measure(name: str, clients: int) -> None:
     async def attack() -> None:
         while True:
             try:
-                await off_loop(len(frame), lambda: decode(frame))
+                await in_turns(decode(frame))
             except ProtocolError:  # the client opens another connection
                 await asyncio.sleep(0)
 
     async def ask() -> None:
         for _ in range(HONEST_REQUESTS // 5):  # `longest_turn` repeats it
             before = time.perf_counter()
-            await off_loop(len(honest), lambda: decode_list_offsets(honest))
+            await in_turns(decode_list_offsets(honest))
             waits_ms.append(1e3 * (time.perf_counter() - before))
 
     async with asyncio.TaskGroup() as tasks:

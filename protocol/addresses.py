@@ -16,6 +16,7 @@ from protocol.header import response_body_position
 from protocol.primitives import INT32, Buffer, read_int8, read_int32, read_string, write_string, write_uvarint
 from protocol.schema import Selector, compile_message
 from protocol.splice import Splice, splice
+from protocol.steps import Stepped, Steps
 
 Address = tuple[str, int]
 """Host and port."""
@@ -55,17 +56,19 @@ def carries_addresses(api_key: int, api_version: int) -> bool:
     return any(api_version in fields.versions for fields in ADDRESS_FIELDS.get(api_key, ()))
 
 
-def rewrite_addresses(api_key: int, api_version: int, payload: Buffer, address_of: AddressOf) -> Buffer:
+@Stepped
+def rewrite_addresses(api_key: int, api_version: int, payload: Buffer, address_of: AddressOf) -> Steps[Buffer]:
     """Returns the response payload, header included, with its addresses replaced.
 
     Returns `payload` itself when nothing changes. Raises `ProtocolError` for a malformed payload and for a version that
     has no schema.
     """
-    splices = address_splices(api_key, api_version, payload, address_of)
-    return splice(payload, splices) if splices else payload
+    splices = yield from address_splices.steps(api_key, api_version, payload, address_of)
+    return (yield from splice.steps(payload, splices)) if splices else payload
 
 
-def address_splices(api_key: int, api_version: int, payload: Buffer, address_of: AddressOf) -> list[Splice]:
+@Stepped
+def address_splices(api_key: int, api_version: int, payload: Buffer, address_of: AddressOf) -> Steps[list[Splice]]:
     """Returns the splices that `rewrite_addresses` applies, in ascending order.
 
     A caller that also patches other fields merges its own splices with them.
@@ -74,10 +77,11 @@ def address_splices(api_key: int, api_version: int, payload: Buffer, address_of:
         return []
     selector, compact = _address_selector(api_key, api_version)
     body = response_body_position(api_key, api_version, payload)
-    structs, tag_sizes = selector(payload, body)
+    structs, tag_sizes = yield from selector.steps(payload, body)
     splices: list[Splice] = []
     growth = 0
     for node_id_at, host_at, port_at in structs:
+        yield
         node_id = read_int32(payload, node_id_at.start)[0]
         address = address_of(node_id) if node_id >= 0 else None
         if address is None:
@@ -90,7 +94,7 @@ def address_splices(api_key: int, api_version: int, payload: Buffer, address_of:
             splices.append(Splice(host_at.start, host_at.end, replacement))
         if port != read_int32(payload, port_at.start)[0]:
             splices.append(Splice(port_at.start, port_at.end, INT32.pack(port)))
-    if not splices or not _lists_brokers(api_key, api_version, payload, body):
+    if not splices or not (yield from _lists_brokers(api_key, api_version, payload, body)):
         return []
     if growth:
         # If any tagged field is on the path, all endpoints lie in that one, so its size grows by their total growth.
@@ -98,11 +102,11 @@ def address_splices(api_key: int, api_version: int, payload: Buffer, address_of:
     return splices
 
 
-def _lists_brokers(api_key: int, api_version: int, payload: Buffer, body: int) -> bool:
+def _lists_brokers(api_key: int, api_version: int, payload: Buffer, body: int) -> Steps[bool]:
     if api_key != ApiKey.DESCRIBE_CLUSTER or api_version < 1:
         return True
     plan = compile_message(api_key, api_version, "Response")
-    ((endpoint_type,),) = plan.selector((), ("EndpointType",))(payload, body).structs
+    ((endpoint_type,),) = (yield from plan.selector((), ("EndpointType",)).steps(payload, body)).structs
     return read_int8(payload, endpoint_type.start)[0] == _BROKER_ENDPOINTS
 
 

@@ -10,6 +10,7 @@ import struct
 from uuid import UUID
 
 from protocol.errors import LimitExceededError, ProtocolError, TruncatedError
+from protocol.steps import Steps
 
 Buffer = bytes | bytearray | memoryview
 
@@ -170,6 +171,17 @@ def skip_tagged_section(buf: Buffer, pos: int) -> int:
     count, pos = read_tag_count(buf, pos)
     for _ in range(count):
         pos = read_tag(buf, pos)[3]
+    return pos
+
+
+def skip_tags(buf: Buffer, pos: int) -> Steps[int]:
+    """Does as `skip_tagged_section`, in steps: a section may have thousands of fields."""
+    if pos < len(buf) and buf[pos] == 0:
+        return pos + 1
+    count, pos = read_tag_count(buf, pos)
+    for _ in range(count):
+        pos = read_tag(buf, pos)[3]
+        yield
     return pos
 
 

@@ -22,9 +22,10 @@ from protocol.primitives import (
     read_string_bounds,
     read_tag,
     read_tag_count,
-    skip_tagged_section,
+    skip_tags,
 )
 from protocol.request_items import check_items
+from protocol.steps import Stepped, Steps
 from protocol.wire_shape import (
     Array,
     FieldSpan,
@@ -32,10 +33,10 @@ from protocol.wire_shape import (
     LengthPrefixed,
     NullableStruct,
     Shape,
-    Skip,
     Struct,
     checked_end,
     merge_fixed,
+    skip_fields,
 )
 
 
@@ -73,32 +74,17 @@ class _LimitedList(list[tuple[Span, ...]]):
         super().append(spans)
 
 
-_Visit = Callable[[Buffer, int, Selection], int]
+_Visit = Callable[[Buffer, int, Selection], Steps[int]]
 
 
-class Selector:
-    """Finds the named fields of every struct at one path; compiled by `MessagePlan.selector`."""
-
-    __slots__ = ("_visit",)
-
-    def __init__(self, visit: _Visit) -> None:
-        self._visit = visit
-
-    def __call__(self, buf: Buffer, pos: int, max_structs: int = sys.maxsize) -> Selection:
-        """Returns the selected fields of the message whose body begins at `pos`.
-
-        The bytes after the last selected field are not checked. Stops with a `LimitExceededError` at the first struct
-        above `max_structs`.
-        """
-        selection = Selection([] if max_structs == sys.maxsize else _LimitedList(max_structs), [])
-        checked_end(buf, self._visit(buf, pos, selection))
-        return selection
+Selector = Stepped[..., Selection]
+"""Finds the named fields of every struct at one path; compiled by `MessagePlan.selector`."""
 
 
 class MessagePlan:
     """The compiled schema of one message in one version."""
 
-    __slots__ = ("_root", "schema", "version")
+    __slots__ = ("_root", "schema", "skip", "version")
 
     def __init__(self, schema: MessageSchema, version: int) -> None:
         if version not in schema.valid_versions:
@@ -106,17 +92,18 @@ class MessagePlan:
         self.schema = schema
         self.version = version
         self._root = _compile_struct(schema.fields, version, version in schema.flexible_versions)
+        self.skip = Stepped(self._skip)
 
     @property
     def is_flexible(self) -> bool:
         return self._root.flexible
 
-    def skip(self, buf: Buffer, pos: int) -> int:
+    def _skip(self, buf: Buffer, pos: int) -> Steps[int]:
         """Returns the end of the message that begins at `pos`.
 
         The content of tagged fields is not checked, not even of known ones: each is skipped by its size.
         """
-        return checked_end(buf, self._root.skip(buf, pos))
+        return checked_end(buf, (yield from self._root.skip(buf, pos)))
 
     def walk(self, buf: Buffer, pos: int) -> list[FieldSpan]:
         """Returns the spans of the message that begins at `pos`, in wire order. Ignores bytes after its end.
@@ -133,7 +120,18 @@ class MessagePlan:
         The path `()` is the message itself. The selector visits each element of an array on the path. `names` must be
         in wire order. Raises `ValueError` when this version does not have all of these fields.
         """
-        return Selector(_compile_visit(self._root, path, names, last=True))
+        visit = _compile_visit(self._root, path, names, last=True)
+
+        def select(buf: Buffer, pos: int, max_structs: int = sys.maxsize) -> Steps[Selection]:
+            """Returns the selected fields of the message whose body begins at `pos`.
+
+            The bytes after the last selected field are not checked. Stops with a `LimitExceededError` at the first
+            struct above `max_structs`."""
+            selection = Selection([] if max_structs == sys.maxsize else _LimitedList(max_structs), [])
+            checked_end(buf, (yield from visit(buf, pos, selection)))
+            return selection
+
+        return Stepped(select)
 
 
 def _compile_visit(struct: Struct, path: tuple[str, ...], names: tuple[str, ...], *, last: bool) -> _Visit:
@@ -156,19 +154,19 @@ def _visit_value(node: Shape, path: tuple[str, ...], names: tuple[str, ...], *, 
     if isinstance(node, NullableStruct):
         visit_struct = _compile_visit(node.struct, path, names, last=last)
 
-        def visit_nullable(buf: Buffer, pos: int, selection: Selection) -> int:
+        def visit_nullable(buf: Buffer, pos: int, selection: Selection) -> Steps[int]:
             presence, pos = read_int8(buf, pos)
-            return pos if presence < 0 else visit_struct(buf, pos, selection)
+            return pos if presence < 0 else (yield from visit_struct(buf, pos, selection))
 
         return visit_nullable
     if isinstance(node, Array):
         visit_element = _visit_value(node.element, path, names, last=last)
         read_length = node.read_length
 
-        def visit_array(buf: Buffer, pos: int, selection: Selection) -> int:
+        def visit_array(buf: Buffer, pos: int, selection: Selection) -> Steps[int]:
             length, pos = read_length(buf, pos)
             for _ in range(length):
-                pos = visit_element(buf, pos, selection)
+                pos = yield from visit_element(buf, pos, selection)
             return pos
 
         return visit_array
@@ -179,31 +177,32 @@ def _visit_leaf(struct: Struct, names: tuple[str, ...], *, last: bool) -> _Visit
     present = [name for name, _ in struct.fields]
     if not names or [name for name in present if name in names] != list(names):
         raise ValueError(f"cannot select the fields {names} from a struct that has {present}")
-    steps: list[tuple[int, Skip, bool]] = []
+    steps: list[tuple[int, Shape, bool]] = []
     size = 0
     for name, node in struct.fields:
         if name not in names and node.fixed_size is not None:
             size += node.fixed_size
             continue
-        steps.append((size, node.skip, name in names))
+        steps.append((size, node, name in names))
         size = 0
         if last and name == names[-1]:
             break
     tail = 0 if last else size
-    skip_tags = struct.flexible and not last
+    has_tags = struct.flexible and not last
 
-    def visit(buf: Buffer, pos: int, selection: Selection) -> int:
+    def visit(buf: Buffer, pos: int, selection: Selection) -> Steps[int]:
         spans: list[Span] = []
-        for before, skip, selected in steps:
+        for before, node, selected in steps:
             pos += before
-            end = skip(buf, pos)
+            end = (yield from node.skip(buf, pos)) if node.end is None else node.end(buf, pos)
             if selected:
                 spans.append(Span(pos, end))
             pos = end
         pos += tail
         # Each struct is checked here. Otherwise an array of fixed-size structs could yield more than the buffer holds.
         selection.structs.append(tuple(spans))
-        return skip_tagged_section(buf, pos) if skip_tags else checked_end(buf, pos)
+        yield
+        return (yield from skip_tags(buf, pos)) if has_tags else checked_end(buf, pos)
 
     return visit
 
@@ -213,27 +212,23 @@ def _visit_field(struct: Struct, position: int, inner: _Visit, *, last: bool) ->
     after, after_tail = merge_fixed(node for _, node in struct.fields[position + 1 :])
     flexible = struct.flexible
 
-    def visit(buf: Buffer, pos: int, selection: Selection) -> int:
-        for size, skip in before:
-            pos = skip(buf, pos + size)
-        pos = inner(buf, pos + before_tail, selection)
+    def visit(buf: Buffer, pos: int, selection: Selection) -> Steps[int]:
+        pos = yield from skip_fields(before, before_tail, buf, pos)
+        pos = yield from inner(buf, pos, selection)
         if last:
             return pos
-        for size, skip in after:
-            pos = skip(buf, pos + size)
-        pos += after_tail
-        return skip_tagged_section(buf, pos) if flexible else pos
+        pos = yield from skip_fields(after, after_tail, buf, pos)
+        return (yield from skip_tags(buf, pos)) if flexible else pos
 
     return visit
 
 
 def _visit_tagged(struct: Struct, wanted: int, inner: _Visit) -> _Visit:
-    steps, tail = merge_fixed(node for _, node in struct.fields)
+    fields, tail = merge_fixed(node for _, node in struct.fields)
 
-    def visit(buf: Buffer, pos: int, selection: Selection) -> int:
-        for size, skip in steps:
-            pos = skip(buf, pos + size)
-        count, pos = read_tag_count(buf, pos + tail)
+    def visit(buf: Buffer, pos: int, selection: Selection) -> Steps[int]:
+        pos = yield from skip_fields(fields, tail, buf, pos)
+        count, pos = read_tag_count(buf, pos)
         first = pos
         for _ in range(count):
             tag, size_at, start, end = read_tag(buf, pos)
@@ -241,9 +236,10 @@ def _visit_tagged(struct: Struct, wanted: int, inner: _Visit) -> _Visit:
                 if selection.tag_sizes and selection.tag_sizes[-1].start >= first:
                     raise ProtocolError(f"tag {tag} occurs twice in one tagged section")
                 selection.tag_sizes.append(TagSize(size_at, start, end))
-                if inner(buf, start, selection) != end:
+                if (yield from inner(buf, start, selection)) != end:
                     raise ProtocolError(f"tagged field {tag} at {start} does not have the size that its tag announces")
             pos = end
+            yield
         return pos
 
     return visit

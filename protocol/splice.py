@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from protocol.primitives import Buffer
+from protocol.steps import Stepped, Steps
 
 
 class Splice(NamedTuple):
@@ -16,7 +17,8 @@ class Splice(NamedTuple):
     replacement: bytes
 
 
-def splice(buf: Buffer, splices: Iterable[Splice]) -> bytes:
+@Stepped
+def splice(buf: Buffer, splices: Iterable[Splice]) -> Steps[bytes]:
     """Returns a copy of `buf` with every splice applied.
 
     Raises `ValueError` unless the splices are in ascending order, do not overlap and lie within `buf`.
@@ -32,5 +34,6 @@ def splice(buf: Buffer, splices: Iterable[Splice]) -> bytes:
         parts.append(view[pos:start])
         parts.append(replacement)
         pos = end
+        yield
     parts.append(view[pos:])
     return b"".join(parts)

@@ -1,6 +1,6 @@
 """The shapes that values have on the wire, one class each. A schema compiles to a tree of shapes.
 
-`skip` returns the end of a value. `walk` reports every byte of it as spans. Positions only grow, so `skip` of a
+`skip` returns the end of a value, in steps. `walk` reports every byte of it as spans. Positions only grow, so a
 fixed-size shape does not check the end of the buffer: the caller checks the last position instead. The readers check
 all bounds and counts before they allocate anything (docs/semantics.md 1.2).
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 from protocol.errors import ProtocolError, TruncatedError
@@ -18,10 +19,12 @@ from protocol.primitives import (
     read_int8,
     read_tag,
     read_tag_count,
-    skip_tagged_section,
+    skip_tags,
 )
+from protocol.steps import Steps
 
-Skip = Callable[[Buffer, int], int]
+End = Callable[[Buffer, int], int]
+Skip = Callable[[Buffer, int], Steps[int]]
 
 Path = tuple[str | int, ...]
 """Field names as in the schema. After the name of an array comes the element's index: `("Brokers", 0, "Host")`."""
@@ -49,21 +52,27 @@ class Shape(ABC):
     """A value's shape on the wire."""
 
     fixed_size: int | None = None
+    end: End | None = None
+    """Returns the end of a value in a single step. None: the value may have many items."""
 
-    @abstractmethod
-    def skip(self, buf: Buffer, pos: int) -> int: ...
+    def skip(self, buf: Buffer, pos: int) -> Steps[int]:
+        """Returns the end of a value. A shape without an `end` overrides it."""
+        assert self.end is not None
+        yield
+        return self.end(buf, pos)
 
     @abstractmethod
     def walk(self, buf: Buffer, pos: int, path: Path, spans: list[FieldSpan]) -> int: ...
 
 
+Fields = tuple[tuple[int, Shape], ...]
+
+
 class Fixed(Shape):
     def __init__(self, size: int) -> None:
         self.fixed_size = size
+        self.end = lambda _, pos: pos + size
         self._size = size
-
-    def skip(self, buf: Buffer, pos: int) -> int:
-        return pos + self._size
 
     def walk(self, buf: Buffer, pos: int, path: Path, spans: list[FieldSpan]) -> int:
         end = checked_end(buf, pos + self._size)
@@ -78,8 +87,9 @@ class LengthPrefixed(Shape):
         self._read_bounds = read_bounds
         self._compact = compact
         self._nullable = nullable
+        self.end = self._end
 
-    def skip(self, buf: Buffer, pos: int) -> int:
+    def _end(self, buf: Buffer, pos: int) -> int:
         start, end = self._read_bounds(buf, pos, self._compact)
         if end >= 0:
             return end
@@ -88,7 +98,7 @@ class LengthPrefixed(Shape):
         return start
 
     def walk(self, buf: Buffer, pos: int, path: Path, spans: list[FieldSpan]) -> int:
-        end = self.skip(buf, pos)
+        end = self._end(buf, pos)
         spans.append(FieldSpan(path, "value", pos, end))
         return end
 
@@ -96,9 +106,10 @@ class LengthPrefixed(Shape):
 class Array(Shape):
     def __init__(self, element: Shape, compact: bool, nullable: bool) -> None:
         self.element = element
-        self._element_size = element.fixed_size
         self._compact = compact
         self._nullable = nullable
+        if (size := element.fixed_size) is not None:
+            self.end = partial(self._end_of_fixed, size)
 
     def read_length(self, buf: Buffer, pos: int) -> tuple[int, int]:
         """Returns the number of elements (0 for null) and the position of the first element."""
@@ -109,13 +120,16 @@ class Array(Shape):
             raise ProtocolError(f"null at {pos} for an array that is not nullable", pos)
         return 0, pos
 
-    def skip(self, buf: Buffer, pos: int) -> int:
+    def _end_of_fixed(self, size: int, buf: Buffer, pos: int) -> int:
         length, pos = self.read_length(buf, pos)
-        if self._element_size is not None:
-            return pos + length * self._element_size
-        skip = self.element.skip
+        return pos + length * size
+
+    def skip(self, buf: Buffer, pos: int) -> Steps[int]:
+        length, pos = self.read_length(buf, pos)
+        end, skip = self.element.end, self.element.skip
         for _ in range(length):
-            pos = skip(buf, pos)
+            pos = (yield from skip(buf, pos)) if end is None else end(buf, pos)
+            yield
         return pos
 
     def walk(self, buf: Buffer, pos: int, path: Path, spans: list[FieldSpan]) -> int:
@@ -133,9 +147,9 @@ class NullableStruct(Shape):
     def __init__(self, struct: Struct) -> None:
         self.struct = struct
 
-    def skip(self, buf: Buffer, pos: int) -> int:
+    def skip(self, buf: Buffer, pos: int) -> Steps[int]:
         presence, pos = read_int8(buf, pos)
-        return pos if presence < 0 else self.struct.skip(buf, pos)
+        return pos if presence < 0 else (yield from self.struct.skip(buf, pos))
 
     def walk(self, buf: Buffer, pos: int, path: Path, spans: list[FieldSpan]) -> int:
         presence, start = read_int8(buf, pos)
@@ -155,12 +169,18 @@ class Struct(Shape):
         self._steps, self._tail = merge_fixed(node for _, node in self.fields)
         if not self._steps and not flexible:
             self.fixed_size = self._tail
+        if not flexible and all(field.end is not None for _, field in self._steps):
+            self.end = self._end
 
-    def skip(self, buf: Buffer, pos: int) -> int:
-        for size, skip in self._steps:
-            pos = skip(buf, pos + size)
-        pos += self._tail
-        return skip_tagged_section(buf, pos) if self.flexible else pos
+    def _end(self, buf: Buffer, pos: int) -> int:
+        for size, field in self._steps:
+            assert field.end is not None
+            pos = field.end(buf, pos + size)
+        return pos + self._tail
+
+    def skip(self, buf: Buffer, pos: int) -> Steps[int]:
+        pos = yield from skip_fields(self._steps, self._tail, buf, pos)
+        return (yield from skip_tags(buf, pos)) if self.flexible else pos
 
     def walk(self, buf: Buffer, pos: int, path: Path, spans: list[FieldSpan]) -> int:
         for name, node in self.fields:
@@ -193,17 +213,25 @@ def checked_end(buf: Buffer, end: int) -> int:
     return end
 
 
-def merge_fixed(nodes: Iterable[Shape]) -> tuple[tuple[tuple[int, Skip], ...], int]:
+def skip_fields(fields: Fields, tail: int, buf: Buffer, pos: int) -> Steps[int]:
+    """Returns the end of fields that `merge_fixed` has merged."""
+    for size, field in fields:
+        end = field.end
+        pos = (yield from field.skip(buf, pos + size)) if end is None else end(buf, pos + size)
+    return pos + tail
+
+
+def merge_fixed(nodes: Iterable[Shape]) -> tuple[Fields, int]:
     """Merges each run of fixed-size fields into one addition.
 
-    Returns one `(bytes before the field, skip)` per field of variable size, and the number of bytes after the last one.
-    """
-    steps: list[tuple[int, Skip]] = []
+    Returns one `(bytes before the field, field)` per field of variable size, and the number of bytes after the last
+    one."""
+    steps: list[tuple[int, Shape]] = []
     size = 0
     for node in nodes:
         if node.fixed_size is not None:
             size += node.fixed_size
         else:
-            steps.append((size, node.skip))
+            steps.append((size, node))
             size = 0
     return tuple(steps), size

@@ -22,12 +22,14 @@ from protocol.primitives import (
     read_string,
     read_uuid,
     skip_tagged_section,
+    skip_tags,
     write_array_length,
     write_string,
 )
 from protocol.request_items import MAX_ITEMS, check_first_array, check_items
 from protocol.schema import MessagePlan, Span, compile_message
 from protocol.splice import Splice
+from protocol.steps import Stepped, Steps
 
 TOPIC_RESOURCE = 2
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -67,7 +69,8 @@ class ConfigRequest(NamedTuple):
     validate_only_at: int
 
 
-def parse_config_request(frame: Buffer) -> ConfigRequest:
+@Stepped
+def parse_config_request(frame: Buffer) -> Steps[ConfigRequest]:
     """Parses a request of CreateTopics, AlterConfigs or IncrementalAlterConfigs. Raises `ProtocolError`."""
     header = parse_request_header(frame)
     check_first_array(frame)
@@ -77,20 +80,22 @@ def parse_config_request(frame: Buffer) -> ConfigRequest:
     path, names = (
         ("Topics", ("Name", "Configs")) if creates else ("Resources", ("ResourceType", "ResourceName", "Configs"))
     )
-    plan.selector((path, "Configs"), ("Name",))(frame, pos, MAX_ITEMS)
-    plan.skip(frame, pos)
+    yield from plan.selector((path, "Configs"), ("Name",)).steps(frame, pos, MAX_ITEMS)
+    yield from plan.skip.steps(frame, pos)
     resources: list[ConfigResource] = []
-    for spans in plan.selector((path,), names)(frame, pos).structs:
+    for spans in (yield from plan.selector((path,), names).steps(frame, pos)).structs:
         kind = TOPIC_RESOURCE if creates else read_int8(frame, spans[0].start)[0]
         name, _ = read_string(frame, spans[-2].start, plan.is_flexible)
-        changes = _read_changes(frame, spans[-1].start, api_key, plan.is_flexible)
+        changes = yield from _read_changes(frame, spans[-1].start, api_key, plan.is_flexible)
         resources.append(ConfigResource(kind, name or "", changes, spans[-1]))
-    ((flag_at,),) = plan.selector((), ("validateOnly" if creates else "ValidateOnly",))(frame, pos).structs
+        yield
+    flag = "validateOnly" if creates else "ValidateOnly"
+    ((flag_at,),) = (yield from plan.selector((), (flag,)).steps(frame, pos)).structs
     validate_only = frame[flag_at.start] != 0
     return ConfigRequest(api_key, version, plan.is_flexible, resources, validate_only, flag_at.start)
 
 
-def _read_changes(buf: Buffer, pos: int, api_key: int, compact: bool) -> list[ConfigChange]:
+def _read_changes(buf: Buffer, pos: int, api_key: int, compact: bool) -> Steps[list[ConfigChange]]:
     count, pos = read_array_length(buf, pos, compact)
     changes = []
     for _ in range(count):
@@ -101,8 +106,9 @@ def _read_changes(buf: Buffer, pos: int, api_key: int, compact: bool) -> list[Co
             operation, pos = read_int8(buf, pos)
         value, pos = read_string(buf, pos, compact)
         if compact:
-            pos = skip_tagged_section(buf, pos)
+            pos = yield from skip_tags(buf, pos)
         changes.append(ConfigChange(name or "", operation, value, bytes(buf[start:pos])))
+        yield
     return changes
 
 
@@ -149,14 +155,15 @@ class ConfigResponse(NamedTuple):
     answers: list[ConfigAnswer]
 
 
-def parse_config_response(api_key: int, version: int, payload: Buffer) -> ConfigResponse:
+@Stepped
+def parse_config_response(api_key: int, version: int, payload: Buffer) -> Steps[ConfigResponse]:
     """Parses a response of any of the four APIs. Raises `ProtocolError`."""
     pos = response_body_position(api_key, version, payload)
     plan = compile_message(api_key, version, "Response")
-    plan.skip(payload, pos)
+    yield from plan.skip.steps(payload, pos)
     names = _answer_fields(api_key, version)
     answers = []
-    for found in plan.selector((_RESPONSES_PATH[ApiKey(api_key)],), names)(payload, pos).structs:
+    for found in (yield from plan.selector((_RESPONSES_PATH[ApiKey(api_key)],), names).steps(payload, pos)).structs:
         spans = dict(zip(names, found, strict=True))
         code_at, message_at = spans["ErrorCode"], spans["ErrorMessage"]
         name_at = spans["Name" if api_key == ApiKey.CREATE_TOPICS else "ResourceName"]
@@ -173,6 +180,7 @@ def parse_config_response(api_key: int, version: int, payload: Buffer) -> Config
                 spans.get("Configs"),
             )
         )
+        yield
     return ConfigResponse(api_key, version, plan.is_flexible, answers)
 
 
@@ -208,7 +216,8 @@ class ConfigEntry(NamedTuple):
     synonyms: list[Synonym]
 
 
-def read_entries(response: ConfigResponse, payload: Buffer, answer: ConfigAnswer) -> list[ConfigEntry]:
+@Stepped
+def read_entries(response: ConfigResponse, payload: Buffer, answer: ConfigAnswer) -> Steps[list[ConfigEntry]]:
     if answer.configs_at is None:
         return []
     compact, described = response.is_flexible, response.api_key == ApiKey.DESCRIBE_CONFIGS
@@ -230,9 +239,10 @@ def read_entries(response: ConfigResponse, payload: Buffer, answer: ConfigAnswer
             if response.version >= 3:
                 _, pos = read_string(payload, pos + 1, compact)
         if compact:
-            pos = skip_tagged_section(payload, pos)
+            pos = yield from skip_tags(payload, pos)
         raw = bytes(payload[start:pos])
         entries.append(ConfigEntry(name or "", raw, source, value_at, source_at, synonyms_at, synonyms))
+        yield
     return entries
 
 
@@ -291,18 +301,19 @@ class DescribedResource(NamedTuple):
     """The requested keys; None or an empty list asks for all keys."""
 
 
-def parse_describe_configs_request(frame: Buffer) -> tuple[list[DescribedResource], bool]:
+@Stepped
+def parse_describe_configs_request(frame: Buffer) -> Steps[tuple[list[DescribedResource], bool]]:
     """Returns the requested resources and whether the client wants synonyms. Raises `ProtocolError`."""
     header = parse_request_header(frame)
     check_first_array(frame)
     pos = header.body_position
     plan: MessagePlan = compile_message(header.api_key, header.api_version, "Request")
-    plan.skip(frame, pos)
+    yield from plan.skip.steps(frame, pos)
     compact = plan.is_flexible
     names = ("ResourceType", "ResourceName", "ConfigurationKeys")
     resources: list[DescribedResource] = []
     items = 0
-    for kind_at, name_at, keys_at in plan.selector(("Resources",), names)(frame, pos).structs:
+    for kind_at, name_at, keys_at in (yield from plan.selector(("Resources",), names).steps(frame, pos)).structs:
         count, at = read_array_length(frame, keys_at.start, compact)
         items += 1 + count
         check_items(items)
@@ -310,7 +321,9 @@ def parse_describe_configs_request(frame: Buffer) -> tuple[list[DescribedResourc
         for _ in range(count):
             key, at = read_string(frame, at, compact)
             keys.append(key or "")
+            yield
         name = read_string(frame, name_at.start, compact)[0] or ""
         resources.append(DescribedResource(read_int8(frame, kind_at.start)[0], name, None if count < 0 else keys))
-    ((flag_at,),) = plan.selector((), ("IncludeSynonyms",))(frame, pos).structs
+        yield
+    ((flag_at,),) = (yield from plan.selector((), ("IncludeSynonyms",)).steps(frame, pos)).structs
     return resources, frame[flag_at.start] != 0

@@ -28,6 +28,7 @@ from protocol.primitives import (
 from protocol.request_items import check_first_array
 from protocol.schema import Span, compile_message
 from protocol.splice import Splice, splice
+from protocol.steps import Stepped, Steps
 
 MAX_REFUSED_BYTES = 64 * 1024
 _COMMITS_BY_TOPIC_ID_FROM = 10
@@ -81,7 +82,8 @@ def peek_ids(prefix: Buffer) -> CoordinatedIds:
     return CoordinatedIds(transactional_id, None)
 
 
-def refusal(frame: Buffer, code: int) -> bytes:
+@Stepped
+def refusal(frame: Buffer, code: int) -> Steps[bytes]:
     """Returns the response that refuses a request of `TRANSACTION_APIS` or `GROUP_APIS` with an error code.
 
     A response that answers each partition refuses every partition of the request. Raises `ProtocolError`, also for a
@@ -91,12 +93,12 @@ def refusal(frame: Buffer, code: int) -> bytes:
     header = parse_request_header(frame)
     api_key, version = header.api_key, header.api_version
     plan = compile_message(api_key, version, "Response")
-    answers = _answers_of_partitions(frame, api_key, version, code)
+    answers = yield from _answers_of_partitions(frame, api_key, version, code)
     body = _struct(plan.schema.fields, version, plan.is_flexible, {"ErrorCode": INT16.pack(code), **answers})
     return build_response_header(api_key, version, header.correlation_id) + body
 
 
-def _answers_of_partitions(frame: Buffer, api_key: int, version: int, code: int) -> Mapping[str, bytes]:
+def _answers_of_partitions(frame: Buffer, api_key: int, version: int, code: int) -> Steps[Mapping[str, bytes]]:
     if api_key == ApiKey.ADD_PARTITIONS_TO_TXN:
         topics, results, name = "V3AndBelowTopics", "ResultsByTopicV3AndBelow", "Name"
     elif api_key in (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT):
@@ -106,24 +108,27 @@ def _answers_of_partitions(frame: Buffer, api_key: int, version: int, code: int)
         return {}
     plan = compile_message(api_key, version, "Request")
     pos, compact = parse_request_header(frame).body_position, plan.is_flexible
-    plan.skip(frame, pos)
+    yield from plan.skip.steps(frame, pos)
     end = EMPTY_TAGGED_SECTION if compact else b""
-    found = plan.selector((topics,), (name, "Partitions"))(frame, pos).structs
+    found = (yield from plan.selector((topics,), (name, "Partitions")).steps(frame, pos)).structs
     out = bytearray(write_array_length(len(found), compact))
     if api_key == ApiKey.ADD_PARTITIONS_TO_TXN:
         indexes = _int32_arrays(frame, [partitions for _, partitions in found], compact)
     else:
-        each = [span for (span,) in plan.selector((topics, "Partitions"), ("PartitionIndex",))(frame, pos).structs]
+        select = plan.selector((topics, "Partitions"), ("PartitionIndex",))
+        each = [span for (span,) in (yield from select.steps(frame, pos)).structs]
         indexes, taken = [], 0
         for _, partitions in found:
             count = read_array_length(frame, partitions.start, compact)[0]
             indexes.append([bytes(frame[span.start : span.end]) for span in each[taken : taken + count]])
             taken += count
+            yield
     for (topic, _), numbers in zip(found, indexes, strict=True):
         out += frame[topic.start : topic.end]
         out += write_array_length(len(numbers), compact)
         for number in numbers:
             out += number + INT16.pack(code) + end
+            yield
         out += end
     return {results: bytes(out)}
 
@@ -169,44 +174,50 @@ _MINUS_ONE = frozenset(
 )
 
 
-def deleted_groups(frame: Buffer) -> list[str]:
+@Stepped
+def deleted_groups(frame: Buffer) -> Steps[list[str]]:
     """Returns the groups that a DeleteGroups request names, in wire order. Raises `ProtocolError`."""
-    return [name for name, _ in _named_groups(frame)]
+    return [name for name, _ in (yield from _named_groups(frame))]
 
 
-def _named_groups(frame: Buffer) -> list[tuple[str, Span]]:
+def _named_groups(frame: Buffer) -> Steps[list[tuple[str, Span]]]:
     header = parse_request_header(frame)
     check_first_array(frame)
     plan = compile_message(ApiKey.DELETE_GROUPS, header.api_version, "Request")
-    plan.skip(frame, header.body_position)
-    ((names_at,),) = plan.selector((), ("GroupsNames",))(frame, header.body_position).structs
+    yield from plan.skip.steps(frame, header.body_position)
+    ((names_at,),) = (yield from plan.selector((), ("GroupsNames",)).steps(frame, header.body_position)).structs
     count, at = read_array_length(frame, names_at.start, plan.is_flexible)
     groups = []
     for _ in range(count):
         start = at
         name, at = read_string(frame, start, plan.is_flexible)
         groups.append((name or "", Span(start, at)))
+        yield
     return groups
 
 
-def without_groups(frame: Buffer, kept_away: frozenset[str]) -> bytes:
+@Stepped
+def without_groups(frame: Buffer, kept_away: frozenset[str]) -> Steps[bytes]:
     """Returns a DeleteGroups request that does not name the groups `kept_away`. Raises `ProtocolError`."""
     header = parse_request_header(frame)
     plan = compile_message(ApiKey.DELETE_GROUPS, header.api_version, "Request")
-    ((names_at,),) = plan.selector((), ("GroupsNames",))(frame, header.body_position).structs
-    kept = [span for name, span in _named_groups(frame) if name not in kept_away]
+    ((names_at,),) = (yield from plan.selector((), ("GroupsNames",)).steps(frame, header.body_position)).structs
+    kept = [span for name, span in (yield from _named_groups(frame)) if name not in kept_away]
     names = b"".join(bytes(frame[span.start : span.end]) for span in kept)
-    return splice(frame, [Splice(*names_at, write_array_length(len(kept), plan.is_flexible) + names)])
+    return (
+        yield from splice.steps(frame, [Splice(*names_at, write_array_length(len(kept), plan.is_flexible) + names)])
+    )
 
 
-def with_refused_groups(payload: Buffer, version: int, refused: Sequence[str], code: int) -> bytes:
+@Stepped
+def with_refused_groups(payload: Buffer, version: int, refused: Sequence[str], code: int) -> Steps[bytes]:
     """Returns a DeleteGroups response that also refuses the groups `refused`. Raises `ProtocolError`."""
     plan = compile_message(ApiKey.DELETE_GROUPS, version, "Response")
     pos = response_body_position(ApiKey.DELETE_GROUPS, version, payload)
-    plan.skip(payload, pos)
-    ((results_at,),) = plan.selector((), ("Results",))(payload, pos).structs
+    yield from plan.skip.steps(payload, pos)
+    ((results_at,),) = (yield from plan.selector((), ("Results",)).steps(payload, pos)).structs
     count, first = read_array_length(payload, results_at.start, plan.is_flexible)
     end = EMPTY_TAGGED_SECTION if plan.is_flexible else b""
     added = b"".join(write_string(name, plan.is_flexible) + INT16.pack(code) + end for name in refused)
     length = write_array_length(max(count, 0) + len(refused), plan.is_flexible)
-    return splice(payload, [Splice(results_at.start, first, length + added)])
+    return (yield from splice.steps(payload, [Splice(results_at.start, first, length + added)]))

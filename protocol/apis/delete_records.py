@@ -9,6 +9,7 @@ from typing import NamedTuple
 from protocol.apis.partition_walk import check_end, walk_partitions, walk_request
 from protocol.errors import ProtocolError
 from protocol.primitives import Buffer, read_int32
+from protocol.steps import Stepped, Steps
 
 HIGH_WATERMARK = -1
 """The requested offset that means the high watermark: the broker deletes all records that consumers may see."""
@@ -64,21 +65,23 @@ class DeleteRecordsAnswer(NamedTuple):
     error_code: int = 0
 
 
-def parse_delete_records_request(payload: Buffer, body_position: int, version: int) -> DeleteRecordsRequest:
+@Stepped
+def parse_delete_records_request(payload: Buffer, body_position: int, version: int) -> Steps[DeleteRecordsRequest]:
     """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
-    walked, pos = walk_request(payload, body_position, _ASKED, compact)
+    walked, pos = yield from walk_request(payload, body_position, _ASKED, compact)
     timeout_ms, pos = read_int32(payload, pos)
     check_end(payload, pos, compact)
-    return DeleteRecordsRequest(
-        version,
-        [DeleteRecordsPartition(topic, partition, offset, position) for topic, position, (partition, offset) in walked],
-        timeout_ms,
-    )
+    partitions = []
+    for topic, position, (partition, offset) in walked:
+        partitions.append(DeleteRecordsPartition(topic, partition, offset, position))
+        yield
+    return DeleteRecordsRequest(version, partitions, timeout_ms)
 
 
-def with_refused_partitions(payload: Buffer, refused: Iterable[DeleteRecordsPartition]) -> bytes:
+@Stepped
+def with_refused_partitions(payload: Buffer, refused: Iterable[DeleteRecordsPartition]) -> Steps[bytes]:
     """Returns a copy of the request that deletes nothing of the partitions in `refused`.
 
     It asks for an offset that no broker accepts. The broker still checks the client's rights and whether it leads the
@@ -86,30 +89,34 @@ def with_refused_partitions(payload: Buffer, refused: Iterable[DeleteRecordsPart
     out = bytearray(payload)
     for one in refused:
         _OFFSET.pack_into(out, one.position + _OFFSET_AT, _REFUSED_OFFSET)
+        yield
     return bytes(out)
 
 
-def parse_delete_records_response(payload: Buffer, body_position: int, version: int) -> DeleteRecordsResponse:
+@Stepped
+def parse_delete_records_response(payload: Buffer, body_position: int, version: int) -> Steps[DeleteRecordsResponse]:
     """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     throttle_time_ms, pos = read_int32(payload, body_position)
-    walked, pos = walk_partitions(payload, pos, _ANSWERED, compact)
+    walked, pos = yield from walk_partitions(payload, pos, _ANSWERED, compact)
     check_end(payload, pos, compact)
-    partitions = [
-        DeleteRecordsResponsePartition(topic, partition, low_watermark, error_code, position)
-        for topic, position, (partition, low_watermark, error_code) in walked
-    ]
+    partitions = []
+    for topic, position, (partition, low_watermark, error_code) in walked:
+        partitions.append(DeleteRecordsResponsePartition(topic, partition, low_watermark, error_code, position))
+        yield
     return DeleteRecordsResponse(payload, version, throttle_time_ms, partitions)
 
 
+@Stepped
 def patch_delete_records_response(
     response: DeleteRecordsResponse, answers: Mapping[int, DeleteRecordsAnswer]
-) -> bytearray:
+) -> Steps[bytearray]:
     """Returns a copy of the payload in which `answers`, by index in `response.partitions`, replace the broker's."""
     out = bytearray(response.payload)
     for index, answer in answers.items():
         _ANSWER.pack_into(out, response.partitions[index].position + _ANSWER_AT, *answer)
+        yield
     return out
 
 

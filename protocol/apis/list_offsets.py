@@ -13,6 +13,7 @@ from typing import NamedTuple
 from protocol.apis.partition_walk import check_end, walk_partitions, walk_request
 from protocol.errors import ProtocolError
 from protocol.primitives import INT64, Buffer, read_int8, read_int32
+from protocol.steps import Stepped, Steps
 
 LATEST_TIMESTAMP = -1
 EARLIEST_TIMESTAMP = -2
@@ -115,7 +116,8 @@ class ListOffsetsAnswer(NamedTuple):
     Versions before 4 have no field for it."""
 
 
-def parse_list_offsets_request(payload: Buffer, body_position: int, version: int) -> ListOffsetsRequest:
+@Stepped
+def parse_list_offsets_request(payload: Buffer, body_position: int, version: int) -> Steps[ListOffsetsRequest]:
     """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
@@ -124,32 +126,32 @@ def parse_list_offsets_request(payload: Buffer, body_position: int, version: int
     if version >= _ISOLATION_LEVEL_FROM:
         isolation_level, pos = read_int8(payload, pos)
     if version >= _LEADER_EPOCH_FROM:
-        walked, pos = walk_request(payload, pos, _ASKED_V4, compact)
-        partitions = [
-            ListOffsetsPartition(topic, partition, leader_epoch, timestamp, position + _TIMESTAMP_AT_V4)
-            for topic, position, (partition, leader_epoch, timestamp) in walked
-        ]
+        layout, timestamp_at = _ASKED_V4, _TIMESTAMP_AT_V4
     else:
-        walked, pos = walk_request(payload, pos, _ASKED_V1, compact)
-        partitions = [
-            ListOffsetsPartition(topic, partition, UNKNOWN_LEADER_EPOCH, timestamp, position + _TIMESTAMP_AT_V1)
-            for topic, position, (partition, timestamp) in walked
-        ]
+        layout, timestamp_at = _ASKED_V1, _TIMESTAMP_AT_V1
+    walked, pos = yield from walk_request(payload, pos, layout, compact)
+    partitions = []
+    for topic, position, (partition, *epoch, timestamp) in walked:
+        leader_epoch = epoch[0] if epoch else UNKNOWN_LEADER_EPOCH
+        partitions.append(ListOffsetsPartition(topic, partition, leader_epoch, timestamp, position + timestamp_at))
+        yield
     if version >= _TIMEOUT_FROM:
         timeout_ms, pos = read_int32(payload, pos)
     check_end(payload, pos, compact)
     return ListOffsetsRequest(version, replica_id, isolation_level, partitions, timeout_ms)
 
 
-def with_timestamp(payload: Buffer, partitions: Iterable[ListOffsetsPartition], timestamp: int) -> bytearray:
+def with_timestamp(payload: Buffer, partitions: Iterable[ListOffsetsPartition], timestamp: int) -> Steps[bytearray]:
     """Returns a copy of the request's payload that asks for `timestamp` at each of the partitions."""
     out = bytearray(payload)
     for asked in partitions:
         INT64.pack_into(out, asked.position, timestamp)
+        yield
     return out
 
 
-def parse_list_offsets_response(payload: Buffer, body_position: int, version: int) -> ListOffsetsResponse:
+@Stepped
+def parse_list_offsets_response(payload: Buffer, body_position: int, version: int) -> Steps[ListOffsetsResponse]:
     """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
@@ -157,18 +159,22 @@ def parse_list_offsets_response(payload: Buffer, body_position: int, version: in
     if version >= _THROTTLE_FROM:
         throttle_time_ms, pos = read_int32(payload, pos)
     has_epoch = version >= _LEADER_EPOCH_FROM
-    walked, pos = walk_partitions(payload, pos, _ANSWERED_V4 if has_epoch else _ANSWERED_V1, compact)
+    walked, pos = yield from walk_partitions(payload, pos, _ANSWERED_V4 if has_epoch else _ANSWERED_V1, compact)
     partitions = []
     for topic, position, (partition, error_code, timestamp, offset, *epoch) in walked:
         leader_epoch = epoch[0] if epoch else UNKNOWN_LEADER_EPOCH
         partitions.append(
             ListOffsetsResponsePartition(topic, partition, error_code, timestamp, offset, leader_epoch, position)
         )
+        yield
     check_end(payload, pos, compact)
     return ListOffsetsResponse(payload, version, throttle_time_ms, partitions)
 
 
-def patch_list_offsets_response(response: ListOffsetsResponse, answers: Mapping[int, ListOffsetsAnswer]) -> bytearray:
+@Stepped
+def patch_list_offsets_response(
+    response: ListOffsetsResponse, answers: Mapping[int, ListOffsetsAnswer]
+) -> Steps[bytearray]:
     """Returns a copy of the payload in which `answers`, by index in `response.partitions`, replace the broker's."""
     out = bytearray(response.payload)
     for index, answer in answers.items():
@@ -177,6 +183,7 @@ def patch_list_offsets_response(response: ListOffsetsResponse, answers: Mapping[
             _ANSWER_V4.pack_into(out, position, *answer)
         else:
             _ANSWER_V1.pack_into(out, position, *answer[:3])
+        yield
     return out
 
 

@@ -21,6 +21,7 @@ from protocol.primitives import (
 )
 from protocol.schema import compile_message
 from protocol.splice import Splice, splice
+from protocol.steps import Stepped, Steps
 
 _ERROR_CODE_FROM = 3
 _VOLUME_FROM = 4
@@ -49,32 +50,35 @@ def asks_for_all(frame: Buffer) -> bool:
     return read_array_length(frame, header.body_position, compact)[0] < 0
 
 
-def granted_log_dirs(payload: Buffer, version: int) -> LogDirs | None:
+@Stepped
+def granted_log_dirs(payload: Buffer, version: int) -> Steps[LogDirs | None]:
     """Returns the directories of a response. None: the broker refuses the request, or reports no usable directory.
 
     Up to version 2 a refusal is a response without directories. Raises `ProtocolError`."""
     plan = compile_message(ApiKey.DESCRIBE_LOG_DIRS, version, "Response")
     pos = response_body_position(ApiKey.DESCRIBE_LOG_DIRS, version, payload)
-    plan.skip(payload, pos)
+    yield from plan.skip.steps(payload, pos)
     names = ("ErrorCode", "Results") if version >= _ERROR_CODE_FROM else ("Results",)
-    ((*code_at, results_at),) = plan.selector((), names)(payload, pos).structs
+    ((*code_at, results_at),) = (yield from plan.selector((), names).steps(payload, pos)).structs
     if code_at and read_int16(payload, code_at[0].start)[0] != ErrorCode.NONE:
         return None
-    codes = plan.selector(("Results",), ("ErrorCode",))(payload, pos).structs
+    codes = (yield from plan.selector(("Results",), ("ErrorCode",)).steps(payload, pos)).structs
     if not any(read_int16(payload, code.start)[0] == ErrorCode.NONE for (code,) in codes):
         return None
     length, first = read_array_length(payload, results_at.start, plan.is_flexible)
     return LogDirs(length, results_at.start, first, results_at.end)
 
 
-def with_log_dir(payload: Buffer, version: int, dirs: LogDirs, path: str, sizes: PartitionSizes) -> bytes:
+@Stepped
+def with_log_dir(payload: Buffer, version: int, dirs: LogDirs, path: str, sizes: PartitionSizes) -> Steps[bytes]:
     """Returns the response with one more directory at its end. The size of its volume is unknown."""
     compact = compile_message(ApiKey.DESCRIBE_LOG_DIRS, version, "Response").is_flexible
     longer = Splice(dirs.start, dirs.first, write_array_length(dirs.length + 1, compact))
-    return splice(payload, [longer, Splice(dirs.end, dirs.end, _encoded(version, compact, path, sizes))])
+    added = yield from _encoded(version, compact, path, sizes)
+    return (yield from splice.steps(payload, [longer, Splice(dirs.end, dirs.end, added)]))
 
 
-def _encoded(version: int, compact: bool, path: str, sizes: PartitionSizes) -> bytes:
+def _encoded(version: int, compact: bool, path: str, sizes: PartitionSizes) -> Steps[bytes]:
     tags = EMPTY_TAGGED_SECTION if compact else b""
     parts = [INT16.pack(ErrorCode.NONE), write_string(path, compact), write_array_length(len(sizes), compact)]
     for topic, partitions in sizes.items():
@@ -82,6 +86,7 @@ def _encoded(version: int, compact: bool, path: str, sizes: PartitionSizes) -> b
         for index, size_bytes in partitions.items():
             # The copies have no lag behind a replica, and are no future replica.
             parts.append(INT32.pack(index) + INT64.pack(size_bytes) + INT64.pack(0) + b"\x00" + tags)
+            yield
         parts.append(tags)
     if version >= _VOLUME_FROM:
         parts.append(INT64.pack(_UNKNOWN_BYTES) * 2)

@@ -27,10 +27,13 @@ from protocol.primitives import (
 from protocol.request_items import check_first_array
 from protocol.schema import MessagePlan, Span, compile_message
 from protocol.splice import Splice, splice
+from protocol.steps import Stepped, Steps
 
 _IMPOSSIBLE = "tidegate/refused/"
 """The prefix of the replacement names. No topic's name may contain a slash."""
 _NO_ID = bytes(16)
+_IDS_FROM = 6
+"""The first version of DeleteTopics with topic ids."""
 
 _ANSWERS = {
     ApiKey.DELETE_TOPICS: "Responses",
@@ -68,40 +71,43 @@ class DeletedTopic(NamedTuple):
     topic_id: UUID | None
 
 
-def named_topics(frame: Buffer) -> list[NamedTopic]:
+@Stepped
+def named_topics(frame: Buffer) -> Steps[list[NamedTopic]]:
     """Returns the topics that a request names, in wire order. Raises `ProtocolError`."""
     header = parse_request_header(frame)
     check_first_array(frame)
     plan = compile_message(header.api_key, header.api_version, "Request")
     pos, compact = header.body_position, plan.is_flexible
-    plan.skip(frame, pos)
-    if header.api_key == ApiKey.DELETE_TOPICS:
-        if header.api_version < 6:
-            return _plain_names(plan, frame, pos)
-        return [
-            NamedTopic(read_string(frame, name.start, compact)[0], read_uuid(frame, uuid.start)[0], name, uuid)
-            for name, uuid in plan.selector(("Topics",), ("Name", "TopicId"))(frame, pos).structs
-        ]
-    return [
-        NamedTopic(read_string(frame, name.start, compact)[0], None, name, None)
-        for (name,) in plan.selector(("Topics",), ("Name",))(frame, pos).structs
-    ]
+    yield from plan.skip.steps(frame, pos)
+    has_ids = header.api_key == ApiKey.DELETE_TOPICS
+    if has_ids and header.api_version < _IDS_FROM:
+        return (yield from _plain_names(plan, frame, pos))
+    names = ("Name", "TopicId") if has_ids else ("Name",)
+    topics = []
+    for name_at, *id_at in (yield from plan.selector(("Topics",), names).steps(frame, pos)).structs:
+        topic_id = read_uuid(frame, id_at[0].start)[0] if id_at else None
+        name = read_string(frame, name_at.start, compact)[0]
+        topics.append(NamedTopic(name, topic_id, name_at, id_at[0] if id_at else None))
+        yield
+    return topics
 
 
-def _plain_names(plan: MessagePlan, frame: Buffer, pos: int) -> list[NamedTopic]:
-    ((names_at,),) = plan.selector((), ("TopicNames",))(frame, pos).structs
+def _plain_names(plan: MessagePlan, frame: Buffer, pos: int) -> Steps[list[NamedTopic]]:
+    ((names_at,),) = (yield from plan.selector((), ("TopicNames",)).steps(frame, pos)).structs
     count, at = read_array_length(frame, names_at.start, plan.is_flexible)
     topics = []
     for _ in range(count):
         start, (_, end) = at, read_string_bounds(frame, at, plan.is_flexible)
         name, at = read_string(frame, at, plan.is_flexible)
         topics.append(NamedTopic(name, None, Span(start, end), None))
+        yield
     return topics
 
 
+@Stepped
 def without_topics(
     frame: bytes, api_key: int, version: int, is_kept_away: Callable[[NamedTopic], bool]
-) -> tuple[bytes, dict[str, Replaced]]:
+) -> Steps[tuple[bytes, dict[str, Replaced]]]:
     """Replaces the name of each topic for which `is_kept_away` is true by a name that no topic can have.
 
     Returns the request, and the original topics by replacement name. Raises `ProtocolError`.
@@ -109,7 +115,8 @@ def without_topics(
     compact = compile_message(api_key, version, "Request").is_flexible
     replaced: dict[str, Replaced] = {}
     splices = []
-    for topic in named_topics(frame):
+    for topic in (yield from named_topics.steps(frame)):
+        yield
         if not is_kept_away(topic):
             continue
         name = f"{_IMPOSSIBLE}{len(replaced)}"
@@ -117,28 +124,30 @@ def without_topics(
         splices.append(Splice(*topic.name_at, write_string(name, compact)))
         if topic.id_at is not None:
             splices.append(Splice(*topic.id_at, _NO_ID))
-    return (splice(frame, splices) if splices else frame), replaced
+    return ((yield from splice.steps(frame, splices)) if splices else frame), replaced
 
 
+@Stepped
 def with_refusals(
     payload: memoryview, api_key: int, version: int, replaced: Mapping[str, Replaced], code: int, message: str
-) -> bytes:
+) -> Steps[bytes]:
     """Returns the response with the original names restored, and with the given error for those topics.
 
     A response to DeleteRecords keeps the broker's error codes. Raises `ProtocolError`.
     """
     plan = compile_message(api_key, version, "Response")
     pos, compact = response_body_position(api_key, version, payload), plan.is_flexible
-    plan.skip(payload, pos)
+    yield from plan.skip.steps(payload, pos)
     names: tuple[str, ...] = ("ErrorCode", "Name") if api_key == ApiKey.METADATA else ("Name",)
-    if api_key == ApiKey.DELETE_TOPICS and version >= 6:
+    if api_key == ApiKey.DELETE_TOPICS and version >= _IDS_FROM:
         names += ("TopicId",)
     if api_key in _MESSAGE_FROM:
         names += ("ErrorCode",)
         if version >= _MESSAGE_FROM[ApiKey(api_key)]:
             names += ("ErrorMessage",)
     splices = []
-    for found in plan.selector((_ANSWERS[ApiKey(api_key)],), names)(payload, pos).structs:
+    for found in (yield from plan.selector((_ANSWERS[ApiKey(api_key)],), names).steps(payload, pos)).structs:
+        yield
         spans = dict(zip(names, found, strict=True))
         original = replaced.get(read_string(payload, spans["Name"].start, compact)[0] or "")
         if original is None:
@@ -150,17 +159,19 @@ def with_refusals(
             splices.append(Splice(*spans["ErrorCode"], INT16.pack(code)))
         if "ErrorMessage" in spans:
             splices.append(Splice(*spans["ErrorMessage"], write_string(message, compact)))
-    return splice(payload, sorted(splices))
+    return (yield from splice.steps(payload, sorted(splices)))
 
 
-def deleted_topics(payload: Buffer, version: int) -> list[DeletedTopic]:
+@Stepped
+def deleted_topics(payload: Buffer, version: int) -> Steps[list[DeletedTopic]]:
     """Returns the topics that a response to DeleteTopics reports without an error. Raises `ProtocolError`."""
     plan = compile_message(ApiKey.DELETE_TOPICS, version, "Response")
     pos, compact = response_body_position(ApiKey.DELETE_TOPICS, version, payload), plan.is_flexible
-    plan.skip(payload, pos)
-    names = ("Name", "TopicId", "ErrorCode") if version >= 6 else ("Name", "ErrorCode")
+    yield from plan.skip.steps(payload, pos)
+    names = ("Name", "TopicId", "ErrorCode") if version >= _IDS_FROM else ("Name", "ErrorCode")
     found = []
-    for name_at, *id_at, code_at in plan.selector(("Responses",), names)(payload, pos).structs:
+    for name_at, *id_at, code_at in (yield from plan.selector(("Responses",), names).steps(payload, pos)).structs:
+        yield
         if read_int16(payload, code_at.start)[0] == ErrorCode.NONE:
             topic_id = read_uuid(payload, id_at[0].start)[0] if id_at else None
             name = read_string(payload, name_at.start, compact)[0]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from protocol.apis.partition_walk import check_end, walk_partitions, walk_request
 from protocol.errors import ProtocolError
 from protocol.primitives import Buffer, read_int32
+from protocol.steps import Stepped, Steps
 
 UNDEFINED_EPOCH = -1
 UNDEFINED_EPOCH_OFFSET = -1
@@ -70,47 +71,53 @@ class EpochAnswer(NamedTuple):
     end_offset: int = UNDEFINED_EPOCH_OFFSET
 
 
+@Stepped
 def parse_offset_for_leader_epoch_request(
     payload: Buffer, body_position: int, version: int
-) -> OffsetForLeaderEpochRequest:
+) -> Steps[OffsetForLeaderEpochRequest]:
     """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     replica_id, pos = DEBUGGING_CONSUMER_REPLICA_ID, body_position
     if version >= _REPLICA_ID_FROM:
         replica_id, pos = read_int32(payload, pos)
-    walked, pos = walk_request(payload, pos, _ASKED, compact)
+    walked, pos = yield from walk_request(payload, pos, _ASKED, compact)
     check_end(payload, pos, compact)
-    return OffsetForLeaderEpochRequest(
-        version, replica_id, [EpochPartition(topic, *fields) for topic, _, fields in walked]
-    )
+    partitions = []
+    for topic, _, fields in walked:
+        partitions.append(EpochPartition(topic, *fields))
+        yield
+    return OffsetForLeaderEpochRequest(version, replica_id, partitions)
 
 
+@Stepped
 def parse_offset_for_leader_epoch_response(
     payload: Buffer, body_position: int, version: int
-) -> OffsetForLeaderEpochResponse:
+) -> Steps[OffsetForLeaderEpochResponse]:
     """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     throttle_time_ms, pos = read_int32(payload, body_position)
-    walked, pos = walk_partitions(payload, pos, _ANSWERED, compact)
+    walked, pos = yield from walk_partitions(payload, pos, _ANSWERED, compact)
     check_end(payload, pos, compact)
-    partitions = [
-        EpochEndOffsetPartition(topic, error_code, partition, leader_epoch, end_offset, position)
-        for topic, position, (error_code, partition, leader_epoch, end_offset) in walked
-    ]
+    partitions = []
+    for topic, position, (error_code, partition, leader_epoch, end_offset) in walked:
+        partitions.append(EpochEndOffsetPartition(topic, error_code, partition, leader_epoch, end_offset, position))
+        yield
     return OffsetForLeaderEpochResponse(payload, version, throttle_time_ms, partitions)
 
 
+@Stepped
 def patch_offset_for_leader_epoch_response(
     response: OffsetForLeaderEpochResponse, answers: Mapping[int, EpochAnswer]
-) -> bytearray:
+) -> Steps[bytearray]:
     """Returns a copy of the payload in which `answers`, by index in `response.partitions`, replace the broker's."""
     out = bytearray(response.payload)
     for index, answer in answers.items():
         position = response.partitions[index].position
         _ERROR_CODE.pack_into(out, position, answer.error_code)
         _EPOCH_AND_END_OFFSET.pack_into(out, position + _EPOCH_AT, answer.leader_epoch, answer.end_offset)
+        yield
     return out
 
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from protocol.apis.topic_reference import read_topic_name
 from protocol.errors import ProtocolError, TruncatedError
-from protocol.primitives import Buffer, read_array_length, skip_tagged_section
+from protocol.primitives import Buffer, read_array_length, skip_tagged_section, skip_tags
 from protocol.request_items import MAX_ITEMS, check_items
+from protocol.steps import Steps
 
 
 class WalkedPartition(NamedTuple):
@@ -23,14 +24,14 @@ class WalkedPartition(NamedTuple):
     fields: tuple[int, ...]
 
 
-def walk_request(buf: Buffer, pos: int, layout: Struct, compact: bool) -> tuple[list[WalkedPartition], int]:
+def walk_request(buf: Buffer, pos: int, layout: Struct, compact: bool) -> Steps[tuple[list[WalkedPartition], int]]:
     """Does as `walk_partitions` in a request. Raises `LimitExceededError` above `MAX_ITEMS`."""
-    return walk_partitions(buf, pos, layout, compact, MAX_ITEMS)
+    return (yield from walk_partitions(buf, pos, layout, compact, MAX_ITEMS))
 
 
 def walk_partitions(
     buf: Buffer, pos: int, layout: Struct, compact: bool, max_items: int = sys.maxsize
-) -> tuple[list[WalkedPartition], int]:
+) -> Steps[tuple[list[WalkedPartition], int]]:
     """Returns every partition in the array of topics at `pos`, in wire order, and the end of the array."""
     partitions: list[WalkedPartition] = []
     size = layout.size
@@ -44,9 +45,11 @@ def walk_partitions(
                 partitions.append(WalkedPartition(topic, pos, layout.unpack_from(buf, pos)))
                 pos += size
                 if compact:
-                    pos = skip_tagged_section(buf, pos)
+                    pos = yield from skip_tags(buf, pos)
+                yield
             if compact:
-                pos = skip_tagged_section(buf, pos)
+                pos = yield from skip_tags(buf, pos)
+            yield
     except struct.error as error:
         raise TruncatedError(f"a partition at {pos} exceeds the message of {len(buf)} bytes") from error
     return partitions, pos

@@ -7,12 +7,12 @@ the addresses in, and keeps every other byte.
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from functools import partial
 
 from protocol.addresses import AddressOf, rewrite_addresses
 from protocol.api_keys import DECODED_APIS, ApiKey
 from protocol.errors import ProtocolError
-from proxy.handlers.off_loop import LOOP_BYTES, off_loop
+from protocol.steps import Steps
+from proxy.handlers.turns import patch_in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 
 ADDRESS_APIS = (
@@ -21,10 +21,6 @@ ADDRESS_APIS = (
     ApiKey.DESCRIBE_CLUSTER,
     ApiKey.SHARE_ACKNOWLEDGE,
 )
-
-
-_BROKERS_COME_FIRST = (ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER)
-"""The responses that begin with the brokers of the cluster. The proxy reads no further, so the size does not count."""
 
 
 def check_version(api_key: int, api_version: int) -> None:
@@ -45,19 +41,11 @@ class AddressRewriter:
         self._address_of = address_of
 
     def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        if len(response) > LOOP_BYTES and self._api_key not in _BROKERS_COME_FIRST:
-            return self._rewritten(response)
-        return (rewrite_addresses(self._api_key, self._api_version, response, self._address_of),)
+        return patch_in_turns(self._rewritten(response))
 
-    async def _rewritten(self, response: memoryview) -> Buffers:
-        """Rewrites a response whose addresses stand between or behind items that the client chose."""
-        rewrite = partial(rewrite_addresses, self._api_key, self._api_version, response)
-        named: set[int] = set()
-        await off_loop(len(response), lambda: rewrite(named.add))
-        if not named:
-            return (response,)
-        known = {node_id: self._address_of(node_id) for node_id in named}
-        return (await off_loop(len(response), lambda: rewrite(known.get)),)
+    def _rewritten(self, response: memoryview) -> Steps[Buffers]:
+        rewritten = yield from rewrite_addresses.steps(self._api_key, self._api_version, response, self._address_of)
+        return (rewritten,)
 
     def on_abandoned(self) -> None:
         pass

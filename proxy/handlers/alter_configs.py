@@ -37,11 +37,12 @@ from protocol.apis.config_entries import (
 )
 from protocol.errors import ErrorCode
 from protocol.splice import Splice, splice
+from protocol.steps import Steps
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import Spawn
 from proxy.handlers.describe_configs import tier_entries
-from proxy.handlers.off_loop import in_slices, off_loop, off_loop_in_slices, slices_of
 from proxy.handlers.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs
+from proxy.handlers.turns import in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.topic_settings import TIER_DEFAULTS, InvalidTierConfigError, TierValue, tier_values
 from tiers.errors import RemoteLogError
@@ -88,43 +89,41 @@ class _State:
 
     async def prepare(self) -> Forward:
         frame = self._exchange.request.frame
-        self._request, looks_up = await off_loop(len(frame), lambda: _parsed_request(frame))
+        self._request, looks_up = await in_turns(_parsed_request(frame))
         request = self._request
         denied = await self._denied(frame) if looks_up else {}
         plans = self._plans = await self._configs.plan(request, denied)
-        return Forward(await off_loop(len(frame), lambda: _forwarded(frame, request, plans)), hold_bytes=None)
+        return Forward(await in_turns(_forwarded(frame, request, plans)), hold_bytes=None)
 
     async def _denied(self, frame: bytes) -> Mapping[str, Refusal]:
         """Returns the topics that the broker does not let the client change, with the broker's errors."""
         request = self._request
-        checked = await off_loop(len(frame), lambda: _only_checked(frame, request))
+        checked = await in_turns(_only_checked(frame, request))
         asked = self._exchange.try_forward(checked)
         payload = None if asked is None else await asked
-        size_bytes = max(len(frame), len(payload or b""))
-        return await off_loop(size_bytes, lambda: _denials(request, payload))
+        return await in_turns(_denials(request, payload))
 
     def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
         creates = self._request.api_key == ApiKey.CREATE_TOPICS
         return self._complete(response) if self._plans or creates else (response,)
 
     async def _complete(self, payload: memoryview) -> Buffers:
-        response = await off_loop(len(payload), lambda: _parsed_response(self._request, payload))
+        api_key, version = self._request.api_key, self._request.version
+        response = await in_turns(parse_config_response.steps(api_key, version, payload))
         refused = await self._record_all(response.answers)
-        splices = await off_loop_in_slices(
-            len(payload), response.answers, lambda part: self._splices(response, payload, part, refused)
-        )
-        return (await off_loop(len(payload), lambda: splice(payload, splices)),) if splices else (payload,)
+        splices = await in_turns(self._splices(response, payload, refused))
+        return (await in_turns(splice.steps(payload, splices)),) if splices else (payload,)
 
     def _splices(
         self,
         response: ConfigResponse,
         payload: memoryview,
-        answers: Sequence[ConfigAnswer],
         refused: Mapping[str, Refusal],
-    ) -> list[Splice]:
-        """Returns the splices for the proxy's refusals and the tier settings. Any thread may call it."""
+    ) -> Steps[list[Splice]]:
+        """Returns the splices for the proxy's refusals and the tier settings."""
         splices: list[Splice] = []
-        for answer in answers:
+        for answer in response.answers:
+            yield
             if answer.resource_type != TOPIC_RESOURCE:
                 continue
             plan = self._plans.get(answer.name)
@@ -137,16 +136,16 @@ class _State:
             refusal = refused.get(answer.name)
             if refusal is not None:
                 splices.append(replace_error(response, answer, refusal.code, refusal.message))
-            splices += self._shown(response, payload, answer, plan)
+            splices += yield from self._shown(response, payload, answer, plan)
         return splices
 
     def _shown(
         self, response: ConfigResponse, payload: memoryview, answer: ConfigAnswer, change: Change | None
-    ) -> list[Splice]:
+    ) -> Steps[list[Splice]]:
         """Returns the splices that show the tier settings in the configuration of a created topic."""
         own = {} if change is None else {key: value for key, value in change.changes.items() if value is not None}
         values: Mapping[str, TierValue] = tier_values(self._configs.rule(answer.name), own)
-        return tier_entries(response, payload, answer, values, frozenset(), with_synonyms=False)
+        return (yield from tier_entries(response, payload, answer, values, frozenset(), with_synonyms=False))
 
     async def _record_all(self, answers: Sequence[ConfigAnswer]) -> Mapping[str, Refusal]:
         """Records the changes that the broker accepted. Returns the refusals of the changes that were not recorded."""
@@ -201,28 +200,32 @@ class _State:
         return
 
 
-def _parsed_request(frame: bytes) -> tuple[ConfigRequest, bool]:
+def _parsed_request(frame: bytes) -> Steps[tuple[ConfigRequest, bool]]:
     """Returns the request, and whether the proxy asks brokers about a change. Raises `ProtocolError`."""
-    request = parse_config_request(frame)
-    return request, any(_is_looked_up(request, each) for each in request.resources)
+    request = yield from parse_config_request.steps(frame)
+    looks_up = False
+    for each in request.resources:
+        looks_up = looks_up or _is_looked_up(request, each)
+        yield
+    return request, looks_up
 
 
-def _parsed_response(request: ConfigRequest, payload: memoryview) -> ConfigResponse:
-    return parse_config_response(request.api_key, request.version, payload)
-
-
-def _denials(request: ConfigRequest, payload: memoryview | None) -> Mapping[str, Refusal]:
+def _denials(request: ConfigRequest, payload: memoryview | None) -> Steps[Mapping[str, Refusal]]:
     """Returns the topics that the broker refuses in its answer. `payload` is None if the connection to it is gone."""
-    names = {resource.name for resource in request.resources if resource.resource_type == TOPIC_RESOURCE}
-    if payload is None:
-        return dict.fromkeys(names, _NOT_CHECKED)
-    codes = {
-        answer.name: Refusal(answer.error_code, answer.error_message, is_final=True)
-        for answer in _parsed_response(request, payload).answers
-        if answer.resource_type == TOPIC_RESOURCE
-    }
-    found = {name: codes.get(name, _NOT_CHECKED) for name in names}
-    return {name: refusal for name, refusal in found.items() if refusal.code != ErrorCode.NONE}
+    said: dict[str, Refusal] = {}
+    if payload is not None:
+        response = yield from parse_config_response.steps(request.api_key, request.version, payload)
+        for answer in response.answers:
+            if answer.resource_type == TOPIC_RESOURCE:
+                said[answer.name] = Refusal(answer.error_code, answer.error_message, is_final=True)
+            yield
+    denials: dict[str, Refusal] = {}
+    for resource in request.resources:
+        refusal = said.get(resource.name, _NOT_CHECKED)
+        if resource.resource_type == TOPIC_RESOURCE and refusal.code != ErrorCode.NONE:
+            denials[resource.name] = refusal
+        yield
+    return denials
 
 
 def _is_looked_up(request: ConfigRequest, resource: ConfigResource) -> bool:
@@ -237,19 +240,23 @@ def _without_tier_settings(request: ConfigRequest, resource: ConfigResource) -> 
     return [replace_changes(request, resource, kept)] if len(kept) < len(resource.changes) else []
 
 
-def _only_checked(frame: bytes, request: ConfigRequest) -> bytes:
+def _only_checked(frame: bytes, request: ConfigRequest) -> Steps[bytes]:
     """Returns the request with `validateOnly` and without tier settings."""
-    splices = [each for resource in request.resources for each in _without_tier_settings(request, resource)]
-    return splice(frame, sorted([*splices, only_validate(request)]))
+    splices = [only_validate(request)]
+    for resource in request.resources:
+        splices += _without_tier_settings(request, resource)
+        yield
+    return (yield from splice.steps(frame, sorted(splices)))
 
 
-def _forwarded(frame: bytes, request: ConfigRequest, plans: Mapping[str, Plan]) -> bytes:
+def _forwarded(frame: bytes, request: ConfigRequest, plans: Mapping[str, Plan]) -> Steps[bytes]:
     """Returns the request without tier settings, in which the broker must refuse what the proxy refuses."""
     splices = []
     for resource in request.resources:
+        yield
         plan = plans.get(resource.name) if resource.resource_type == TOPIC_RESOURCE else None
         if isinstance(plan, Refusal):
             splices.append(replace_changes(request, resource, [setting(request, UNKNOWN_KEY, "")]))
         elif plan is not None:
             splices += _without_tier_settings(request, resource)
-    return splice(frame, splices) if splices else frame
+    return (yield from splice.steps(frame, splices)) if splices else frame

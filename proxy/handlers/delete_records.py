@@ -57,10 +57,11 @@ from protocol.apis.named_topics import Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import Buffer
+from protocol.steps import Steps
 from proxy.error_map import delete_records_error
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import ClusterTopology, HandlerTools
-from proxy.handlers.off_loop import in_slices, off_loop, slices_of
+from proxy.handlers.turns import in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import ConfirmedLogStart
@@ -125,24 +126,27 @@ class DeleteRecordsHandler:
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(ApiKey.DELETE_RECORDS, request.api_version)
-        state = _State(self, request.api_version, exchange.node_id, len(request.frame))
+        state = _State(self, request.api_version, exchange.node_id)
         return Prepare(lambda: self._prepare(state, exchange)), state
 
-    def _read(self, frame: bytes, version: int) -> _Read:
-        """Decodes the request. Any thread may call it. Raises `ProtocolError`."""
+    def _read(self, frame: bytes, version: int) -> Steps[_Read]:
+        """Decodes the request. Raises `ProtocolError`."""
         body_position = parse_request_header(frame).body_position
-        request = parse_delete_records_request(frame, body_position, version)
-        kept, replaced = without_topics(
+        request = yield from parse_delete_records_request.steps(frame, body_position, version)
+        kept, replaced = yield from without_topics.steps(
             frame, ApiKey.DELETE_RECORDS, version, lambda topic: topic.name in self._own_topics
         )
         # A replaced name has another length, so the frame is parsed again for the new positions.
-        sent = parse_delete_records_request(kept, body_position, version).partitions if replaced else request.partitions
+        sent = request.partitions
+        if replaced:
+            sent = (yield from parse_delete_records_request.steps(kept, body_position, version)).partitions
         asked = [one for one in sent if one.topic not in replaced]
-        return _Read(request, replaced, kept, asked, with_refused_partitions(kept, sent))
+        refused = yield from with_refused_partitions.steps(kept, sent)
+        return _Read(request, replaced, kept, asked, refused)
 
     async def _prepare(self, state: _State, exchange: Exchange) -> Forward:
         whole = exchange.request.frame
-        read = await off_loop(len(whole), lambda: self._read(whole, state.version))
+        read = await in_turns(self._read(whole, state.version))
         state.request, state.replaced = read.request, read.replaced
         timeout_ms = min(max(read.request.timeout_ms, _MIN_TIMEOUT_MS), _CHECK_TIMEOUT_MS)
         denied = await self._denied(exchange, read.refused_frame)
@@ -162,7 +166,7 @@ class DeleteRecordsHandler:
                 state.refused[one.topic, one.partition] = code
         if not state.refused:
             return Forward(read.frame, hold_bytes=None)
-        frame = await off_loop(len(whole), lambda: _without(read.frame, read.asked, state.refused))
+        frame = await in_turns(_without(read.frame, read.asked, state.refused))
         return Forward(frame, hold_bytes=None)
 
     async def _denied(self, exchange: Exchange, frame: bytes) -> Mapping[tuple[str, int], int | None]:
@@ -173,13 +177,12 @@ class DeleteRecordsHandler:
         if asked is None:  # the connection to the broker is gone
             return {}
         payload, version = await asked, exchange.request.api_version
-        response = await off_loop(len(payload), lambda: _parsed_response(payload, version))
-        return {
-            (one.topic, one.partition): None
-            if one.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
-            else one.error_code or ErrorCode.REQUEST_TIMED_OUT
-            for one in response.partitions
-        }
+        denied: dict[tuple[str, int], int | None] = {}
+        async for part in slices_of((await in_turns(_parsed_response(payload, version))).partitions):
+            for one in part:
+                is_fit = one.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+                denied[one.topic, one.partition] = None if is_fit else one.error_code or ErrorCode.REQUEST_TIMED_OUT
+        return denied
 
     async def _refusal(
         self, state: _State, asked: DeleteRecordsPartition, topics: _CurrentTopics, timeout_ms: int
@@ -240,8 +243,7 @@ class DeleteRecordsHandler:
 
     async def complete(self, state: _State, payload: memoryview) -> Buffers:
         request = state.request
-        size_bytes = max(len(payload), state.size_bytes)
-        deleted = await off_loop(size_bytes, lambda: _deleted(state, payload))
+        deleted = await in_turns(_deleted(state, payload))
         timeout_ms = min(max(request.timeout_ms, _MIN_TIMEOUT_MS), _MAX_TIMEOUT_MS)
         topics = _CurrentTopics(self._tools.topology, {one.asked.topic for one in deleted.partitions}, state.node_id)
         unfinished = _failed(RemoteLogMetadataNotReadyError("the proxy is stopping, or the time has passed"))
@@ -261,7 +263,7 @@ class DeleteRecordsHandler:
 
         if answers:
             await asyncio.wait((self._tools.spawn(answer_all()),))
-        return (await off_loop(size_bytes, lambda: _patched(state, deleted.response, answers)),)
+        return (await in_turns(_patched(state, deleted.response, answers)),)
 
     async def _answer(
         self, state: _State, deleted: _DeletedPartition, topics: _CurrentTopics, timeout_ms: int
@@ -354,14 +356,16 @@ class _CurrentTopics:
         return self._known.get(name)
 
 
-def _parsed_response(payload: memoryview, version: int) -> DeleteRecordsResponse:
+def _parsed_response(payload: memoryview, version: int) -> Steps[DeleteRecordsResponse]:
     body_position = response_body_position(ApiKey.DELETE_RECORDS, version, payload)
-    return parse_delete_records_response(payload, body_position, version)
+    return parse_delete_records_response.steps(payload, body_position, version)
 
 
-def _without(frame: bytes, asked: Sequence[DeleteRecordsPartition], refused: Collection[tuple[str, int]]) -> bytes:
+def _without(
+    frame: bytes, asked: Sequence[DeleteRecordsPartition], refused: Collection[tuple[str, int]]
+) -> Steps[bytes]:
     """Returns the request that deletes nothing of the partitions in `refused`."""
-    return with_refused_partitions(frame, [one for one in asked if (one.topic, one.partition) in refused])
+    return with_refused_partitions.steps(frame, [one for one in asked if (one.topic, one.partition) in refused])
 
 
 class _Read(NamedTuple):
@@ -391,22 +395,24 @@ class _Deleted(NamedTuple):
     partitions: Sequence[_DeletedPartition]
 
 
-def _deleted(state: _State, payload: memoryview) -> _Deleted:
-    """Any thread may call it. Raises `ProtocolError`."""
-    response = _parsed_response(payload, state.version)
-    asked = {(one.topic, one.partition): one for one in state.request.partitions}
-    partitions = [
-        _DeletedPartition(place, asked[one.topic, one.partition], one)
-        for place, one in enumerate(response.partitions)
-        if not one.error_code
-        and (one.topic, one.partition) in asked
-        and (one.topic, one.partition) not in state.refused
-    ]
+def _deleted(state: _State, payload: memoryview) -> Steps[_Deleted]:
+    """Raises `ProtocolError`."""
+    response = yield from _parsed_response(payload, state.version)
+    asked: dict[tuple[str, int], DeleteRecordsPartition] = {}
+    for each in state.request.partitions:
+        asked[each.topic, each.partition] = each
+        yield
+    partitions = []
+    for place, one in enumerate(response.partitions):
+        key = one.topic, one.partition
+        if not one.error_code and key in asked and key not in state.refused:
+            partitions.append(_DeletedPartition(place, asked[key], one))
+        yield
     return _Deleted(response, partitions)
 
 
-def _patched(state: _State, response: DeleteRecordsResponse, found: Mapping[int, DeleteRecordsAnswer]) -> Buffer:
-    """Returns the response with the answers that were found, and with the refusals. Any thread may call it."""
+def _patched(state: _State, response: DeleteRecordsResponse, found: Mapping[int, DeleteRecordsAnswer]) -> Steps[Buffer]:
+    """Returns the response with the answers that were found, and with the refusals."""
     answers = dict(found)
     for index, one in enumerate(response.partitions):
         code = state.refused.get((one.topic, one.partition))
@@ -414,13 +420,14 @@ def _patched(state: _State, response: DeleteRecordsResponse, found: Mapping[int,
             answers[index] = DeleteRecordsAnswer(error_code=code)
         if one.topic in state.replaced:
             answers[index] = DeleteRecordsAnswer(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        yield
     if not answers:
         return response.payload
-    patched = patch_delete_records_response(response, answers)
+    patched = yield from patch_delete_records_response.steps(response, answers)
     if not state.replaced:
         return patched
-    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    return with_refusals(memoryview(patched), ApiKey.DELETE_RECORDS, state.version, state.replaced, code, "")
+    refuse, code = with_refusals.steps, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return (yield from refuse(memoryview(patched), ApiKey.DELETE_RECORDS, state.version, state.replaced, code, ""))
 
 
 def _failed(error: RemoteLogError) -> DeleteRecordsAnswer:
@@ -432,8 +439,6 @@ class _State:
     handler: DeleteRecordsHandler
     version: int
     node_id: int | None
-    size_bytes: int
-    """The size of the request."""
     request: DeleteRecordsRequest = field(init=False)
     replaced: Mapping[str, Replaced] = field(default_factory=dict)
     refused: dict[tuple[str, int], int] = field(default_factory=dict)

@@ -21,19 +21,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import UUID
 
-from kafka.protocol.metadata import MetadataRequest, MetadataResponse
-
 from protocol.api_keys import ApiKey
+from protocol.apis.metadata import MetadataReader
 from protocol.apis.named_topics import deleted_topics, named_topics
 from protocol.errors import ErrorCode
 from protocol.header import build_request_header, response_body_position
+from protocol.primitives import EMPTY_TAGGED_SECTION, write_array_length, write_string
+from protocol.steps import Steps
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import ClusterTopology, Spawn
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
-from proxy.handlers.off_loop import off_loop, slices_of
+from proxy.handlers.turns import in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.bounded_gather import bounded_gather
 from tiers.errors import RemoteLogError
@@ -41,8 +42,11 @@ from tiers.errors import RemoteLogError
 logger = logging.getLogger(__name__)
 
 _ANSWERED_BY_ID = 6
+_NO_ID = bytes(16)
 _METADATA_VERSION = 12
 """Brokers know this version since Kafka 3.1. It has topic ids."""
+_SLICE_BYTES = 256
+"""The bytes of partitions between two steps: as long as a step takes."""
 _MAX_WAIT_MS = 5_000
 """The longest time that a client waits for the records of its topics. The proxy continues to write them after that."""
 _AT_ONCE = 16
@@ -87,26 +91,29 @@ class DeleteTopicsHandler:
     async def _prepare(self, state: _State, exchange: Exchange) -> Forward:
         frame = exchange.request.frame
 
-        def read() -> tuple[Forward, HandlerState | None, dict[str, UUID | None]]:
-            forward, guarded = self._guard.guarded(exchange.request)
-            topics = [topic for topic in named_topics(frame) if not self._guard.keeps_away(topic)]
-            names = [topic.name for topic in topics if topic.name is not None]
-            return forward, guarded, {name: self._topology.topic_id(name) for name in names}
-
-        forward, state.guarded, ids = await off_loop(len(frame), read)
+        forward, state.guarded = await in_turns(self._guard.guarded(exchange.request))
+        ids = await in_turns(self._known_ids(frame))
         if state.version < _ANSWERED_BY_ID and ids:
             ids |= await self._current_ids(list(ids), exchange)
         state.known = ids
         return Forward(forward.frame, hold_bytes=None)
 
+    def _known_ids(self, frame: bytes) -> Steps[dict[str, UUID | None]]:
+        ids: dict[str, UUID | None] = {}
+        for topic in (yield from named_topics.steps(frame)):
+            if topic.name is not None and not self._guard.keeps_away(topic):
+                ids[topic.name] = self._topology.topic_id(topic.name)
+            yield
+        return ids
+
     async def _current_ids(self, names: Sequence[str], exchange: Exchange) -> Mapping[str, UUID]:
         request = exchange.request
-        frame = await off_loop(len(request.frame), lambda: _metadata_request(names, request.correlation_id))
+        frame = await in_turns(_metadata_request(names, request.correlation_id))
         asked = exchange.try_forward(frame)
         if asked is None:  # the connection to the broker is gone
             return {}
         payload = await asked
-        return await off_loop(len(payload), lambda: _topic_ids(payload))
+        return await in_turns(_topic_ids(payload))
 
     async def record(self, deleted: Mapping[UUID, str]) -> None:
         """Records the deletions. Returns when all are recorded, or after `max_wait_ms`."""
@@ -145,16 +152,17 @@ class _State:
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
         return self._complete(response)
 
-    def _deleted(self, response: memoryview) -> Mapping[UUID, str]:
+    def _deleted(self, response: memoryview) -> Steps[Mapping[UUID, str]]:
         deleted: dict[UUID, str] = {}
-        for topic in deleted_topics(response, self.version):
+        for topic in (yield from deleted_topics.steps(response, self.version)):
+            yield
             topic_id = topic.topic_id or self.known.get(topic.name or "")
             if topic_id is not None:
                 deleted[topic_id] = topic.name or ""
         return deleted
 
     async def _complete(self, response: memoryview) -> Buffers:
-        deleted = await off_loop(len(response), lambda: self._deleted(response))
+        deleted = await in_turns(self._deleted(response))
         if deleted:
             await self._handler.record(deleted)
         if self.guarded is None:
@@ -166,14 +174,21 @@ class _State:
         return
 
 
-def _metadata_request(names: Sequence[str], correlation_id: int) -> bytes:
-    topics = [MetadataRequest.MetadataRequestTopic(topic_id=UUID(int=0), name=name) for name in names]
-    message = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+def _metadata_request(names: Sequence[str], correlation_id: int) -> Steps[bytes]:
+    """Returns a request that creates no topic, and asks for no rights."""
+    topics = []
+    for name in names:
+        topics.append(_NO_ID + write_string(name, compact=True) + EMPTY_TAGGED_SECTION)
+        yield
     header = build_request_header(ApiKey.METADATA, _METADATA_VERSION, correlation_id, "tidegate")
-    return header + bytes(message.encode(version=_METADATA_VERSION))
+    return b"".join((header, write_array_length(len(names), compact=True), *topics, bytes(2), EMPTY_TAGGED_SECTION))
 
 
-def _topic_ids(payload: memoryview) -> Mapping[str, UUID]:
+def _topic_ids(payload: memoryview) -> Steps[Mapping[str, UUID]]:
     body = payload[response_body_position(ApiKey.METADATA, _METADATA_VERSION, payload) :]
-    answer: Any = MetadataResponse.decode(bytes(body), version=_METADATA_VERSION)
-    return {topic.name: topic.topic_id for topic in answer.topics if topic.error_code == ErrorCode.NONE}
+    ids: dict[str, UUID] = {}
+    for topic in MetadataReader(body, _METADATA_VERSION).read(_SLICE_BYTES):
+        if topic is not None and topic.name is not None and topic.error == ErrorCode.NONE:
+            ids[topic.name] = topic.topic_id
+        yield
+    return ids

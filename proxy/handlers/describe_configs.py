@@ -29,9 +29,10 @@ from protocol.apis.config_entries import (
 )
 from protocol.errors import ErrorCode
 from protocol.splice import Splice, splice
+from protocol.steps import Steps
 from proxy.handlers.addresses import check_version
-from proxy.handlers.off_loop import off_loop, off_loop_in_slices
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
+from proxy.handlers.turns import in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.paused_work import PAUSE_KEYS
 from tiers.config.topic_settings import REMOTE_STORAGE_ENABLE, TIER_DEFAULTS, TierValue, is_boolean
@@ -64,7 +65,7 @@ class _State:
     with_synonyms: bool = False
 
     async def prepare(self, frame: bytes) -> Forward:
-        self.keys, self.with_synonyms = await off_loop(len(frame), lambda: _asked(frame))
+        self.keys, self.with_synonyms = await in_turns(_asked(frame))
         return Forward(frame, hold_bytes=None)
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
@@ -73,16 +74,14 @@ class _State:
     async def _complete(self, payload: memoryview) -> Buffers:
         if not self.keys:
             return (payload,)
-        response, answers = await off_loop(len(payload), lambda: self._shown(payload))
+        response, answers = await in_turns(self._shown(payload))
         values = await self.configs.values([answer.name for answer in answers], self.node_id) if answers else {}
-        splices = await off_loop_in_slices(
-            len(payload), answers, lambda part: self._splices(response, payload, part, values)
-        )
-        return (await off_loop(len(payload), lambda: splice(payload, splices)),) if splices else (payload,)
+        splices = await in_turns(self._splices(response, payload, answers, values))
+        return (await in_turns(splice.steps(payload, splices)),) if splices else (payload,)
 
-    def _shown(self, payload: memoryview) -> tuple[ConfigResponse, Sequence[ConfigAnswer]]:
+    def _shown(self, payload: memoryview) -> Steps[tuple[ConfigResponse, Sequence[ConfigAnswer]]]:
         """Returns the response, and the answers in which tier settings are shown. Raises `ProtocolError`."""
-        response = parse_config_response(ApiKey.DESCRIBE_CONFIGS, self.version, payload)
+        response = yield from parse_config_response.steps(ApiKey.DESCRIBE_CONFIGS, self.version, payload)
         asked = {name for name, keys in self.keys.items() if not keys or TIER_DEFAULTS.keys() & set(keys)}
         answers = [
             answer
@@ -97,15 +96,15 @@ class _State:
         payload: memoryview,
         answers: Sequence[ConfigAnswer],
         values: Mapping[str, Mapping[str, TierValue]],
-    ) -> list[Splice]:
-        """Returns the splices that show the tier settings in some of the answers. Any thread may call it."""
+    ) -> Steps[list[Splice]]:
+        """Returns the splices that show the tier settings in the answers."""
         splices: list[Splice] = []
         for answer in answers:
             if answer.name in values:
                 keys = self.keys[answer.name]
                 wanted = TIER_DEFAULTS.keys() & set(keys) if keys else TIER_DEFAULTS.keys()
                 shown = wanted - _hidden(keys, values[answer.name])
-                splices += tier_entries(
+                splices += yield from tier_entries(
                     response, payload, answer, values[answer.name], shown, with_synonyms=self.with_synonyms
                 )
         return splices
@@ -114,9 +113,9 @@ class _State:
         return
 
 
-def _asked(frame: bytes) -> tuple[Mapping[str, Collection[str] | None], bool]:
+def _asked(frame: bytes) -> Steps[tuple[Mapping[str, Collection[str] | None], bool]]:
     """Returns the requested keys by topic, and whether the client wants synonyms. Raises `ProtocolError`."""
-    resources, with_synonyms = parse_describe_configs_request(frame)
+    resources, with_synonyms = yield from parse_describe_configs_request.steps(frame)
     return {one.name: one.keys for one in resources if one.resource_type == TOPIC_RESOURCE}, with_synonyms
 
 
@@ -136,19 +135,21 @@ def tier_entries(
     wanted: Collection[str],
     *,
     with_synonyms: bool,
-) -> list[Splice]:
+) -> Steps[list[Splice]]:
     """Returns the splices that show the tier settings of one topic in its entries.
 
     Adds the settings in `wanted` that are missing from the broker's answer."""
-    entries = read_entries(response, payload, answer)
+    entries = yield from read_entries.steps(response, payload, answer)
     present = {entry.name for entry in entries}
-    raw = [
-        _shown(response, entry, values[entry.name], with_synonyms) if entry.name in values else entry.raw
-        for entry in entries
-    ]
+    raw = []
+    for entry in entries:
+        is_ours = entry.name in values
+        raw.append(_shown(response, entry, values[entry.name], with_synonyms) if is_ours else entry.raw)
+        yield
     for key in sorted(set(wanted) - present):
         kind = _BOOLEAN if is_boolean(key) else _LONG
         raw.append(new_entry(response, key, values[key].value, _source(values[key]), kind))
+        yield
     if raw == [entry.raw for entry in entries]:
         return []
     return [replace_entries(response, answer, raw)]

@@ -16,12 +16,11 @@ from typing import Protocol
 from protocol.api_keys import ApiKey
 from protocol.apis.log_dirs import PartitionSizes, asks_for_all, granted_log_dirs, with_log_dir
 from proxy.handlers.addresses import check_version
-from proxy.handlers.off_loop import off_loop
+from proxy.handlers.turns import in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 
 COUNT_TIMEOUT_MS = 5_000
 """How long an answer waits for the sizes. The client's later requests on the same connection wait, too."""
-_PARTITION_BYTES = 22
 
 
 class LeaderSizes(Protocol):
@@ -57,14 +56,13 @@ class _State:
 
     async def _complete(self, payload: memoryview) -> Buffers:
         version, path = self._version, self._path
-        dirs = await off_loop(len(payload), lambda: granted_log_dirs(payload, version))
+        dirs = await in_turns(granted_log_dirs.steps(payload, version))
         if dirs is None:
             return (payload,)
         sizes = await self._sizes.led_by(self._node_id, COUNT_TIMEOUT_MS)
         if not sizes:
             return (payload,)
-        size_bytes = len(payload) + sum(len(name) + len(each) * _PARTITION_BYTES for name, each in sizes.items())
-        return (await off_loop(size_bytes, lambda: with_log_dir(payload, version, dirs, path, sizes)),)
+        return (await in_turns(with_log_dir.steps(payload, version, dirs, path, sizes)),)
 
     def on_abandoned(self) -> None:
         return

@@ -41,10 +41,11 @@ from protocol.apis.list_offsets import (
 )
 from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.header import parse_request_header, response_body_position
+from protocol.steps import Steps
 from proxy.error_map import UNAVAILABLE, list_offsets_error
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
-from proxy.handlers.off_loop import decide_when_decoded, in_slices, off_loop, slices_of
+from proxy.handlers.turns import Decision, decide_in_turns, in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.topic_policy import is_internal
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
@@ -67,32 +68,38 @@ class ListOffsetsHandler:
         self._tools = tools
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
-        frame, version = exchange.request.frame, exchange.request.api_version
+        version = exchange.request.api_version
         check_version(ApiKey.LIST_OFFSETS, version)
 
-        def decode() -> ListOffsetsRequest:
-            return parse_list_offsets_request(frame, parse_request_header(frame).body_position, version)
+        return decide_in_turns(self._decided(exchange, version))
 
-        return decide_when_decoded(len(frame), decode, lambda parsed: self._decide(exchange, parsed))
-
-    def _decide(self, exchange: Exchange, parsed: ListOffsetsRequest) -> tuple[Forward, HandlerState | None]:
-        request = exchange.request
+    def _decided(self, exchange: Exchange, version: int) -> Steps[Decision]:
+        frame = exchange.request.frame
+        body_position = parse_request_header(frame).body_position
+        parsed = yield from parse_list_offsets_request.steps(frame, body_position, version)
         if parsed.replica_id >= 0 or all(asked.timestamp in _BROKERS_OWN for asked in parsed.partitions):
-            return Forward(request.frame), None
-        frame = request.frame
-        if refused := self._refused_by_the_broker(parsed):
-            frame = bytes(with_timestamp(frame, refused, EARLIEST_TIMESTAMP))
+            return Forward(frame), None
+        if refused := (yield from self._refused_by_the_broker(parsed)):
+            frame = bytes((yield from with_timestamp(frame, refused, EARLIEST_TIMESTAMP)))
         return Forward(frame, hold_bytes=None), _State(self, exchange, parsed)
 
-    def _refused_by_the_broker(self, request: ListOffsetsRequest) -> list[ListOffsetsPartition]:
+    def _refused_by_the_broker(self, request: ListOffsetsRequest) -> Steps[list[ListOffsetsPartition]]:
         """Returns the partitions of topics that may be tiered, at which the request asks for NEXT_LOCAL_TIMESTAMP.
 
         A topic that was created a moment ago is still unknown here. `complete` learns whether it is tiered."""
         if request.has_max_timestamp:
             return []
-        asked = [each for each in request.partitions if each.timestamp == NEXT_LOCAL_TIMESTAMP]
-        replaced = {topic for topic in {each.topic for each in asked} if self._may_be_tiered(topic)}
-        return [each for each in asked if each.topic in replaced]
+        refused = []
+        may_be_tiered: dict[str, bool] = {}
+        for asked in request.partitions:
+            yield
+            if asked.timestamp != NEXT_LOCAL_TIMESTAMP:
+                continue
+            if asked.topic not in may_be_tiered:
+                may_be_tiered[asked.topic] = self._may_be_tiered(asked.topic)
+            if may_be_tiered[asked.topic]:
+                refused.append(asked)
+        return refused
 
     def _is_unknown(self, topic: str) -> bool:
         return self._tools.topology.topic_id(topic) is None
@@ -109,12 +116,10 @@ class ListOffsetsHandler:
 
     async def complete(self, exchange: Exchange, request: ListOffsetsRequest, payload: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.LIST_OFFSETS, request.version, payload)
-        response = await off_loop(
-            len(payload), lambda: parse_list_offsets_response(payload, body_position, request.version)
-        )
-        asked = await off_loop(
-            len(exchange.request.frame), lambda: {(one.topic, one.partition): one for one in request.partitions}
-        )
+        response = await in_turns(parse_list_offsets_response.steps(payload, body_position, request.version))
+        asked: dict[tuple[str, int], ListOffsetsPartition] = {}
+        async for part in slices_of(request.partitions):
+            asked.update(((one.topic, one.partition), one) for one in part)
         settings = self._tools.settings
         timeout_ms = settings.remote_log.list_offsets_timeout_ms
         if request.timeout_ms > 0:
@@ -134,13 +139,15 @@ class ListOffsetsHandler:
             deadline_ms - self._tools.clock_ms(),
         )
         answers = {index: answer for index, answer in enumerate(found) if answer is not None}
-        for index in range(len(found), len(response.partitions)):
-            one = response.partitions[index]
-            late = self._late(request, asked.get((one.topic, one.partition)), one)
-            answers |= {} if late is None else {index: late}
+        async for indexes in slices_of(range(len(found), len(response.partitions))):
+            for index in indexes:
+                one = response.partitions[index]
+                late = self._late(request, asked.get((one.topic, one.partition)), one)
+                if late is not None:
+                    answers[index] = late
         if not answers:
             return (payload,)
-        return (await off_loop(len(payload), lambda: patch_list_offsets_response(response, answers)),)
+        return (await in_turns(patch_list_offsets_response.steps(response, answers)),)
 
     def _late(
         self, request: ListOffsetsRequest, asked: ListOffsetsPartition | None, broker: ListOffsetsResponsePartition

@@ -8,7 +8,7 @@ permission. There the name is replaced, and the client gets the error of a missi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass
 
 from protocol.addresses import AddressOf, rewrite_addresses
@@ -17,8 +17,9 @@ from protocol.apis.named_topics import NamedTopic, Replaced, named_topics, with_
 from protocol.errors import ErrorCode
 from protocol.header import parse_request_header
 from protocol.schema import compile_message
+from protocol.steps import Steps
 from proxy.handlers.addresses import AddressRewriter, check_version
-from proxy.handlers.off_loop import decide_when_decoded, off_loop
+from proxy.handlers.turns import Decision, decide_in_turns, patch_in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare, Request
 
 _ALLOWS_CREATION_FROM = 4
@@ -38,30 +39,27 @@ class MetadataHandler:
         if not any(name in request.frame for name in self._own_names):
             rewriter = AddressRewriter(ApiKey.METADATA, request.api_version, address_of)
             return Forward(request.frame, hold_bytes=None), rewriter
-        return decide_when_decoded(
-            len(request.frame), lambda: self._guarded(request, address_of), lambda decision: decision
-        )
+        return decide_in_turns(self._guarded(request, address_of))
 
-    def _guarded(self, request: Request, address_of: AddressOf) -> tuple[Forward, HandlerState]:
+    def _guarded(self, request: Request, address_of: AddressOf) -> Steps[Decision]:
         version = request.api_version
         rewriter = AddressRewriter(ApiKey.METADATA, version, address_of)
         if version >= _ALLOWS_CREATION_FROM:
             frame = request.frame
-            if any(self._is_own(topic) for topic in named_topics(frame)):
-                frame = _without_creation(frame, version)
+            if any(self._is_own(topic) for topic in (yield from named_topics.steps(frame))):
+                frame = yield from _without_creation(frame, version)
             return Forward(frame, hold_bytes=None), rewriter
-        frame, replaced = without_topics(request.frame, ApiKey.METADATA, version, self._is_own)
+        frame, replaced = yield from without_topics.steps(request.frame, ApiKey.METADATA, version, self._is_own)
         return Forward(frame, hold_bytes=None), _Refusing(version, replaced, address_of)
 
     def _is_own(self, topic: NamedTopic) -> bool:
         return topic.name in self._own_topics
 
 
-def _without_creation(frame: bytes, version: int) -> bytes:
+def _without_creation(frame: bytes, version: int) -> Steps[bytes]:
     plan = compile_message(ApiKey.METADATA, version, "Request")
-    ((allows,),) = plan.selector((), ("AllowAutoTopicCreation",))(
-        frame, parse_request_header(frame).body_position
-    ).structs
+    select = plan.selector((), ("AllowAutoTopicCreation",))
+    ((allows,),) = (yield from select.steps(frame, parse_request_header(frame).body_position)).structs
     return b"".join((frame[: allows.start], b"\x00", frame[allows.end :]))
 
 
@@ -71,13 +69,13 @@ class _Refusing:
     replaced: Mapping[str, Replaced]
     address_of: AddressOf
 
-    async def on_response(self, response: memoryview) -> Buffers:
+    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+        return patch_in_turns(self._refused(response))
+
+    def _refused(self, response: memoryview) -> Steps[Buffers]:
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        refused = await off_loop(
-            len(response),
-            lambda: with_refusals(response, ApiKey.METADATA, self.version, self.replaced, code, ""),
-        )
-        return (rewrite_addresses(ApiKey.METADATA, self.version, refused, self.address_of),)
+        refused = yield from with_refusals.steps(response, ApiKey.METADATA, self.version, self.replaced, code, "")
+        return ((yield from rewrite_addresses.steps(ApiKey.METADATA, self.version, refused, self.address_of)),)
 
     def on_abandoned(self) -> None:
         return

@@ -10,14 +10,15 @@ transaction (`committed_records`). `own_ids_guard` keeps clients away from the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
 from protocol.apis.named_topics import NamedTopic, Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
+from protocol.steps import Steps
 from proxy.handlers.addresses import check_version
-from proxy.handlers.off_loop import decide_when_decoded, off_loop
+from proxy.handlers.turns import decide_in_turns, patch_in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare, Request
 
 REFUSAL = "This topic is one of the remote log's own: it cannot be changed through the proxy."
@@ -40,11 +41,13 @@ class MetadataTopicGuard:
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(request.api_key, request.api_version)
-        return decide_when_decoded(len(request.frame), lambda: self.guarded(request), lambda decision: decision)
+        return decide_in_turns(self.guarded(request))
 
-    def guarded(self, request: Request) -> tuple[Forward, HandlerState | None]:
+    def guarded(self, request: Request) -> Steps[tuple[Forward, HandlerState | None]]:
         """Returns the request without our own topics. Raises `ProtocolError`."""
-        frame, replaced = without_topics(request.frame, request.api_key, request.api_version, self.keeps_away)
+        frame, replaced = yield from without_topics.steps(
+            request.frame, request.api_key, request.api_version, self.keeps_away
+        )
         if not replaced:
             return Forward(frame), None
         return Forward(frame, hold_bytes=None), _State(request.api_key, request.api_version, replaced)
@@ -56,14 +59,13 @@ class _State:
     version: int
     replaced: Mapping[str, Replaced]
 
-    async def on_response(self, response: memoryview) -> Buffers:
+    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+        return patch_in_turns(self._refused(response))
+
+    def _refused(self, response: memoryview) -> Steps[Buffers]:
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return (
-            await off_loop(
-                len(response),
-                lambda: with_refusals(response, self.api_key, self.version, self.replaced, code, REFUSAL),
-            ),
-        )
+        refuse = with_refusals.steps
+        return ((yield from refuse(response, self.api_key, self.version, self.replaced, code, REFUSAL)),)
 
     def on_abandoned(self) -> None:
         return

@@ -10,7 +10,6 @@ gap ends where the gap ends.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 
@@ -25,10 +24,11 @@ from protocol.apis.offset_for_leader_epoch import (
     patch_offset_for_leader_epoch_response,
 )
 from protocol.header import parse_request_header, response_body_position
+from protocol.steps import Steps
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.leader_epochs import contains, end_offset_for
-from proxy.handlers.off_loop import decide_when_decoded, in_slices, off_loop
+from proxy.handlers.turns import Decision, decide_in_turns, in_slices, in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import RemoteLogError
 
@@ -43,25 +43,23 @@ class OffsetForLeaderEpochHandler:
         self._tools = tools
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
-        frame, version = exchange.request.frame, exchange.request.api_version
+        version = exchange.request.api_version
         check_version(ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
 
-        def decode() -> OffsetForLeaderEpochRequest:
-            return parse_offset_for_leader_epoch_request(frame, parse_request_header(frame).body_position, version)
+        return decide_in_turns(self._decided(exchange, version))
 
-        def decide(parsed: OffsetForLeaderEpochRequest) -> tuple[Forward, HandlerState | None]:
-            if parsed.replica_id >= 0:
-                return Forward(frame), None
-            return Forward(frame, hold_bytes=None), _State(self, exchange, parsed)
-
-        return decide_when_decoded(len(frame), decode, decide)
+    def _decided(self, exchange: Exchange, version: int) -> Steps[Decision]:
+        frame = exchange.request.frame
+        body_position = parse_request_header(frame).body_position
+        parsed = yield from parse_offset_for_leader_epoch_request.steps(frame, body_position, version)
+        if parsed.replica_id >= 0:
+            return Forward(frame), None
+        return Forward(frame, hold_bytes=None), _State(self, exchange, parsed)
 
     async def complete(self, exchange: Exchange, request: OffsetForLeaderEpochRequest, payload: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.OFFSET_FOR_LEADER_EPOCH, request.version, payload)
-        response = await off_loop(
-            len(payload), lambda: parse_offset_for_leader_epoch_response(payload, body_position, request.version)
-        )
-        asked = await off_loop(len(exchange.request.frame), lambda: _asked_once(request))
+        response = await in_turns(parse_offset_for_leader_epoch_response.steps(payload, body_position, request.version))
+        asked = await in_turns(_asked_once(request))
         deadline_ms = exchange.request.received_at_ms + _TIMEOUT_MS
         found = await in_slices(
             response.partitions,
@@ -71,7 +69,7 @@ class OffsetForLeaderEpochHandler:
         answers = {index: answer for index, answer in enumerate(found) if answer is not None}
         if not answers:
             return (payload,)
-        return (await off_loop(len(payload), lambda: patch_offset_for_leader_epoch_response(response, answers)),)
+        return (await in_turns(patch_offset_for_leader_epoch_response.steps(response, answers)),)
 
     async def _answer(
         self, asked: EpochPartition | None, broker: EpochEndOffsetPartition, deadline_ms: int, connection_id: int
@@ -106,10 +104,20 @@ class OffsetForLeaderEpochHandler:
         return EpochAnswer(0, last_remote_epoch, broker.end_offset)
 
 
-def _asked_once(request: OffsetForLeaderEpochRequest) -> Mapping[tuple[str, int], EpochPartition]:
+def _asked_once(request: OffsetForLeaderEpochRequest) -> Steps[Mapping[tuple[str, int], EpochPartition]]:
     """If a request names a partition twice, the broker answers twice, and the proxy cannot match the answers."""
-    named = Counter((one.topic, one.partition) for one in request.partitions)
-    return {(one.topic, one.partition): one for one in request.partitions if named[one.topic, one.partition] == 1}
+    asked: dict[tuple[str, int], EpochPartition] = {}
+    twice: set[tuple[str, int]] = set()
+    for one in request.partitions:
+        key = one.topic, one.partition
+        if key in asked:
+            twice.add(key)
+        asked[key] = one
+        yield
+    for key in twice:
+        del asked[key]
+        yield
+    return asked
 
 
 @dataclass(frozen=True, slots=True)

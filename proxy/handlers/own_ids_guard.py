@@ -13,6 +13,7 @@ epoch of that owner's current session. The brokers' ACLs protect the ids from cl
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from protocol.api_keys import ApiKey
@@ -27,8 +28,9 @@ from protocol.apis.coordinated_ids import (
     without_groups,
 )
 from protocol.errors import ErrorCode
+from protocol.steps import Steps
 from proxy.handlers.addresses import check_version
-from proxy.handlers.off_loop import decide_when_decoded, off_loop
+from proxy.handlers.turns import Decision, decide_in_turns, patch_in_turns
 from proxy.wire.exchange import (
     Answer,
     BegunRequest,
@@ -76,7 +78,10 @@ class OwnIdsGuard:
         frame = exchange.request.frame
         code = self._own.refusal_of(peek_ids(frame))
         assert code is not None
-        return decide_when_decoded(len(frame), lambda: refusal(frame, code), lambda payload: (Answer((payload,)), None))
+        return decide_in_turns(self._refused(frame, code))
+
+    def _refused(self, frame: bytes, code: ErrorCode) -> Steps[Decision]:
+        return Answer(((yield from refusal.steps(frame, code)),)), None
 
 
 class OwnGroupGuard:
@@ -88,12 +93,12 @@ class OwnGroupGuard:
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(request.api_key, request.api_version)
-        return decide_when_decoded(len(request.frame), lambda: self._guarded(request), lambda decision: decision)
+        return decide_in_turns(self._guarded(request))
 
-    def _guarded(self, request: Request) -> tuple[Forward, HandlerState | None]:
-        if self._own.group_id not in deleted_groups(request.frame):
+    def _guarded(self, request: Request) -> Steps[Decision]:
+        if self._own.group_id not in (yield from deleted_groups.steps(request.frame)):
             return Forward(request.frame), None
-        frame = without_groups(request.frame, frozenset((self._own.group_id,)))
+        frame = yield from without_groups.steps(request.frame, frozenset((self._own.group_id,)))
         return Forward(frame, hold_bytes=None), _Refusing(request.api_version, self._own.group_id)
 
 
@@ -102,11 +107,12 @@ class _Refusing:
     version: int
     group_id: str
 
-    async def on_response(self, response: memoryview) -> Buffers:
+    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+        return patch_in_turns(self._refused(response))
+
+    def _refused(self, response: memoryview) -> Steps[Buffers]:
         code = ErrorCode.GROUP_AUTHORIZATION_FAILED
-        return (
-            await off_loop(len(response), lambda: with_refused_groups(response, self.version, [self.group_id], code)),
-        )
+        return ((yield from with_refused_groups.steps(response, self.version, [self.group_id], code)),)
 
     def on_abandoned(self) -> None:
         return

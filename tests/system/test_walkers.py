@@ -24,6 +24,7 @@ from protocol.header import build_request_header, response_body_position
 from protocol.primitives import write_array_length, write_string
 from protocol.records.record_batch import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD, verify_batches
 from protocol.records.record_reader import first_record_at_or_after, read_records
+from protocol.steps import finished
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import TopicWith, create_topic, produce, produce_transaction
 
@@ -157,7 +158,7 @@ def test_fetch_at_every_version(kafka: KafkaCluster, peer: Peer, topic_name: str
         again = parse_fetch_response(patched, response.body_position, version)
         assert [(p.error_code, p.high_watermark) for p in again.partitions] == [(0, 60), (0, 66)]
 
-        reduced = request.with_only({1})
+        reduced = finished(request.with_only({1}))
         patch_fetch_request(reduced, 0, version, max_wait_ms=1, max_bytes=1, session_id=0, session_epoch=-1)
         payload, position = peer.ask(ApiKey.FETCH, version, bytes(reduced))
         (only,) = parse_fetch_response(payload, position, version).partitions

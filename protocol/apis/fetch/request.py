@@ -23,9 +23,11 @@ from protocol.primitives import (
     read_tag,
     read_tag_count,
     skip_tagged_section,
+    skip_tags,
     write_array_length,
 )
 from protocol.request_items import check_items
+from protocol.steps import Stepped, Steps
 
 FLEXIBLE_FROM = 12
 MIN_VERSION = 4
@@ -125,7 +127,7 @@ class FetchRequest(NamedTuple):
         """Whether the request names all partitions that the client wants, rather than changes to a session."""
         return self.session_epoch <= INITIAL_SESSION_EPOCH
 
-    def with_only(self, kept: Container[int], fetch_offsets: Mapping[int, int] | None = None) -> bytearray:
+    def with_only(self, kept: Container[int], fetch_offsets: Mapping[int, int] | None = None) -> Steps[bytearray]:
         """Returns the request (header included) for the partitions with those indexes, without forgotten topics.
 
         The entries are copied verbatim. When `fetch_offsets` is given, each entry asks for the offset that
@@ -147,6 +149,7 @@ class FetchRequest(NamedTuple):
             for index in entries:
                 entry = view[self.partitions[index].start : self.partitions[index].end]
                 body += entry if fetch_offsets is None else self._at_offset(entry, fetch_offsets[index])
+                yield
             body += view[topic.tail_position : topic.end]
         out = bytearray(view[: self.topics_position])
         out += write_array_length(topic_count, compact)
@@ -169,7 +172,8 @@ def is_replica(replica_id: int) -> bool:
     return replica_id >= 0 or replica_id == _FUTURE_REPLICA_ID
 
 
-def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> FetchRequest:
+@Stepped
+def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> Steps[FetchRequest]:
     """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
@@ -201,24 +205,25 @@ def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> Fe
         first_partition = len(partitions)
         partition_count, _ = read_array_length(payload, pos, compact)
         check_items(topic_count + first_partition + partition_count)
-        pos = _read_partitions(payload, pos, version, topic, partitions)
+        pos = yield from _read_partitions(payload, pos, version, topic, partitions)
         tail_position = pos
         if compact:
-            pos = skip_tagged_section(payload, pos)
+            pos = yield from skip_tags(payload, pos)
         topics.append(
             FetchTopic(topic, start, partitions_position, tail_position, pos, first_partition, len(partitions))
         )
+        yield
 
     forgotten_position = pos
     forgotten: list[tuple[TopicReference, tuple[int, ...]]] = []
     if version >= _SESSION_FROM:
-        pos = _read_forgotten(payload, pos, version, forgotten)
+        pos = yield from _read_forgotten(payload, pos, version, forgotten)
     forgotten_end = pos
     if version >= _RACK_FROM:
         start, end = read_string_bounds(payload, pos, compact)
         pos = start if end < 0 else end
     if compact:
-        tagged_replica_id, pos = _read_tags(payload, pos)
+        tagged_replica_id, pos = yield from _read_tags(payload, pos)
         if version >= _REPLICA_STATE_FROM:
             replica_id = tagged_replica_id
     if pos != len(payload):
@@ -324,7 +329,7 @@ def _end_of_untagged_entries(payload: Buffer, pos: int, count: int) -> int | Non
 
 def _read_partitions(
     payload: Buffer, pos: int, version: int, topic: TopicReference, partitions: list[FetchPartition]
-) -> int:
+) -> Steps[int]:
     compact = version >= FLEXIBLE_FROM
     count, pos = read_array_length(payload, pos, compact)
     if count <= 0:
@@ -345,14 +350,16 @@ def _read_partitions(
                     FetchPartition(topic, partition, leader_epoch, offset, fetched_epoch, max_bytes, pos, pos + size)
                 )
                 pos += size
+                yield
             return end_of_all
         for _ in range(count):
             start = pos
             if pos + size > len(payload):
                 raise TruncatedError(f"a partition at {pos} exceeds the message of {len(payload)} bytes")
             partition, leader_epoch, offset, fetched_epoch, _, max_bytes = entry.unpack_from(payload, pos)
-            pos = skip_tagged_section(payload, pos + size)
+            pos = yield from skip_tags(payload, pos + size)
             append(FetchPartition(topic, partition, leader_epoch, offset, fetched_epoch, max_bytes, start, pos))
+            yield
         return pos
     for values in entry.iter_unpack(memoryview(payload)[pos : pos + count * size]):
         leader_epoch = -1
@@ -364,12 +371,13 @@ def _read_partitions(
             partition, offset, max_bytes = values
         append(FetchPartition(topic, partition, leader_epoch, offset, -1, max_bytes, pos, pos + size))
         pos += size
+        yield
     return pos
 
 
 def _read_forgotten(
     payload: Buffer, pos: int, version: int, forgotten: list[tuple[TopicReference, tuple[int, ...]]]
-) -> int:
+) -> Steps[int]:
     compact = version >= FLEXIBLE_FROM
     count, pos = read_array_length(payload, pos, compact)
     check_items(count)
@@ -382,11 +390,12 @@ def _read_forgotten(
                 f"{partition_count} forgotten partitions at {pos} exceed the message of {len(payload)} bytes"
             )
         forgotten.append((topic, tuple(p for (p,) in INT32.iter_unpack(memoryview(payload)[pos:end]))))
-        pos = skip_tagged_section(payload, end) if compact else end
+        pos = (yield from skip_tags(payload, end)) if compact else end
+        yield
     return pos
 
 
-def _read_tags(payload: Buffer, pos: int) -> tuple[int, int]:
+def _read_tags(payload: Buffer, pos: int) -> Steps[tuple[int, int]]:
     """Reads the request's own tagged section. Returns `(replica id, position after the section)`."""
     replica_id = CONSUMER_REPLICA_ID
     count, pos = read_tag_count(payload, pos)
@@ -394,4 +403,5 @@ def _read_tags(payload: Buffer, pos: int) -> tuple[int, int]:
         tag, _, start, pos = read_tag(payload, pos)
         if tag == _REPLICA_STATE_TAG:
             replica_id, _ = read_int32(payload, start)
+        yield
     return replica_id, pos

@@ -24,9 +24,11 @@ from protocol.primitives import (
     read_tag_count,
     read_uvarint,
     skip_tagged_section,
+    skip_tags,
     write_uvarint,
 )
 from protocol.splice import Splice
+from protocol.steps import Stepped, Steps
 
 UNKNOWN_OFFSET = -1
 NO_PREFERRED_READ_REPLICA = -1
@@ -171,7 +173,8 @@ def find_tag(buf: Buffer, pos: int, wanted: int) -> tuple[int, int] | None:
     return None
 
 
-def parse_fetch_response(payload: Buffer, body_position: int, version: int) -> FetchResponse:
+@Stepped
+def parse_fetch_response(payload: Buffer, body_position: int, version: int) -> Steps[FetchResponse]:
     """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     if not MIN_VERSION <= version <= MAX_VERSION:
         raise ProtocolError(f"the proxy does not decode Fetch version {version}")
@@ -191,10 +194,10 @@ def parse_fetch_response(payload: Buffer, body_position: int, version: int) -> F
             topic, pos = read_topic_reference(view, pos, version)
             partition_count, pos = read_array_length(view, pos, compact)
             if compact:
-                pos = _walk_flexible(view, pos, partition_count, topic, partitions)
-                pos = pos + 1 if view[pos] == 0 else skip_tagged_section(view, pos)
+                pos = yield from _walk_flexible(view, pos, partition_count, topic, partitions)
+                pos = yield from skip_tags(view, pos)
             else:
-                pos = _walk_classic(view, pos, partition_count, version, topic, partitions)
+                pos = yield from _walk_classic(view, pos, partition_count, version, topic, partitions)
         tags_position = pos
         if compact:
             pos = skip_tagged_section(view, pos)
@@ -209,7 +212,7 @@ def parse_fetch_response(payload: Buffer, body_position: int, version: int) -> F
 
 def _walk_flexible(
     view: memoryview, pos: int, count: int, topic: TopicReference, partitions: list[FetchResponsePartition]
-) -> int:
+) -> Steps[int]:
     unpack = _ENTRY_V12.unpack_from
     append = partitions.append
     size = len(view)
@@ -226,7 +229,7 @@ def _walk_flexible(
         records_end = pos + records - 1 if records else pos
         if records_end >= size:
             raise TruncatedError(f"records of {records - 1} bytes at {pos} exceed the response of {size} bytes")
-        end = records_end + 1 if view[records_end] == 0 else skip_tagged_section(view, records_end)
+        end = records_end + 1 if view[records_end] == 0 else (yield from skip_tags(view, records_end))
         append(
             FetchResponsePartition(
                 topic,
@@ -244,6 +247,7 @@ def _walk_flexible(
             )
         )
         pos = end
+        yield
     return pos
 
 
@@ -254,7 +258,7 @@ def _walk_classic(
     version: int,
     topic: TopicReference,
     partitions: list[FetchResponsePartition],
-) -> int:
+) -> Steps[int]:
     preferred = NO_PREFERRED_READ_REPLICA
     log_start = UNKNOWN_OFFSET
     has_preferred = version >= PREFERRED_READ_REPLICA_FROM
@@ -305,6 +309,7 @@ def _walk_classic(
             )
         )
         pos = end
+        yield
     return pos
 
 
@@ -332,6 +337,7 @@ def without_records(
     return [head, empty, view[partition.records_end : partition.end]]
 
 
+@Stepped
 def rebuild_response(
     response: FetchResponse,
     *,
@@ -339,7 +345,7 @@ def rebuild_response(
     log_start_offsets: Mapping[int, int] | None = None,
     session_id: int | None = None,
     splices: Iterable[Splice] = (),
-) -> list[Buffer]:
+) -> Steps[list[Buffer]]:
     """Returns the payload with some entries replaced and some log start offsets patched.
 
     The keys of `entries` and `log_start_offsets` are indexes in `response.partitions`. `log_start_offsets` has no
@@ -369,6 +375,7 @@ def rebuild_response(
             raise ValueError(
                 f"the change of [{start}, {end}) overlaps the one that ends at {pos} or exceeds {len(view)} bytes"
             )
+        yield
         if start > pos:
             out.append(view[pos:start])
         out.extend(buffer for buffer in buffers if len(buffer))

@@ -33,10 +33,11 @@ from protocol.records.record_batch import iterate_batches
 from proxy.cluster.local_log_bounds import Watermarks
 from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools
-from proxy.handlers.fetch.held import HeldFetch, answer_by_ms
+from proxy.handlers.fetch.held import HeldFetch, PartitionKey, answer_by_ms
 from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome
 from proxy.handlers.fetch.verdict import Judgement, Verdict
+from proxy.handlers.turns import SLICE_ITEMS, in_turns, slices_of
 from proxy.wire.exchange import BrokerGoneError
 from tiers.reader.remote_log_reader import RemoteRead
 
@@ -55,31 +56,34 @@ class BehindGaps:
 
         If the broker does not answer in time, a partition has no outcome, and the client gets no records of it yet."""
         request = held.request
-        numbers = {(entry.topic, entry.partition): n for n, entry in enumerate(request.partitions)}
-        indexes: dict[int, int] = {}
-        for index, judgement in judgements.items():
-            if judgement.verdict is Verdict.LOCAL:
-                entry = response.partitions[index]
-                indexes[numbers[entry.topic, entry.partition]] = index
-        if not indexes:
+        behind = [index for index, judgement in judgements.items() if judgement.verdict is Verdict.LOCAL]
+        if not behind:
             return {}
+        numbers: dict[PartitionKey, int] = {}
+        async for part in slices_of(range(len(request.partitions))):
+            for n in part:
+                numbers[request.partitions[n].topic, request.partitions[n].partition] = n
+        entries = [(index, response.partitions[index]) for index in behind]
+        indexes = {numbers[entry.topic, entry.partition]: index for index, entry in entries}
         answer = await self._fetch(held, response, {n: judgements[index].position for n, index in indexes.items()})
         if answer is None:
             return {}
-        log_starts = self._local.log_start_offsets(answer)
+        log_starts = await in_turns(self._local.log_start_offsets(answer))
         outcomes: dict[int, RemoteOutcome] = {}
-        for place, entry in enumerate(answer.partitions):
-            number = numbers.get((entry.topic, entry.partition), -1)
-            if number in indexes:
-                index = indexes[number]
-                outcomes[index] = self._outcome(
-                    answer,
-                    entry,
-                    request.partitions[number],
-                    judgements[index],
-                    is_read_committed=request.is_read_committed,
-                    log_start_offset=log_starts.get(place),
-                )
+        async for places in slices_of(range(len(answer.partitions)), SLICE_ITEMS):
+            for place in places:
+                entry = answer.partitions[place]
+                number = numbers.get((entry.topic, entry.partition), -1)
+                if number in indexes:
+                    index = indexes[number]
+                    outcomes[index] = self._outcome(
+                        answer,
+                        entry,
+                        request.partitions[number],
+                        judgements[index],
+                        is_read_committed=request.is_read_committed,
+                        log_start_offset=log_starts.get(place),
+                    )
         return outcomes
 
     async def _fetch(
@@ -88,7 +92,7 @@ class BehindGaps:
         request, tools = held.request, self._tools
         used_bytes = sum(entry.records_bytes for entry in response.partitions)
         used_bytes += sum(read.request.max_bytes for read in held.reads.values())
-        frame = request.with_only(fetch_offsets.keys(), fetch_offsets)
+        frame = await in_turns(request.with_only(fetch_offsets.keys(), fetch_offsets))
         patch_fetch_request(
             frame,
             request.body_position,
@@ -106,7 +110,7 @@ class BehindGaps:
             async with asyncio.timeout(max(1, answer_by_ms(held, response, now_ms) - now_ms) / 1000):
                 payload = await asked
             body_position = response_body_position(ApiKey.FETCH, request.version, payload)
-            return parse_fetch_response(payload, body_position, request.version)
+            return await in_turns(parse_fetch_response.steps(payload, body_position, request.version))
         except (TimeoutError, BrokerGoneError):
             return None
         except ProtocolError as error:

@@ -23,6 +23,7 @@ from protocol.apis.fetch.response import (
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.header import response_body_position
 from protocol.primitives import INT64, Buffer
+from protocol.steps import Steps
 from proxy.error_map import UNAVAILABLE, fetch_error
 from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch.behind_gaps import BehindGaps, is_within_gap
@@ -31,6 +32,7 @@ from proxy.handlers.fetch.held import FetchConnectionStates, HeldFetch, Partitio
 from proxy.handlers.fetch.local import LocalAnswers, endpoint_splices
 from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, split_max_bytes
 from proxy.handlers.fetch.verdict import FetchJudge, Judgement, Verdict
+from proxy.handlers.turns import STEPS_OF_A_LOOK_UP, in_turns, slices_of
 from proxy.wire.exchange import BrokerGoneError
 from tiers.errors import BrokerError, OffsetBelowLogStartError, OffsetGapError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
@@ -108,11 +110,11 @@ class FetchCompleter:
 
     async def _complete(self, held: HeldFetch, response: FetchResponse) -> Sequence[Buffer]:
         if response.error_code or not response.partitions:
-            payload = self._local.relay(response, held.exchange.address_of)
+            payload = await in_turns(self._local.relay(response, held.exchange.address_of))
             if held.trace is not None:
                 held.trace.on_answer(payload, (), response.error_code)
             return payload
-        log_starts = self._local.log_start_offsets(response)
+        log_starts = await in_turns(self._local.log_start_offsets(response))
         with spanned(None if held.trace is None else held.trace.judging()) as judging:
             judgements = await self._judge.judge(held, response)
             if judging is not None:
@@ -122,44 +124,42 @@ class FetchCompleter:
         )
         behind_gaps = await self._behind_gaps.ask(held, response, judgements)
         fetch = _JudgedFetch(held, response, judgements, behind_gaps)
-        self._start_reads(fetch)
+        await in_turns(self._start_reads(fetch))
         await self._wait(fetch)
-        asked = {(entry.topic, entry.partition): entry for entry in held.request.partitions}
-        outcomes: dict[int, RemoteOutcome] = {}
-        for index, judgement in judgements.items():
-            entry = response.partitions[index]
-            outcome = behind_gaps.get(index) or self._outcome(
-                response.version, judgement, asked.get((entry.topic, entry.partition)), fetch.reads.get(index)
-            )
-            if outcome is not None:
-                outcomes[index] = outcome
+        outcomes = await in_turns(self._outcomes(fetch))
         self.counts.count(fetch.reads.values(), outcomes.values())
         if any(read.result is not None for read in fetch.reads.values()):
             held.exchange.tier = "remote"
         if tiered:
             self._remember(fetch)
-        payload = merge(
-            response,
-            outcomes,
-            max_bytes=min(held.request.max_bytes, self._tools.settings.fetch_max_bytes),
-            is_read_committed=held.request.is_read_committed,
-            local=fetch.replacements,
-            log_start_offsets=log_starts,
-            session_id=NO_SESSION_ID if tiered else None,
-            splices=endpoint_splices(response, held.exchange.address_of),
+        payload = await in_turns(
+            merge.steps(
+                response,
+                outcomes,
+                max_bytes=min(held.request.max_bytes, self._tools.settings.fetch_max_bytes),
+                is_read_committed=held.request.is_read_committed,
+                local=fetch.replacements,
+                log_start_offsets=log_starts,
+                session_id=NO_SESSION_ID if tiered else None,
+                splices=await in_turns(endpoint_splices(response, held.exchange.address_of)),
+            )
         )
         if held.trace is not None:
             held.trace.on_answer(payload, outcomes.values())
         return payload
 
-    def _start_reads(self, fetch: _JudgedFetch) -> None:
+    def _start_reads(self, fetch: _JudgedFetch) -> Steps[None]:
         """Collects the remote reads: the running ones, and the new ones that it starts."""
         held, response, judgements, reads = fetch.held, fetch.response, fetch.judgements, fetch.reads
         request = held.request
-        place = {(entry.topic, entry.partition): n for n, entry in enumerate(request.partitions)}
+        place: dict[PartitionKey, int] = {}
+        for number, asked in enumerate(request.partitions):
+            place[asked.topic, asked.partition] = number
+            yield
         unforeseen: dict[int, int] = {}
         used_bytes = fetch.local_bytes
         for index, judgement in judgements.items():
+            yield
             entry = response.partitions[index]
             if judgement.verdict is not Verdict.REMOTE or judgement.partition is None:
                 continue
@@ -180,6 +180,7 @@ class FetchCompleter:
         has_running = bool(reads)
         budgets = split_max_bytes(request.partitions, unforeseen, max(0, held.grant.max_bytes - used_bytes))
         for number, budget in budgets.items():
+            yield from STEPS_OF_A_LOOK_UP
             index = unforeseen[number]
             judgement = judgements[index]
             assert judgement.partition is not None
@@ -194,25 +195,26 @@ class FetchCompleter:
         must_answer = False
         has_local = False
         has_unavailable = False
-        for index, entry in enumerate(response.partitions):
-            judgement = fetch.judgements.get(index)
-            if judgement is None:
-                has_local = True
-                must_answer = must_answer or bool(entry.error_code)
-                if not entry.error_code and not entry.records_bytes and entry.preferred_read_replica < 0:
-                    fetch.idle[entry.topic, entry.partition] = index
-                must_answer = must_answer or entry.preferred_read_replica >= 0
-            elif judgement.verdict is Verdict.LOCAL:
-                has_local = True
-                behind_gap = behind_gaps.get(index)
-                if behind_gap is not None and behind_gap.replacement is not None:
-                    must_answer = must_answer or not behind_gap.records_bytes
-                elif behind_gap is not None and behind_gap.error_code:
+        async for indexes in slices_of(range(len(response.partitions))):
+            for index in indexes:
+                entry, judgement = response.partitions[index], fetch.judgements.get(index)
+                if judgement is None:
+                    has_local = True
+                    must_answer = must_answer or bool(entry.error_code)
+                    if not entry.error_code and not entry.records_bytes and entry.preferred_read_replica < 0:
+                        fetch.idle[entry.topic, entry.partition] = index
+                    must_answer = must_answer or entry.preferred_read_replica >= 0
+                elif judgement.verdict is Verdict.LOCAL:
+                    has_local = True
+                    behind_gap = behind_gaps.get(index)
+                    if behind_gap is not None and behind_gap.replacement is not None:
+                        must_answer = must_answer or not behind_gap.records_bytes
+                    elif behind_gap is not None and behind_gap.error_code:
+                        has_unavailable = True
+                elif judgement.verdict is Verdict.UNAVAILABLE:
                     has_unavailable = True
-            elif judgement.verdict is Verdict.UNAVAILABLE:
-                has_unavailable = True
-            elif judgement.verdict is not Verdict.REMOTE:
-                must_answer = True
+                elif judgement.verdict is not Verdict.REMOTE:
+                    must_answer = True
         if not fetch.judgements and not held.is_sessionless:
             return
         operation = DelayedRemoteFetch(
@@ -241,10 +243,13 @@ class FetchCompleter:
             wait_ms = min(self._tools.settings.local_poll_ms, held.max_wait_at_ms - self._tools.clock_ms())
             if wait_ms <= 0:
                 return
-            kept = {n for n, entry in enumerate(request.partitions) if (entry.topic, entry.partition) in fetch.idle}
+            kept: set[int] = set()
+            async for part in slices_of(range(len(request.partitions))):
+                entries = ((n, request.partitions[n]) for n in part)
+                kept.update(n for n, entry in entries if (entry.topic, entry.partition) in fetch.idle)
             if not kept:
                 return
-            frame = request.with_only(kept)
+            frame = await in_turns(request.with_only(kept))
             patch(
                 frame,
                 request.body_position,
@@ -260,24 +265,24 @@ class FetchCompleter:
                 return
             try:
                 payload = await asked
-                answer = parse_fetch_response(
-                    payload, response_body_position(ApiKey.FETCH, request.version, payload), request.version
-                )
+                body_position = response_body_position(ApiKey.FETCH, request.version, payload)
+                answer = await in_turns(parse_fetch_response.steps(payload, body_position, request.version))
             except BrokerGoneError:
                 return  # the records of the remote tier still leave
             except ProtocolError as error:
                 logger.warning("the broker's answer to the second poll of local partitions cannot be read: %s", error)
                 return
-            if not self._take_local(answer, fetch, operation):
+            if not await in_turns(self._take_local(answer, fetch, operation)):
                 return
             operation.wake()
 
-    def _take_local(self, answer: FetchResponse, fetch: _JudgedFetch, operation: DelayedRemoteFetch) -> bool:
+    def _take_local(self, answer: FetchResponse, fetch: _JudgedFetch, operation: DelayedRemoteFetch) -> Steps[bool]:
         """Takes the new records and errors from a poll's answer. False: the broker throttles or refused; stop polling.
 
         A throttled answer has no partitions, and a refusal has a top-level error code."""
-        log_starts = self._local.log_start_offsets(answer)
+        log_starts = yield from self._local.log_start_offsets(answer)
         for number, entry in enumerate(answer.partitions):
+            yield
             key = (entry.topic, entry.partition)
             index = fetch.idle.get(key)
             if index is None or (not entry.error_code and not entry.records_bytes):
@@ -294,6 +299,22 @@ class FetchCompleter:
             operation.local_bytes += entry.records_bytes
             operation.must_answer = operation.must_answer or bool(entry.error_code)
         return not answer.error_code and bool(answer.partitions)
+
+    def _outcomes(self, fetch: _JudgedFetch) -> Steps[dict[int, RemoteOutcome]]:
+        asked: dict[PartitionKey, FetchPartition] = {}
+        for one in fetch.held.request.partitions:
+            asked[one.topic, one.partition] = one
+            yield
+        version, outcomes = fetch.response.version, dict[int, RemoteOutcome]()
+        for index, judgement in fetch.judgements.items():
+            yield from STEPS_OF_A_LOOK_UP
+            entry = fetch.response.partitions[index]
+            outcome = fetch.behind_gaps.get(index) or self._outcome(
+                version, judgement, asked.get((entry.topic, entry.partition)), fetch.reads.get(index)
+            )
+            if outcome is not None:
+                outcomes[index] = outcome
+        return outcomes
 
     def _outcome(
         self, version: int, judgement: Judgement, asked: FetchPartition | None, read: RemotePartitionRead | None

@@ -11,7 +11,7 @@ See docs/design.md, "Fetch".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 
 from protocol.api_keys import ApiKey
@@ -29,6 +29,7 @@ from protocol.apis.fetch.stream import StreamingFetchPatcher
 from protocol.errors import ErrorCode
 from protocol.header import request_body_position, response_body_position
 from protocol.primitives import read_int32
+from protocol.steps import Steps, Walk
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, client_id_of
 from proxy.handlers.fetch.completion import FetchCompleter, RemoteReadCounts
@@ -38,7 +39,7 @@ from proxy.handlers.fetch.local import LocalAnswers, StreamedPartitions
 from proxy.handlers.fetch.merge import split_max_bytes
 from proxy.handlers.fetch.trace import begin_trace
 from proxy.handlers.fetch.verdict import FetchJudge
-from proxy.handlers.off_loop import LOOP_BYTES, Decision, decided_later, off_loop, slices_of
+from proxy.handlers.turns import SLICE_STEPS, STEPS_OF_A_LOOK_UP, Decision, decide_in_turns, go_on, in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from proxy.wire.hold_budget import Grant, HoldBudget
 from tiers.model.ids import TopicIdPartition
@@ -79,28 +80,18 @@ class FetchHandler:
         if connection is None and not _may_be_from_follower(frame, version):
             return self._pass(exchange, body_position)
 
-        def decode() -> FetchRequest:
-            return parse_fetch_request(frame, body_position, version)
+        return decide_in_turns(self._decided(exchange, connection, body_position))
 
-        if len(frame) <= LOOP_BYTES:
-            parsed, foreseen = decode(), _Foreseen()
-            self._foresee(connection, parsed, range(len(parsed.partitions)), foreseen)
-            return self._decide(exchange, parsed, foreseen)
-
-        async def decide() -> Decision:
-            parsed, foreseen = await off_loop(len(frame), decode), _Foreseen()
-            async for indexes in slices_of(range(len(parsed.partitions))):
-                self._foresee(connection, parsed, indexes, foreseen)
-            return self._decide(exchange, parsed, foreseen)
-
-        return decided_later(decide)
-
-    def _decide(self, exchange: Exchange, parsed: FetchRequest, foreseen: _Foreseen) -> Decision:
+    def _decided(
+        self, exchange: Exchange, connection: FetchConnectionState | None, body_position: int
+    ) -> Steps[Decision]:
+        request = exchange.request
+        parsed = yield from parse_fetch_request.steps(request.frame, body_position, request.api_version)
         if parsed.is_from_follower:
-            return Forward(exchange.request.frame), None
-        connection = self._connections.find(exchange.connection_id)
+            return Forward(request.frame), None
         if connection is not None:
-            remembered = self._on_remembered(exchange, connection, parsed, foreseen)
+            foreseen = yield from self._foreseen(connection, parsed)
+            remembered = yield from self._on_remembered(exchange, connection, parsed, foreseen)
             if remembered is not None:
                 return remembered
         return self._pass(exchange, parsed.body_position)
@@ -143,7 +134,7 @@ class FetchHandler:
 
     def _on_remembered(
         self, exchange: Exchange, connection: FetchConnectionState, parsed: FetchRequest, foreseen: _Foreseen
-    ) -> Decision | None:
+    ) -> Steps[Decision | None]:
         """Handles a request on a connection that touched the remote tier. None: the request needs nothing special."""
         request = exchange.request
         exchange.tier = "local"
@@ -165,18 +156,19 @@ class FetchHandler:
                 connection.orphaned_session_id = 0
             return None
         connection.just_seen.clear()
-        return self._hold(exchange, connection, parsed, foreseen.remote.values())
+        return (yield from self._hold(exchange, connection, parsed, foreseen))
 
-    def _foresee(
-        self, connection: FetchConnectionState | None, parsed: FetchRequest, indexes: Sequence[int], found: _Foreseen
-    ) -> None:
-        """Adds to `found` what is known about some of the partitions."""
-        if connection is None or not (connection.authorized_topics or connection.just_seen):
-            return
-        for index in indexes:
-            asked = parsed.partitions[index]
+    def _foreseen(self, connection: FetchConnectionState, parsed: FetchRequest) -> Steps[_Foreseen]:
+        """Returns what is known about the partitions."""
+        found = _Foreseen()
+        if not (connection.authorized_topics or connection.just_seen):
+            return found
+        for index, asked in enumerate(parsed.partitions):
+            yield
             key = (asked.topic, asked.partition)
             found.is_just_seen = found.is_just_seen or key in connection.just_seen
+            if key in connection.reads:
+                found.reads.add(key)
             if asked.topic not in connection.authorized_topics:
                 continue
             partition = self._local.known_partition(asked.topic, asked.partition)
@@ -185,44 +177,23 @@ class FetchHandler:
             log_start = self._tools.bounds.expected_log_start(partition)
             if log_start is not None and asked.fetch_offset < log_start:
                 found.remote[key] = index
+        return found
 
     def _hold(
-        self, exchange: Exchange, connection: FetchConnectionState, parsed: FetchRequest, predicted: Iterable[int]
-    ) -> tuple[Forward, HandlerState]:
-        tools = self._tools
+        self, exchange: Exchange, connection: FetchConnectionState, parsed: FetchRequest, foreseen: _Foreseen
+    ) -> Steps[Decision]:
         request = exchange.request
-        reserved_bytes = 0
         # The memory of these reads becomes part of the new grant.
-        kept = connection.take_over((asked.topic, asked.partition) for asked in parsed.partitions)
+        kept = connection.take_over(foreseen.reads)
         grant = self._reserve(exchange, parsed)
         held = self._held(exchange, parsed, grant, is_sessionless=True)
-        reads = held.reads
-        readable: dict[int, tuple[TopicIdPartition, int]] = {}
-        for index in predicted if grant.max_bytes else ():
-            asked = parsed.partitions[index]
-            partition = self._local.known_partition(asked.topic, asked.partition)
-            position = None if partition is None else tools.tiered.remote_position(partition, asked.fetch_offset)
-            if partition is None or position is None or tools.tiered.is_reading_paused(partition):
-                continue
-            readable[index] = partition, position
-        for index, budget in split_max_bytes(parsed.partitions, readable, grant.max_bytes).items():
-            asked, (partition, position) = parsed.partitions[index], readable[index]
-            key = (asked.topic, asked.partition)
-            if key in reads:
-                continue
-            reserved_bytes += budget.max_bytes
-            wanted = held.read_request(partition, position, budget)
-            left = kept.pop(key, None)
-            # If the own read would end with the answer, the read in progress may end before it.
-            may_wait = held.deadline_ms > held.answer_at_ms
-            if left is not None and left.serves(wanted) and (left.is_done or may_wait):
-                reads[key] = left
-                continue
-            reads[key] = RemotePartitionRead(tools.reader, tools.spawn, wanted)
-            if left is not None:
-                left.cancel()  # the new read shares its downloads by now
-        for left in kept.values():
-            left.cancel()
+        try:
+            predicted = foreseen.remote.values() if grant.max_bytes else ()
+            reserved_bytes = yield from self._start_reads(held, predicted, kept)
+        except BaseException:  # the client has left
+            for read in (*held.reads.values(), *kept.values()):
+                read.cancel()
+            raise
         frame = bytearray(request.frame)
         session_id = parsed.session_id or connection.orphaned_session_id
         connection.orphaned_session_id = 0
@@ -237,6 +208,44 @@ class FetchHandler:
         )
         return Forward(bytes(frame), hold_bytes=None), _HeldState(self._completer, held)
 
+    def _start_reads(
+        self, held: HeldFetch, predicted: Iterable[int], kept: dict[PartitionKey, RemotePartitionRead]
+    ) -> Steps[int]:
+        """Starts the reads of the partitions that are predicted to be remote, or goes on with reads in `kept`.
+
+        Returns the bytes that are reserved for them."""
+        tools, partitions, reads = self._tools, held.request.partitions, held.reads
+        reserved_bytes = 0
+        readable: dict[int, tuple[TopicIdPartition, int]] = {}
+        for index in predicted:
+            yield from STEPS_OF_A_LOOK_UP
+            asked = partitions[index]
+            partition = self._local.known_partition(asked.topic, asked.partition)
+            position = None if partition is None else tools.tiered.remote_position(partition, asked.fetch_offset)
+            if partition is None or position is None or tools.tiered.is_reading_paused(partition):
+                continue
+            readable[index] = partition, position
+        for index, budget in split_max_bytes(partitions, readable, held.grant.max_bytes).items():
+            asked, (partition, position) = partitions[index], readable[index]
+            key = (asked.topic, asked.partition)
+            if key in reads:
+                continue
+            yield from STEPS_OF_A_LOOK_UP
+            reserved_bytes += budget.max_bytes
+            wanted = held.read_request(partition, position, budget)
+            left = kept.pop(key, None)
+            # If the own read would end with the answer, the read in progress may end before it.
+            may_wait = held.deadline_ms > held.answer_at_ms
+            if left is not None and left.serves(wanted) and (left.is_done or may_wait):
+                reads[key] = left
+                continue
+            reads[key] = RemotePartitionRead(tools.reader, tools.spawn, wanted)
+            if left is not None:
+                left.cancel()  # the new read shares its downloads by now
+        for left in kept.values():
+            left.cancel()
+        return reserved_bytes
+
     def _reserve(self, exchange: Exchange, parsed: FetchRequest) -> Grant:
         """Reserves memory for the answer of both tiers: the requested bytes, up to a broker's limit and the budget."""
         asked_bytes = sum(max(0, asked.partition_max_bytes) for asked in parsed.partitions)
@@ -249,14 +258,26 @@ class FetchHandler:
         self, exchange: Exchange, body_position: int, response: memoryview
     ) -> Buffers | Coroutine[None, None, Buffers]:
         """Handles a held response to a request without predicted partitions."""
-        walked = _parsed(exchange.request.api_version, response)
-        if not out_of_range(walked):
-            return self._local.relay(walked, exchange.address_of)
-        return self._complete(exchange, body_position, walked)
+        walk = Walk(self._relayed(exchange, response))
+        if walk.go_on(SLICE_STEPS) and walk.result[1] is not None:
+            return walk.result[1]
+        return self._complete(exchange, body_position, walk)
 
-    async def _complete(self, exchange: Exchange, body_position: int, walked: FetchResponse) -> Buffers:
+    def _relayed(self, exchange: Exchange, response: memoryview) -> Steps[tuple[FetchResponse, Buffers | None]]:
+        """Returns the response for the client. None: the broker refused a partition, which may be remote."""
+        walked = yield from _parsed(exchange.request.api_version, response)
+        if out_of_range(walked):
+            return walked, None
+        return walked, (yield from self._local.relay(walked, exchange.address_of))
+
+    async def _complete(
+        self, exchange: Exchange, body_position: int, walk: Walk[tuple[FetchResponse, Buffers | None]]
+    ) -> Buffers:
+        walked, relayed = await go_on(walk)
+        if relayed is not None:
+            return relayed
         frame = exchange.request.frame
-        parsed = await off_loop(len(frame), lambda: parse_fetch_request(frame, body_position, walked.version))
+        parsed = await in_turns(parse_fetch_request.steps(frame, body_position, walked.version))
         held = self._held(exchange, parsed, self._reserve(exchange, parsed), is_sessionless=False)
         return await self._completer.complete(held, walked)
 
@@ -280,8 +301,8 @@ class FetchHandler:
         )
 
 
-def _parsed(version: int, response: memoryview) -> FetchResponse:
-    return parse_fetch_response(response, response_body_position(ApiKey.FETCH, version, response), version)
+def _parsed(version: int, response: memoryview) -> Steps[FetchResponse]:
+    return parse_fetch_response.steps(response, response_body_position(ApiKey.FETCH, version, response), version)
 
 
 def _may_be_from_follower(frame: bytes, version: int) -> bool:
@@ -297,6 +318,8 @@ class _Foreseen:
     remote: dict[PartitionKey, int] = field(default_factory=dict)
     """The indexes of the partitions that the broker will probably answer OFFSET_OUT_OF_RANGE. If the request names a
     partition twice, the last entry counts, as for the broker."""
+    reads: set[PartitionKey] = field(default_factory=set)
+    """The partitions of which a read of an earlier request goes on."""
     is_just_seen: bool = False
     """Whether a streamed response could not serve one of the partitions just now."""
 
@@ -331,14 +354,10 @@ class _HeldState:
     held: HeldFetch
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        # The response has no more partitions than the request. Most of its bytes may be records, which are not decoded.
-        version, size_bytes = self.held.request.version, len(self.held.request.payload)
-        if size_bytes <= LOOP_BYTES:
-            return self.completer.complete(self.held, _parsed(version, response))
-        return self._complete_large(size_bytes, lambda: _parsed(version, response))
+        return self._complete(response)
 
-    async def _complete_large(self, size_bytes: int, decode: Callable[[], FetchResponse]) -> Buffers:
-        return await self.completer.complete(self.held, await off_loop(size_bytes, decode))
+    async def _complete(self, response: memoryview) -> Buffers:
+        return await self.completer.complete(self.held, await in_turns(_parsed(self.held.request.version, response)))
 
     def on_abandoned(self) -> None:
         for read in self.held.reads.values():

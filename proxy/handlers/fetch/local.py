@@ -17,6 +17,7 @@ from protocol.apis.topic_reference import TopicReference
 from protocol.errors import ErrorCode
 from protocol.primitives import Buffer
 from protocol.splice import Splice
+from protocol.steps import Steps
 from proxy.cluster.local_log_bounds import Watermarks
 from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools, is_of_internal_topic
@@ -39,20 +40,21 @@ class LocalAnswers:
         topic_id = self._tools.topology.topic_id(topic)
         return None if topic_id is None else TopicIdPartition(topic_id, partition, topic)
 
-    def relay(self, response: FetchResponse, address_of: AddressOf) -> list[Buffer]:
+    def relay(self, response: FetchResponse, address_of: AddressOf) -> Steps[list[Buffer]]:
         """Returns the response with every partition as the broker answered it."""
-        log_starts = self.log_start_offsets(response)
-        splices = endpoint_splices(response, address_of)
+        log_starts = yield from self.log_start_offsets(response)
+        splices = yield from endpoint_splices(response, address_of)
         if not log_starts and not splices:
             return [response.payload]
-        return rebuild_response(response, log_start_offsets=log_starts, splices=splices)
+        return (yield from rebuild_response.steps(response, log_start_offsets=log_starts, splices=splices))
 
-    def log_start_offsets(self, response: FetchResponse) -> dict[int, int]:
+    def log_start_offsets(self, response: FetchResponse) -> Steps[dict[int, int]]:
         """Returns the new log start offsets of tiered partitions without an error, by index in the response."""
         changed: dict[int, int] = {}
         topic: TopicReference | None = None
         is_tiered = False
         for index, entry in enumerate(response.partitions):
+            yield
             if entry.error_code:
                 continue
             if entry.topic != topic:
@@ -106,11 +108,11 @@ class LocalAnswers:
             return False
 
 
-def endpoint_splices(response: FetchResponse, address_of: AddressOf) -> Sequence[Splice]:
+def endpoint_splices(response: FetchResponse, address_of: AddressOf) -> Steps[Sequence[Splice]]:
     """Returns the splices that replace the addresses of leaders in a response."""
     if response.node_endpoints_bounds() is None:
         return ()
-    return address_splices(ApiKey.FETCH, response.version, response.payload, address_of)
+    return (yield from address_splices.steps(ApiKey.FETCH, response.version, response.payload, address_of))
 
 
 class StreamedPartitions:

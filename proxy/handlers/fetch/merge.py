@@ -25,6 +25,7 @@ from protocol.apis.fetch.response import (
 from protocol.errors import ErrorCode
 from protocol.primitives import Buffer
 from protocol.splice import Splice
+from protocol.steps import Stepped, Steps
 from proxy.cluster.local_log_bounds import Watermarks
 from tiers.reader.remote_log_reader import RemoteRead
 
@@ -77,6 +78,7 @@ def split_max_bytes(partitions: Sequence[FetchPartition], remote: Iterable[int],
     return budgets
 
 
+@Stepped
 def merge(
     response: FetchResponse,
     outcomes: Mapping[int, RemoteOutcome],
@@ -87,11 +89,12 @@ def merge(
     log_start_offsets: Mapping[int, int],
     session_id: int | None,
     splices: Sequence[Splice] = (),
-) -> list[Buffer]:
+) -> Steps[list[Buffer]]:
     """Returns the merged response, in the broker's order. All mappings are by index in `response.partitions`."""
     entries: dict[int, Sequence[Buffer]] = {index: replacement.entry for index, replacement in local.items()}
     room: int | None = None  # the bytes left for records; None before the first records, which always fit
     for index, partition in enumerate(response.partitions):
+        yield
         outcome = outcomes.get(index)
         if outcome is not None:
             entries[index], records_bytes = _entry(
@@ -106,8 +109,11 @@ def merge(
                     entries[index] = without_records(response, partition, log_start_offsets.get(index))
         if records_bytes:
             room = max(0, (max_bytes if room is None else room) - records_bytes)
-    return rebuild_response(
-        response, entries=entries, log_start_offsets=log_start_offsets, session_id=session_id, splices=splices
+    rebuild = rebuild_response.steps
+    return (
+        yield from rebuild(
+            response, entries=entries, log_start_offsets=log_start_offsets, session_id=session_id, splices=splices
+        )
     )
 
 

@@ -7,6 +7,8 @@ in ShareFetch, they are left out, and clients find the leader with a Metadata re
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+
 from protocol.addresses import AddressOf, rewrite_addresses
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.response import NODE_ENDPOINTS_FROM, parse_fetch_response
@@ -14,7 +16,9 @@ from protocol.apis.fetch.scan import plain_topics
 from protocol.apis.fetch.share_stream import StreamingShareFetchPatcher
 from protocol.apis.fetch.stream import PartitionHead, StreamingFetchPatcher
 from protocol.header import response_body_position
+from protocol.steps import Steps
 from proxy.handlers.addresses import AddressRewriter, check_version
+from proxy.handlers.turns import patch_in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 
 HOLD_BYTES = 64 * 1024
@@ -60,12 +64,15 @@ class _Responses:
         body_position = response_body_position(ApiKey.FETCH, self._api_version, response)
         return plain_topics(response, body_position, self._api_version) is not None
 
-    def on_response(self, response: memoryview) -> Buffers:
+    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+        return patch_in_turns(self._patched(response))
+
+    def _patched(self, response: memoryview) -> Steps[Buffers]:
         body_position = response_body_position(ApiKey.FETCH, self._api_version, response)
-        parsed = parse_fetch_response(response, body_position, self._api_version)
+        parsed = yield from parse_fetch_response.steps(response, body_position, self._api_version)
         if parsed.node_endpoints_bounds() is None:
             return (response,)
-        return (rewrite_addresses(ApiKey.FETCH, self._api_version, response, self._address_of),)
+        return ((yield from rewrite_addresses.steps(ApiKey.FETCH, self._api_version, response, self._address_of)),)
 
     def on_abandoned(self) -> None:
         pass

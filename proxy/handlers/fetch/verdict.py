@@ -28,9 +28,10 @@ from proxy.cluster.local_log_bounds import VerifiedBounds
 from proxy.cluster.tiered_partitions import NO_LEADER_EPOCH, GapExit
 from proxy.handlers.base import HandlerTools, current_partition, is_of_internal_topic
 from proxy.handlers.fetch.delayed import RemotePartitionRead
-from proxy.handlers.fetch.held import HeldFetch, answer_by_ms
+from proxy.handlers.fetch.held import HeldFetch, PartitionKey, answer_by_ms
 from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.leader_epochs import end_offset_for
+from proxy.handlers.turns import SLICE_ITEMS, in_slices, slices_of
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
@@ -97,25 +98,32 @@ class FetchJudge:
         deadline. If a judgement takes longer, its partition is unavailable in this response, and the judgement
         continues for the next request."""
         # If the request names a partition twice, the broker answers its last entry.
-        asked = {(entry.topic, entry.partition): entry for entry in held.request.partitions}
+        asked: dict[PartitionKey, FetchPartition] = {}
+        async for part in slices_of(held.request.partitions):
+            asked.update(((entry.topic, entry.partition), entry) for entry in part)
         until_ms = answer_by_ms(held, response, self._tools.clock_ms())
         judgements: dict[int, Judgement] = {}
         doubtful: dict[int, RefusedPartition] = {}
-        for index in out_of_range(response):
-            entry = response.partitions[index]
-            key = (entry.topic, entry.partition)
-            refused = RefusedPartition(
-                *key, asked.get(key), held.exchange.request.received_at_ms, held.exchange.connection_id
-            )
-            judgement = self._judge_at_once(refused, held.reads.get(key))
-            if judgement is None:
-                doubtful[index] = refused
-            else:
-                judgements[index] = judgement
-        found = await asyncio.gather(
-            *(self._judge_until(refused, until_ms, held.deadline_ms) for refused in doubtful.values())
+        async for indexes in slices_of(out_of_range(response), SLICE_ITEMS):
+            for index in indexes:
+                entry = response.partitions[index]
+                key = (entry.topic, entry.partition)
+                refused = RefusedPartition(
+                    *key, asked.get(key), held.exchange.request.received_at_ms, held.exchange.connection_id
+                )
+                judgement = self._judge_at_once(refused, held.reads.get(key))
+                if judgement is None:
+                    doubtful[index] = refused
+                else:
+                    judgements[index] = judgement
+        found = await in_slices(
+            list(doubtful.values()),
+            lambda refused: self._judge_until(refused, until_ms, held.deadline_ms),
+            until_ms - self._tools.clock_ms(),
         )
-        judgements.update(zip(doubtful, found, strict=True))
+        judgements.update(zip(doubtful, found, strict=False))
+        async for indexes in slices_of(list(doubtful)[len(found) :], SLICE_ITEMS):
+            judgements.update((index, self._unavailable(doubtful[index])) for index in indexes)
         return {index: self._unless_paused(judgements[index]) for index in sorted(judgements)}
 
     def _unless_paused(self, judgement: Judgement) -> Judgement:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
+
+from protocol.steps import Steps
 
 
 class TurnCounter:
@@ -17,6 +20,21 @@ class TurnCounter:
 
     def note(self) -> None:
         self.notes[self.turn] += 1
+
+    def noted(self, steps: Callable[..., Steps[Any]]) -> Callable[..., Steps[Any]]:
+        """Returns a function that does the same, and notes each step."""
+
+        def noting(*arguments: Any, **more: Any) -> Steps[Any]:
+            walk = steps(*arguments, **more)
+            while True:
+                try:
+                    next(walk)
+                except StopIteration as end:
+                    return end.value
+                self.note()
+                yield
+
+        return noting
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from protocol.apis.fetch.request import (
 )
 from protocol.errors import ProtocolError
 from protocol.schema import compile_message
+from protocol.steps import finished
 from tests.support.fakes.message_encoder import Message, encoded_messages
 
 FETCH = 1
@@ -146,7 +147,7 @@ def test_a_request_for_some_partitions(message: tuple[int, Message], data: st.Da
     version, (body, tree) = message
     request = parse_fetch_request(b"head" + body, 4, version)
     kept = {i for i in range(len(request.partitions)) if data.draw(st.booleans())}
-    reduced = request.with_only(kept)
+    reduced = finished(request.with_only(kept))
     assert reduced[:4] == b"head"
 
     index = 0
@@ -174,8 +175,8 @@ def test_entries_that_stay_may_ask_for_other_offsets(message: tuple[int, Message
     version, (body, _) = message
     request = parse_fetch_request(b"head" + body, 4, version)
     offsets = {i: data.draw(st.integers(0, 2**62)) for i in range(len(request.partitions)) if data.draw(st.booleans())}
-    as_it_was = parse_fetch_request(request.with_only(offsets), 4, version)
-    moved = parse_fetch_request(request.with_only(offsets, offsets), 4, version)
+    as_it_was = parse_fetch_request(finished(request.with_only(offsets)), 4, version)
+    moved = parse_fetch_request(finished(request.with_only(offsets, offsets)), 4, version)
     assert moved._replace(payload=b"", partitions=[]) == as_it_was._replace(payload=b"", partitions=[])
     assert moved.partitions == [
         one._replace(fetch_offset=offset, last_fetched_epoch=-1)
@@ -191,7 +192,8 @@ def test_entries_that_stay_may_ask_for_other_offsets(message: tuple[int, Message
 def test_kafka_python_reads_a_reduced_request_alike(message: tuple[int, Message], data: st.DataObject) -> None:
     version, (body, _) = message
     request = parse_fetch_request(body, 0, version)
-    reduced = bytes(request.with_only({i for i in range(len(request.partitions)) if data.draw(st.booleans())}))
+    kept = {i for i in range(len(request.partitions)) if data.draw(st.booleans())}
+    reduced = bytes(finished(request.with_only(kept)))
     ours = parse_fetch_request(reduced, 0, version)
     theirs = KafkaPythonFetchRequest.decode(reduced, version=version)
     assert (ours.max_wait_ms, ours.max_bytes, ours.isolation_level) == (

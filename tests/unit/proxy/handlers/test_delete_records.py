@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,8 @@ from protocol.api_keys import ApiKey
 from protocol.apis.delete_records import (
     HIGH_WATERMARK,
     DeleteRecordsAnswer,
-    DeleteRecordsResponse,
     parse_delete_records_request,
     parse_delete_records_response,
-    patch_delete_records_response,
 )
 from protocol.errors import ErrorCode
 from protocol.header import (
@@ -33,10 +30,9 @@ from protocol.primitives import INT16, INT32, INT64, write_array_length, write_s
 from proxy.cluster.configured_topics import ConfiguredTopics, NothingConfigured
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
-from proxy.handlers import delete_records
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler, LogStartRecorder
-from proxy.handlers.off_loop import SLICE_ITEMS
+from proxy.handlers.turns import SLICE_ITEMS
 from proxy.wire.exchange import Forward, HandlerState, Prepare
 from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
@@ -483,17 +479,11 @@ async def test_the_timeouts_of_many_checks_do_not_add_up(bench: Bench, monkeypat
 async def test_many_partitions_are_deleted_in_slices_of_one_task(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """One task, which goes on if the client disconnects."""
     spawned: list[object] = []
-    patched_in: list[bool] = []
-
-    def noted(response: DeleteRecordsResponse, answers: Mapping[int, DeleteRecordsAnswer]) -> bytearray:
-        patched_in.append(threading.current_thread() is threading.main_thread())
-        return patch_delete_records_response(response, answers)
 
     def spawn(coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
         spawned.append(coroutine)
         return asyncio.get_running_loop().create_task(coroutine)
 
-    monkeypatch.setattr(delete_records, "patch_delete_records_response", noted)
     bench.handler._tools = replace(bench.handler._tools, spawn=spawn)
     count = 3 * SLICE_ITEMS
     state, deleted = await large_deletion(bench, count)
@@ -505,7 +495,6 @@ async def test_many_partitions_are_deleted_in_slices_of_one_task(bench: Bench, m
 
         monkeypatch.setattr(bench.handler, "_answer", counted)
         assert await codes_of(state, deleted) == [ErrorCode.REQUEST_TIMED_OUT] * count
-    assert patched_in == [False]
     assert len(spawned) == 1
     assert sum(turns.notes.values()) == count
     assert max(turns.notes.values()) <= SLICE_ITEMS

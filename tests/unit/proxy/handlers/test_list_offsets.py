@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from struct import Struct
@@ -15,20 +13,16 @@ import pytest
 
 from protocol.api_keys import ApiKey
 from protocol.apis.list_offsets import (
-    ListOffsetsAnswer,
     ListOffsetsPartition,
     ListOffsetsRequest,
-    ListOffsetsResponse,
     parse_list_offsets_response,
-    patch_list_offsets_response,
 )
 from protocol.errors import CorruptBatchError, ErrorCode
-from protocol.header import build_request_header, build_response_header, response_body_position
+from protocol.header import build_response_header, response_body_position
 from protocol.primitives import INT32, write_string
-from proxy.handlers import list_offsets, off_loop
+from proxy.handlers import turns
 from proxy.handlers.base import FetchSettings
-from proxy.handlers.off_loop import LOOP_BYTES
-from proxy.wire.exchange import Forward, Prepare
+from proxy.wire.exchange import Forward
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.configured_topics import TIERABLE, FakeConfigs
@@ -36,7 +30,6 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import build_batch, record
 from tests.support.fakes.remote_tier import TOPIC_ID
 from tests.support.proxy.list_offsets_bench import (
-    ASKED_V1,
     EARLIEST,
     EARLIEST_LOCAL,
     LATEST,
@@ -449,40 +442,10 @@ async def test_records_that_cannot_be_read_cost_one_partition_not_the_connection
     assert (answer.error_code, answer.offset) == (UNAVAILABLE, -1)
 
 
-async def test_many_answers_are_patched_beside_the_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    patched_in: list[bool] = []
-
-    def noted(response: ListOffsetsResponse, answers: Mapping[int, ListOffsetsAnswer]) -> bytearray:
-        patched_in.append(threading.current_thread() is threading.main_thread())
-        return patch_list_offsets_response(response, answers)
-
-    monkeypatch.setattr(list_offsets, "patch_list_offsets_response", noted)
-    count = LOOP_BYTES // 8
-    name = INT32.pack(1) + write_string("orders", compact=False) + INT32.pack(count)
-    frame = build_request_header(ApiKey.LIST_OFFSETS, 1, 9, "test") + INT32.pack(-1) + name
-    frame += b"".join(ASKED_V1.pack(partition, EARLIEST) for partition in range(count))
-    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    payload = build_response_header(ApiKey.LIST_OFFSETS, 1, 9) + name
-    payload += b"".join(
-        Struct(">ihqq").pack(partition, code if partition else 0, -1, -1 if partition else 4)
-        for partition in range(count)
-    )
-    action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
-    assert isinstance(action, Prepare)
-    await action.decide()
-    assert state is not None
-    answer = state.on_response(memoryview(payload))
-    assert asyncio.iscoroutine(answer)
-    body = b"".join(await answer)
-    found = parse_list_offsets_response(body, response_body_position(ApiKey.LIST_OFFSETS, 1, body), 1).partitions
-    assert [(one.error_code, one.offset) for one in found] == [(0, 0)] + [(code, -1)] * (count - 1)
-    assert patched_in == [False]
-
-
 async def test_partitions_whose_turn_comes_too_late_are_unavailable(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(off_loop, "SLICE_ITEMS", 1)
+    monkeypatch.setattr(turns, "SLICE_ITEMS", 1)
     never_fresh = NeverFresh()
     monkeypatch.setattr(bench.handler._tools.tiered, "ensure_fresh", never_fresh)
     count = 100

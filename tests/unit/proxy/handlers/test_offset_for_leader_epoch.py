@@ -23,7 +23,7 @@ from protocol.header import build_request_header, build_response_header, respons
 from protocol.primitives import INT16, INT32, INT64, write_array_length, write_string
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
-from proxy.handlers import off_loop, offset_for_leader_epoch
+from proxy.handlers import offset_for_leader_epoch, turns
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.leader_epochs import contains, end_offset_for
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
@@ -110,7 +110,7 @@ async def test_an_epoch_older_than_the_last_remote_one(
 
 
 async def test_partitions_that_wait_in_vain_do_not_add_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(off_loop, "SLICE_ITEMS", 1)
+    monkeypatch.setattr(turns, "SLICE_ITEMS", 1)
     monkeypatch.setattr(offset_for_leader_epoch, "_TIMEOUT_MS", 1)
     never_fresh = NeverFresh()
     monkeypatch.setattr(bench.handler._tools.tiered, "ensure_fresh", never_fresh)

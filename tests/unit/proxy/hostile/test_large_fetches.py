@@ -1,17 +1,16 @@
-"""A Fetch of many partitions is decoded beside the event loop, and its partitions are looked at in slices."""
+"""A Fetch of many partitions is worked on in slices, and the event loop goes on between them."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.handlers.fetch import handler
-from proxy.handlers.off_loop import LOOP_BYTES, SLICE_ITEMS
+from proxy.handlers.fetch.merge import merge
+from proxy.handlers.turns import SLICE_ITEMS, SLICE_STEPS
 from proxy.wire.exchange import Answer, Forward, Prepare
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
@@ -22,7 +21,7 @@ from tests.support.proxy.turn_counter import counted_turns
 from tiers.model.ids import TopicIdPartition
 
 VERSIONS = (4, 12, 18)
-MANY = 3 * SLICE_ITEMS
+MANY = 3 * SLICE_STEPS
 FOLLOWERS_END = b"\x01\x01\x0d" + bytes(13)
 """One tagged field: the ReplicaState of a follower."""
 
@@ -33,76 +32,30 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         yield made
 
 
-@pytest.fixture
-def decoded_on_loop(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each message was decoded on the event loop."""
-    found: list[bool] = []
-
-    def noted(decode: Any) -> Any:
-        def decoder(*arguments: Any) -> Any:
-            found.append(threading.current_thread() is threading.main_thread())
-            return decode(*arguments)
-
-        return decoder
-
-    for name in ("parse_fetch_request", "parse_fetch_response"):
-        monkeypatch.setattr(handler, name, noted(getattr(handler, name)))
-    return found
-
-
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_large_fetch_of_both_tiers_is_decoded_beside_the_loop(
-    bench: Bench, version: int, decoded_on_loop: list[bool]
+async def test_a_large_fetch_of_both_tiers_is_merged_in_slices(
+    bench: Bench, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.fetch(version, ask(version, 0))
-    decoded_on_loop.clear()
     empty = range(2, 2 + MANY)
     bench.cluster.logs |= {TopicIdPartition(TOPIC_ID, number, "orders"): LocalLog([]) for number in empty}
     others = [ask(version, 0, partition=number) for number in empty]
-    response = await bench.fetch(version, ask(version, 25), *others)
+    async with counted_turns() as turns:
+        monkeypatch.setattr(merge, "steps", turns.noted(merge.steps))
+        response = await bench.fetch(version, ask(version, 25), *others)
     assert len(codes(response)) == 1 + MANY
     assert records(response).startswith(bench.batches[2])
-    assert decoded_on_loop == [False, False]
+    assert sum(turns.notes.values()) >= MANY
+    assert max(turns.notes.values()) <= SLICE_STEPS
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_small_fetch_of_both_tiers_is_decoded_at_once(
-    bench: Bench, version: int, decoded_on_loop: list[bool]
-) -> None:
-    await bench.fetch(version, ask(version, 0))
-    decoded_on_loop.clear()
-    assert records(await bench.fetch(version, ask(version, 25))).startswith(bench.batches[2])
-    assert decoded_on_loop == [True, True]
-
-
-async def test_a_first_large_fetch_of_the_remote_tier_is_decoded_beside_the_loop(
-    bench: Bench, decoded_on_loop: list[bool]
-) -> None:
-    """The proxy decodes the request only when the broker has answered OFFSET_OUT_OF_RANGE in a response that it holds.
-
-    A broker answers a duplicate once, so such a response may be small."""
-    frame = fetch_frame(17, [ask(17, 25)] * MANY)
-    exchange = FakeExchange(bench.cluster, frame)
-    action, state = bench.handler.on_request(exchange)
-    assert isinstance(action, Forward)
-    assert state is not None
-    answer = state.on_response(memoryview(bench.cluster.answer(fetch_frame(17, [ask(17, 25)]))))
-    assert isinstance(answer, Coroutine)
-    await answer
-    assert decoded_on_loop == [True, False]  # the small response, and the large request
-
-
-async def test_a_fetch_that_looks_like_a_followers_is_decoded_beside_the_loop(
-    bench: Bench, decoded_on_loop: list[bool]
-) -> None:
+async def test_a_fetch_that_looks_like_a_followers_is_decoded_in_slices(bench: Bench) -> None:
     frame = fetch_frame(17, [ask_local(17, 0)] * MANY)
-    assert len(frame) > LOOP_BYTES
     action, _ = bench.handler.on_request(FakeExchange(bench.cluster, frame[:-1] + FOLLOWERS_END))
     assert isinstance(action, Prepare)
     forwarded = await action.decide()
     assert isinstance(forwarded, Forward)
     assert forwarded.frame == frame[:-1] + FOLLOWERS_END
-    assert decoded_on_loop == [False]
 
 
 async def test_the_partitions_of_a_large_fetch_leave_the_loop_its_turns(
@@ -122,7 +75,44 @@ async def test_the_partitions_of_a_large_fetch_leave_the_loop_its_turns(
         assert isinstance(action, Prepare)
         await action.decide()
     assert sum(turns.notes.values()) >= MANY
+    assert max(turns.notes.values()) <= SLICE_STEPS
+
+
+async def test_many_refused_partitions_are_judged_in_slices(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = range(2, 2 + 4 * SLICE_ITEMS)
+    batches = bench.batches[10:]
+    bench.cluster.logs |= {TopicIdPartition(TOPIC_ID, number, "orders"): LocalLog(batches, 100) for number in asked}
+    judge = bench.handler._judge._judge_one
+    async with counted_turns() as turns:
+
+        def noted(*arguments: Any) -> Any:
+            turns.note()
+            return judge(*arguments)
+
+        monkeypatch.setattr(bench.handler._judge, "_judge_one", noted)
+        response = await bench.fetch(17, *(ask(17, 25, partition=number) for number in asked))
+    assert len(codes(response)) == len(asked)
+    assert sum(turns.notes.values()) == len(asked)
     assert max(turns.notes.values()) <= SLICE_ITEMS
+
+
+async def decided(action: Prepare) -> Answer | Forward:
+    return await action.decide()
+
+
+async def test_a_client_that_leaves_ends_the_reads_of_its_large_fetch(bench: Bench) -> None:
+    await bench.fetch(17, ask(17, 0))
+    frame = fetch_frame(17, [ask(17, 25, max_bytes=1), *(ask_local(17, 0) for _ in range(MANY))])
+    exchange = FakeExchange(bench.cluster, frame)
+    action, _ = bench.handler.on_request(exchange)
+    assert isinstance(action, Prepare)
+    async with asyncio.TaskGroup() as tasks:
+        preparing = tasks.create_task(decided(action))
+        await asyncio.sleep(0)
+        preparing.cancel()
+    if exchange.on_sent is not None:
+        exchange.on_sent()
+    assert bench.handler.held_bytes == 0
 
 
 async def test_a_refused_session_of_a_large_fetch_is_answered_by_the_proxy(bench: Bench) -> None:
