@@ -127,14 +127,22 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         self.advance()
 
+    @property
+    def paused_fd(self) -> int | None:
+        """The client's socket while the proxy does not read from it. None: it reads, or the connection ends anyway."""
+        return None if self._is_closing or self._timer is not None else self._gate.paused_fd
+
     def eof_received(self) -> bool:
         self._has_ended = True
         self.advance()
         if self._transport is not None and self._transport.get_extra_info("ssl_object") is not None:
             return False  # asyncio's TLS does not support half-closed connections
+        self.half_close()
+        return True
+
+    def half_close(self) -> None:
         if not self._is_closing:
             self._start_timer(self._context.limits.half_close_timeout_ms, "half_closed")
-        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closing = True
@@ -470,9 +478,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def close_idle(self, timeout_s: float) -> None:
         """Closes the connection if no byte has moved for so long, and neither the client nor the broker would end it.
 
-        Such a connection has no broker, or the proxy does not read from the client. While it does not, it cannot notice
-        that the client has left. A broker closes the other idle connections itself. A client that does not take its
-        bytes has the send timeout."""
+        Such a connection has no broker, or the proxy does not read from the client. A broker closes the other idle
+        connections itself. A client that does not take its bytes has the send timeout."""
         if self._is_closing or self.is_full or self._loop.time() - self.last_active_s < timeout_s:
             return
         if self._upstream is None:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from socket import socket
+from typing import Final, cast
 
 from protocol.frame import FramePart
 from protocol.primitives import Buffer
@@ -46,6 +47,13 @@ class ReadGate:
     @property
     def is_paused(self) -> bool:
         return self._reasons != 0
+
+    @property
+    def paused_fd(self) -> int | None:
+        """The socket while reading is paused. None: it is not, and a read notices the end of the peer."""
+        if not self._reasons or self._transport is None or self._transport.is_closing():
+            return None
+        return cast(socket, self._transport.get_extra_info("socket")).fileno()
 
     def attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport

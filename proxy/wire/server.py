@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import select
 import socket
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
@@ -47,6 +48,10 @@ DRAIN_PAUSE_MS = 500
 
 Kafka's clients wait for 50 ms before that (`reconnect.backoff.ms`)."""
 _IDLE_PAUSE_S = 60.0
+END_LOOKS_S = 1.0
+"""How often the proxy looks whether the clients that it does not read from have left."""
+_POLLRDHUP = 0x2000
+"""The client has sent its last byte. Python's `select` has no name for it."""
 """How often to look whether there is a limit for idle connections now."""
 
 
@@ -167,7 +172,7 @@ class ProxyServer:
         self._servers: dict[Address, ClientListener] = {}
         self._tasks = asyncio.TaskGroup()
         self._is_draining = False
-        self._idle_sweep: asyncio.Task[None] | None = None
+        self._sweeps: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> ProxyServer:
         await self._tasks.__aenter__()
@@ -186,13 +191,13 @@ class ProxyServer:
             errors=self.errors,
             pipes=None if self._make_pipes is None else self._make_pipes(),
         )
-        self._idle_sweep = self.spawn(self._close_idle())
+        self._sweeps = [self.spawn(self._close_idle()), self.spawn(self._notice_ends())]
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.stop_listening()
-        if self._idle_sweep is not None:
-            self._idle_sweep.cancel()
+        for sweep in self._sweeps:
+            sweep.cancel()
         await self._abort_all()
         await self._tasks.__aexit__(None, None, None)
         if self._context.pipes is not None:
@@ -273,6 +278,20 @@ class ProxyServer:
 
     def spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(coroutine)
+
+    async def _notice_ends(self) -> None:
+        """Ends the connections of clients that have left while the proxy does not read from them."""
+        while True:
+            await asyncio.sleep(END_LOOKS_S)
+            paused = {fd: each for each in self._connections if (fd := each.paused_fd) is not None}
+            poll = select.poll()
+            for fd in paused:
+                poll.register(fd, _POLLRDHUP)
+            for fd, events in poll.poll(0):
+                if events & (select.POLLHUP | select.POLLERR):
+                    paused[fd].abort("client")
+                else:
+                    paused[fd].half_close()
 
     async def _close_idle(self) -> None:
         while True:

@@ -200,7 +200,7 @@ class SocketTransport(asyncio.Transport):
             self.resume_reading()
 
     def get_extra_info(self, name: str, default: object = None) -> object:
-        return default
+        return self._sock if name == "socket" else default
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self._protocol
