@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from tiers.config.settings import CheckedModel
 from tiers.segment.segment_encryption import KeyRing, read_key_file
 
 
-class EncryptionConfig(BaseModel):
+class EncryptionConfig(CheckedModel):
     """Encryption at rest: AES-256-GCM per chunk with one key per segment, which one of these keys wraps. Without
     `current`, new segments are not encrypted. Encrypted segments are read with the key that they name.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     current: str | None = Field(
         default=None, min_length=1, description="The name, in `keys`, of the key for new segments."

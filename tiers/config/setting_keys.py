@@ -42,13 +42,13 @@ def keys_of_field(name: str, field: FieldInfo) -> list[str]:
 def file_keys(model: type[BaseModel]) -> dict[str, str]:
     """Returns the keys of the model's secrets, by the keys with which the file names a file that has the secret."""
     fields = own_fields(model).items()
-    secrets = [key_of(name, field) for name, field in fields if SecretStr in _kinds(field.annotation)]
+    secrets = [key_of(name, field) for name, field in fields if SecretStr in kinds_of(field.annotation)]
     return {f"{key}.file": key for key in secrets}
 
 
 def is_text(field: FieldInfo) -> bool:
     """Returns whether every value of the field is text in the file."""
-    return all(kind in _TEXT for kind in _kinds(field.annotation))
+    return all(kind in _TEXT for kind in kinds_of(field.annotation))
 
 
 def is_table(field: FieldInfo) -> bool:
@@ -64,7 +64,7 @@ def is_one_or_more(field: FieldInfo) -> bool:
     return ONE_OR_MORE in field.metadata
 
 
-def _kinds(annotation: Any) -> Iterator[object]:
+def kinds_of(annotation: Any) -> Iterator[object]:
     """Yields the types that an annotation names, except those of a mapping's entries."""
     if get_origin(annotation) is Literal:
         yield from map(type, get_args(annotation))
@@ -74,4 +74,4 @@ def _kinds(annotation: Any) -> Iterator[object]:
         if get_origin(annotation) not in _UNIONS:
             yield get_origin(annotation)
         for argument in get_args(annotation):
-            yield from _kinds(argument)
+            yield from kinds_of(argument)

@@ -6,9 +6,8 @@ both are strings with a unit ("10s", "7d", "64MiB"). An unknown key is an error 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, get_args
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import (
     AliasChoices,
@@ -22,56 +21,49 @@ from pydantic import (
     model_validator,
 )
 
-from tiers.config.setting_keys import file_keys
+from tiers.config.setting_keys import file_keys, kinds_of
 from tiers.metadata.topic.metadata_topic import DEFAULT_PARTITION_COUNT, DEFAULT_TOPIC_NAME, MetadataTopicSettings
 from tiers.quota import DEFAULT_WINDOW_NUM, DEFAULT_WINDOW_SIZE_MS, QuotaWindow
-from tiers.storage.settings import read_secret
+from tiers.storage.settings import DURATION, SIZE, read_secret
 
 MIB = 1024 * 1024
 DEFAULT_COPIER_THREADS: Final = 10
 DEFAULT_VISIBLE_AFTER_MS: Final = 10_000
 
-_DURATION_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_SIZE_UNITS: Final = {
-    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
-}  # fmt: skip
-_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
-
-
-def _with_unit(value: object, units: Mapping[str, int], plain: str, example: str) -> object:
-    if not isinstance(value, str):
-        return value
-    matched = _QUANTITY.fullmatch(value)
-    if matched is None or matched[2] not in units:
-        raise ValueError(
-            f"expected a number of {plain}, or a string of a number and one of the units {', '.join(units)}, "
-            f'for example "{example}"'
-        )
-    return int(float(matched[1]) * units[matched[2]])
-
 
 def _duration(value: object) -> object:
-    return _with_unit(value, _DURATION_UNITS_MS, "milliseconds", "10s")
+    return DURATION.number(value) if isinstance(value, str) else value
 
 
 def _size(value: object) -> object:
-    return _with_unit(value, _SIZE_UNITS, "bytes", "64MiB")
+    return SIZE.number(value) if isinstance(value, str) else value
 
 
 DurationMs = Annotated[int, BeforeValidator(_duration)]
 SizeBytes = Annotated[int, BeforeValidator(_size)]
 
 
-class Section(BaseModel):
+class CheckedModel(BaseModel):
+    """The base class of the models of the file. A boolean is no number, although Python would read it as 0 or 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_boolean(cls, value: object, info: ValidationInfo) -> object:
+        kinds = set(kinds_of(cls.model_fields[info.field_name].annotation)) if info.field_name else set()
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise ValueError("expected a number, not a boolean")
+        return value
+
+
+class Section(CheckedModel):
     """One section of the file, and the settings of the components that it configures.
 
     The file names a setting by its key, which may contain dots, and code names it by its field. TOML parses `a.b = 1`
     as nested tables, which this class flattens again."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, hide_input_in_errors=True
-    )
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     subsections: ClassVar[frozenset[str]] = frozenset()
     """The fields that are sections. They are not flattened, because the presence of an empty section matters."""
@@ -89,15 +81,6 @@ class Section(BaseModel):
                     raise ValueError(f"{key} and {file_key} are both set: remove one of them")
                 flat[key] = read_secret(file_key, flat.pop(file_key))
         return {**flat, **whole}
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _check_boolean(cls, value: object, info: ValidationInfo) -> object:
-        """Refuses a boolean in the place of a number, which Python would read as 0 or 1."""
-        annotation = cls.model_fields[info.field_name].annotation if info.field_name else None
-        if isinstance(value, bool) and int in (annotation, *get_args(annotation)):
-            raise ValueError("expected a number, not a boolean")
-        return value
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -446,10 +429,8 @@ class RemoteLogConfig(Section):
         )
 
 
-class _StoreSettings(BaseModel):
+class _StoreSettings(CheckedModel):
     """A section whose keys go to a storage manager, except for a few keys of its own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     settings: Mapping[str, SecretStr] = Field(default_factory=dict, description="The keys of the storage manager.")
 

@@ -21,6 +21,7 @@ from tiers.config.environment import Settings, overlaid
 from tiers.config.manager_settings import STORAGE_MANAGER, STORAGE_PREFIX, gathered
 from tiers.config.setting_keys import key_of, keys_of_field, own_fields
 from tiers.config.settings import (
+    CheckedModel,
     RemoteLogConfig,
     Section,
     StorageConfig,
@@ -48,10 +49,8 @@ class StateConfig(Section):
     )
 
 
-class TierConfig(BaseModel):
+class TierConfig(CheckedModel):
     """The settings of the remote tier. Kafka's `remote.*` keys are at the top of the file, before the first section."""
-
-    model_config = {"frozen": True, "extra": "forbid", "hide_input_in_errors": True}
 
     section_models: ClassVar[Mapping[str, type[BaseModel]]] = {
         "": RemoteLogConfig,

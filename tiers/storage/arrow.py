@@ -22,7 +22,7 @@ from tiers.storage.activity import note_progress
 from tiers.storage.child_storage import ChildStorageManager
 from tiers.storage.file_system import DEFAULTS, PIECE_BYTES, FileSystemRemoteStorageManager
 from tiers.storage.remote_storage_manager import StoredObject
-from tiers.storage.settings import read_flag, read_number, read_settings
+from tiers.storage.settings import read_duration_ms, read_flag, read_settings
 
 try:
     from pyarrow import fs
@@ -62,7 +62,7 @@ class ArrowRemoteStorageManager(ChildStorageManager):
 
     The required settings are `cluster.id` and `uri`: gs://bucket/prefix,
     abfss://container@account.dfs.core.windows.net/prefix, az://container/prefix, or another URI that pyarrow accepts.
-    Optional are `endpoint.url`, `anonymous` (false), `threads` (16), and `timeout.ms` (30000), the time without
+    Optional are `endpoint.url`, `anonymous` (false), `threads` (16), and `timeout.ms` (30 s), the time without
     progress after which a call ends. Azure also has `account.name`, `account.key` and `sas.token`. Without a
     key or a token, the credentials come from the environment."""
 
@@ -83,7 +83,7 @@ class ArrowFiles:
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
-        self._timeout_ms = read_number(values, "timeout.ms", 1)
+        self._timeout_ms = read_duration_ms(values, "timeout.ms", 1)
         uri = urlsplit(values["uri"])
         if not uri.scheme or uri.scheme in ("hdfs", "viewfs"):
             raise ValueError("setting 'uri': expected a URI such as gs://bucket/prefix; use `hdfs` for HDFS")

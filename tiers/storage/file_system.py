@@ -35,7 +35,7 @@ from tiers.storage.remote_storage_manager import (
     check_range,
     refuse_condition,
 )
-from tiers.storage.settings import read_number
+from tiers.storage.settings import read_duration_ms, read_number
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class BlockingFileSystem(Protocol):
 DEFAULTS: Mapping[str, str | None] = {
     "cluster.id": None,
     "threads": "16",
-    "timeout.ms": "30000",
+    "timeout.ms": "30s",
 }
 """The settings that all stores on a `BlockingFileSystem` have."""
 
@@ -121,7 +121,7 @@ class FileSystemRemoteStorageManager:
         self._cluster_id = check_cluster_id(values["cluster.id"])
         self._threads = read_number(values, "threads", 1)
         """The number of copies at a time, of deletions, and of all other calls."""
-        self.timeout_s: float | None = read_number(values, "timeout.ms", 1) / 1000
+        self.timeout_s: float | None = read_duration_ms(values, "timeout.ms", 1) / 1000
         self._calls: dict[_Lane, BlockingCalls] = {}
 
     @property

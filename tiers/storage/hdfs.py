@@ -24,7 +24,7 @@ from tiers.storage.child_storage import ChildStorageManager
 from tiers.storage.file_system import DEFAULTS, FileSystemRemoteStorageManager
 from tiers.storage.hdfs_replicas import ReplicaCount, default_urls
 from tiers.storage.remote_storage_manager import StoredObject
-from tiers.storage.settings import read_number, read_settings
+from tiers.storage.settings import read_duration_ms, read_number, read_settings
 
 try:
     from hdfs_native import Client, WriteOptions
@@ -68,7 +68,7 @@ class HdfsRemoteStorageManager(ChildStorageManager):
     The required settings are `url` (hdfs://host:port or hdfs://nameservice), `path` (absolute) and `cluster.id`.
     Optional are `config.dir` (the folder of Hadoop's XML files), `kerberos.principal`, `kerberos.keytab`, `replication`
     (by default the cluster's), `min.replicas` (2), `web.url` (the web addresses of the NameNodes, separated by
-    commas; by default port 9870 of `url`), `threads` (16), and `timeout.ms` (30000), the time without
+    commas; by default port 9870 of `url`), `threads` (16), and `timeout.ms` (30 s), the time without
     progress after which a call ends."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
@@ -113,11 +113,11 @@ class HdfsFiles:
         urls = [url.strip() for url in values["web.url"].split(",") if url.strip()] or default_urls(values["url"])
         if minimum > 1 and not urls:
             raise ValueError("setting 'web.url' of the hdfs storage manager is missing: `url` is a nameservice")
-        timeout_s = read_number(values, "timeout.ms", 1) / 1000
-        self._replicas = None if minimum == 1 else ReplicaCount(urls, minimum, timeout_s / 2)
+        timeout_ms = read_duration_ms(values, "timeout.ms", 1)
+        self._replicas = None if minimum == 1 else ReplicaCount(urls, minimum, timeout_ms / 2000)
         # The library's own timeouts are minutes. An abandoned call must end soon after its deadline.
         self._config = {
-            "dfs.client.socket-timeout": values["timeout.ms"],
+            "dfs.client.socket-timeout": str(timeout_ms),
             "dfs.client.failover.max.attempts": "4",
             "dfs.client.failover.sleep.base.millis": "100",
             "dfs.client.failover.sleep.max.millis": "1000",

@@ -5,8 +5,11 @@ Built-in and third-party managers use the same functions."""
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Mapping
+from decimal import Decimal
 from pathlib import Path
+from typing import Final, NamedTuple
 
 
 class UnknownSettingError(ValueError):
@@ -51,11 +54,58 @@ def _with_files(settings: Mapping[str, str], declared: Collection[str]) -> Mappi
     return values
 
 
-def read_number(values: Mapping[str, str], key: str, minimum: int) -> int:
+class Quantity(NamedTuple):
+    """What a number in the file may count. Text has a unit, and then means a number of the plain unit."""
+
+    plain: str
+    example: str
+    units: Mapping[str, int]
+
+    def number(self, text: str) -> int:
+        """Returns the number that text with a unit means. Raises `ValueError`, which does not quote the text."""
+        matched = _WITH_UNIT.fullmatch(text)
+        number = Decimal(matched[1]) * self.units[matched[2]] if matched and matched[2] in self.units else None
+        if number is None or number % 1:
+            raise ValueError(
+                f"expected a number of {self.plain}, or a string of a number and one of the units "
+                f'{", ".join(self.units)}, for example "{self.example}"'
+            )
+        return int(number)
+
+
+_WITH_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+DURATION: Final = Quantity(
+    "milliseconds", "10s", {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+)
+SIZE: Final = Quantity(
+    "bytes",
+    "64MiB",
+    {
+        "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+        "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+    },
+)  # fmt: skip
+
+
+def read_duration_ms(values: Mapping[str, str], key: str, minimum: int) -> int:
+    return read_number(values, key, minimum, DURATION)
+
+
+def read_size_bytes(values: Mapping[str, str], key: str, minimum: int) -> int:
+    return read_number(values, key, minimum, SIZE)
+
+
+def read_number(values: Mapping[str, str], key: str, minimum: int, quantity: Quantity | None = None) -> int:
+    text = values[key]
     try:
-        number = int(values[key])
-    except ValueError:
-        raise ValueError(f"setting {key!r}: expected a whole number") from None
+        if text.isascii() and text.isdecimal():
+            number = int(text)
+        elif quantity is not None:
+            number = quantity.number(text)
+        else:
+            raise ValueError("expected a whole number")
+    except ValueError as error:
+        raise ValueError(f"setting {key!r}: {error}") from None
     if number < minimum:
         raise ValueError(f"setting {key!r}: {number} is below {minimum}")
     return number

@@ -69,6 +69,16 @@ def test_founding_names_are_accepted() -> None:
         ("remote.log.metadata.foo = 1\n" + UPSTREAM, "did you mean remote.log.metadata.topic.name?"),
         ("remote.log.reader.threads = true\n" + UPSTREAM, "expected a number, not a boolean"),
         (UPSTREAM + '[[topics]]\nname = "o"\nremote.log.retention.minutes = true', "expected a number, not a boolean"),
+        ("workers = true\n" + UPSTREAM, "workers: expected a number, not a boolean"),
+        (
+            "remote.log.manager.fetch.max.bytes.per.second = true\n" + UPSTREAM,
+            "expected a number, not a boolean",
+        ),
+        (
+            UPSTREAM + "[storage]\nimplementation = 'local'\n[[storage.locations]]\nname = 'x'\nweight = true",
+            "[storage.locations] weight: expected a number, not a boolean",
+        ),
+        (UPSTREAM + "[tracing]\ntraces.sampler.arg = true", "expected a number, not a boolean"),
         (
             "remote.log.manager.task.interval.ms = 5\nrlm_process_interval_ms = 6\n" + UPSTREAM,
             "rlm_process_interval_ms: this is another name of remote.log.manager.task.interval.ms",

@@ -44,7 +44,7 @@ from tiers.storage.s3.download import S3Downloader
 from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError
 from tiers.storage.s3.race import StoreRace
 from tiers.storage.s3.upload import S3Uploader, StagedUpload
-from tiers.storage.settings import read_flag, read_number, read_settings
+from tiers.storage.settings import read_duration_ms, read_flag, read_number, read_settings, read_size_bytes
 
 _MINIMUM_PART_BYTES = 5 * 1024 * 1024
 """S3's minimum; only the last part may be smaller."""
@@ -57,8 +57,8 @@ _DEFAULTS = {
     "access.key.id": "",
     "secret.access.key": "",
     "path.style": "false",
-    "part.size": str(16 * 1024 * 1024),
-    "timeout.ms": "30000",
+    "part.size": "16MiB",
+    "timeout.ms": "30s",
     "max.concurrency": "64",
 }
 
@@ -88,7 +88,7 @@ class S3RemoteStorageManager:
 
     The required settings are `bucket` and `cluster.id`. Optional are `prefix`, `endpoint.url`, `region`,
     `access.key.id` and `secret.access.key` (without them the SDK's credential chain applies), `path.style` (false),
-    `part.size` in bytes (16 MiB), `timeout.ms` (30000), the time without progress after which a request ends,
+    `part.size` (16 MiB), `timeout.ms` (30 s), the time without progress after which a request ends,
     and `max.concurrency` (64), the number of connections for reads and also the number for all other requests.
     """
 
@@ -105,8 +105,8 @@ class S3RemoteStorageManager:
         if (self._access_key_id is None) != (self._secret_access_key is None):
             raise ValueError("`access.key.id` and `secret.access.key` belong together: set both or neither")
         self._path_style = read_flag(values, "path.style")
-        self._part_bytes = read_number(values, "part.size", _MINIMUM_PART_BYTES)
-        self._timeout_s = read_number(values, "timeout.ms", 1) / 1000
+        self._part_bytes = read_size_bytes(values, "part.size", _MINIMUM_PART_BYTES)
+        self._timeout_s = read_duration_ms(values, "timeout.ms", 1) / 1000
         self._max_connections = read_number(values, "max.concurrency", 1)
         self._has_versions = False
         """Whether a probe proved conditional writes."""

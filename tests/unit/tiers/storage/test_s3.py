@@ -286,8 +286,8 @@ async def test_objects_survive_a_killed_server(tmp_path: Path) -> None:
         ({"bucket": "b", "cluster.id": "a/b"}, "cluster id"),
         ({"bucket": "b", "cluster.id": "c", "endpoint": "http://s"}, "did you mean endpoint.url"),
         ({"bucket": "b", "cluster.id": "c", "access.key.id": "a"}, "belong together"),
-        ({"bucket": "b", "cluster.id": "c", "part.size": "1000"}, "below 5242880"),
-        ({"bucket": "b", "cluster.id": "c", "part.size": "big"}, "whole number"),
+        ({"bucket": "b", "cluster.id": "c", "part.size": "4MiB"}, "below 5242880"),
+        ({"bucket": "b", "cluster.id": "c", "part.size": "big"}, "number of bytes"),
         ({"bucket": "b", "cluster.id": "c", "path.style": "maybe"}, "true or false"),
     ],
 )
