@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Collection
-from types import TracebackType
+from collections.abc import Collection, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from aiohttp import web
@@ -21,9 +21,14 @@ _PATIENCE_S = 0.5
 
 
 class RacingS3:
-    def __init__(self, races: Collection[str] = ("put", "complete", "replace")) -> None:
-        """`races` are the writes that let several win: creation by PUT or by multipart upload, and replacement."""
+    def __init__(
+        self, races: Collection[str] = ("put", "complete", "replace"), refuses: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """`races` are the writes that let several win: creation by PUT or by multipart upload, and replacement.
+
+        `refuses` are the headers that the server does not know, with the status of its answer."""
         self._races = races
+        self._refuses = refuses
         self.objects: dict[str, bytes] = {}
         self.writes_go_on = asyncio.Event()
         """While it is cleared, writes get no answer."""
@@ -31,7 +36,7 @@ class RacingS3:
         self.hanging = 0
         self.expecting = 0
         """The number of requests that waited for `100 Continue`."""
-        self._uploads: dict[str, bytes] = {}
+        self._uploads: dict[str, dict[int, bytes]] = {}
         self._between: dict[str, int] = {}
         self._arrived = asyncio.Condition()
         app = web.Application(client_max_size=64 << 20)
@@ -64,6 +69,9 @@ class RacingS3:
     async def _serve(self, request: web.Request) -> web.Response:
         key, query, body = request.match_info["key"], request.query, await request.read()
         self.expecting += "Expect" in request.headers
+        for header, status in self._refuses.items():
+            if header in request.headers:
+                return _error(status, "NotImplemented" if status == 501 else "InvalidArgument")
         if request.method in ("PUT", "POST"):
             self.hanging += 1
             await self.writes_go_on.wait()
@@ -75,10 +83,10 @@ class RacingS3:
                     f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
                 )
             case "PUT" if "uploadId" in query:
-                self._uploads[query["uploadId"]] = body
+                self._uploads.setdefault(query["uploadId"], {})[int(query["partNumber"])] = body
                 return web.Response(headers={"ETag": _etag(body)})
             case "POST":
-                return await self._write(request, key, self._uploads[query["uploadId"]], "complete")
+                return await self._write(request, key, self._whole(query["uploadId"]), "complete")
             case "PUT":
                 return await self._write(request, key, body, "put")
             case "DELETE":
@@ -104,6 +112,9 @@ class RacingS3:
         if name == "complete":
             return _xml(f"<CompleteMultipartUploadResult><ETag>{_etag(body)}</ETag></CompleteMultipartUploadResult>")
         return web.Response(headers={"ETag": _etag(body)})
+
+    def _whole(self, upload: str) -> bytes:
+        return b"".join(body for _, body in sorted(self._uploads[upload].items()))
 
     async def _meet_another(self, key: str) -> None:
         """Waits until two writers of `key` have passed the check."""

@@ -76,6 +76,10 @@ class PreconditionFailedError(RemoteStorageError):
     """A create-if-absent request found an existing object. The implementation handles it internally."""
 
 
+class UnsupportedRequestError(RemoteStorageError):
+    """The store refused the form of a request, and did nothing. It may take the same request without an option."""
+
+
 class ConflictError(RetriableRemoteStorageError):
     """The store refused a request because of a concurrent one for the same key, and did nothing."""
 
@@ -124,10 +128,10 @@ def error_of_answer(bucket: str, key: str, status: int, code: str) -> RemoteStor
     if status == 404:
         return RemoteResourceNotFoundError(f"{where}: {answer}")
     if status == 501:
-        return RemoteStorageError(f"{where}: {answer}: this server lacks a required feature")
+        return UnsupportedRequestError(f"{where}: {answer}: this server lacks a required feature")
     if status >= 500:
         return RetriableRemoteStorageError(f"{where}: {answer}")
-    return RemoteStorageError(f"{where}: {answer}")
+    return (UnsupportedRequestError if status == 400 else RemoteStorageError)(f"{where}: {answer}")
 
 
 def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorageError:

@@ -18,10 +18,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tiers.errors import RemoteStorageError, StoreOverloadedError
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, StoreOverloadedError
 from tiers.storage.activity import PIECE_BYTES, Activity, while_active
 from tiers.storage.part_window import PartWindow
-from tiers.storage.s3.errors import PreconditionFailedError, error_of_exception
+from tiers.storage.s3.errors import PreconditionFailedError, UnsupportedRequestError, error_of_exception
 
 PARTS_AT_ONCE = 3
 MAX_PARTS = 10_000
@@ -68,7 +68,9 @@ class S3Uploader:
             await self._check_size(key, size)
 
     async def create_unless_there(self, key: str, path: Path) -> bool:
-        """Creates the object. Returns False when there is an object with that key already, whatever its content."""
+        """Creates the object. Returns False when there is an object with that key already, whatever its content.
+
+        Only one of several writers succeeds, if the store passed the race (`race.py`)."""
         return await self._put_file(key, path) is None
 
     async def stage(self, key: str, path: Path) -> StagedUpload:
@@ -82,10 +84,7 @@ class S3Uploader:
         Raises `PreconditionFailedError` when there is an object with that key, and `NoSuchUploadError` when the upload
         is gone.
         """
-        parts = {"Parts": [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(upload.etags, start=1)]}
-        await self.call(
-            "complete_multipart_upload", key, Key=key, UploadId=upload.id, MultipartUpload=parts, IfNoneMatch="*"
-        )
+        await self.call("complete_multipart_upload", key, Key=key, IfNoneMatch="*", **_completion(upload))
 
     async def _put_file(self, key: str, path: Path) -> int | None:
         """Returns None if it created the object, or the file's size if there is an object already."""
@@ -143,7 +142,21 @@ class S3Uploader:
                 body.close()
 
     async def _put(self, key: str, data: bytes | _FilePart) -> None:
-        await self._send(lambda: self.call("put_object", key, Key=key, Body=data, IfNoneMatch="*"))
+        await self._send(lambda: self._create("put_object", key, Body=data))
+
+    async def _create(self, operation: str, key: str, **parameters: Any) -> None:
+        """Sends a request that creates an object. Raises `PreconditionFailedError` when there is one."""
+        try:
+            await self.call(operation, key, Key=key, IfNoneMatch="*", **parameters)
+        except UnsupportedRequestError:
+            # The server does not know the condition. All writers of a key are of one attempt and write the same bytes,
+            # so a look before the write suffices.
+            try:
+                await self.call("head_object", key, Key=key)
+            except RemoteResourceNotFoundError:
+                await self.call(operation, key, Key=key, **parameters)
+            else:
+                raise PreconditionFailedError(f"s3://{self._bucket}/{key} exists") from None
 
     async def _send(self, send: Callable[[], Awaitable[Any]]) -> Any:
         """Sends one part or one small object, within the window. Repeats it if the store is overloaded."""
@@ -159,7 +172,7 @@ class S3Uploader:
     async def _put_parts(self, key: str, descriptor: int, size: int) -> None:
         upload = await self._upload_parts(key, descriptor, size)
         try:
-            await self.complete(key, upload)
+            await self._create("complete_multipart_upload", key, **_completion(upload))
         except BaseException:
             await self._abort(key, upload.id)
             raise
@@ -200,6 +213,12 @@ class S3Uploader:
             raise RemoteStorageError(
                 f"s3://{self._bucket}/{key} exists with {found} bytes, not {size}: a uuid was used twice"
             )
+
+
+def _completion(upload: StagedUpload) -> dict[str, Any]:
+    """Returns the parameters of the request that completes an upload."""
+    parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(upload.etags, start=1)]
+    return {"UploadId": upload.id, "MultipartUpload": {"Parts": parts}}
 
 
 class _Body(io.RawIOBase):

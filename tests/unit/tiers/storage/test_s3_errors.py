@@ -11,7 +11,14 @@ from tiers.errors import (
     StoreOverloadedError,
 )
 from tiers.storage.s3.answer_head import MalformedAnswerError
-from tiers.storage.s3.errors import ConflictError, NoSuchUploadError, error_code_of, error_of_answer, error_of_exception
+from tiers.storage.s3.errors import (
+    ConflictError,
+    NoSuchUploadError,
+    UnsupportedRequestError,
+    error_code_of,
+    error_of_answer,
+    error_of_exception,
+)
 from tiers.storage.s3.range_connection import LostConnectionError, UnansweredError, UnexpectedAnswerError
 from tiers.storage.s3.range_reader import TlsRefusedError
 
@@ -37,9 +44,9 @@ from tiers.storage.s3.range_reader import TlsRefusedError
         (409, "", ConflictError, "409"),
         (429, "", StoreOverloadedError, "429"),
         (500, "InternalError", RetriableRemoteStorageError, "500"),
-        (501, "NotImplemented", RemoteStorageError, "lacks"),
+        (501, "NotImplemented", UnsupportedRequestError, "lacks"),
         (503, "SlowDown", StoreOverloadedError, "503"),
-        (400, "InvalidArgument", RemoteStorageError, "InvalidArgument"),
+        (400, "InvalidArgument", UnsupportedRequestError, "InvalidArgument"),
     ],
 )
 def test_answers(status: int, code: str, expected: type[RemoteStorageError], named: str) -> None:
