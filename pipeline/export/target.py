@@ -54,7 +54,7 @@ class StagedFile:
 
     name: str
     id: str
-    parts: tuple[str, ...] = ()
+    parts: tuple[Mapping[str, str], ...] = ()
 
 
 class ExportTarget(Protocol):
@@ -195,7 +195,7 @@ class S3Target:
 
     def stage(self, name: str, source: Path) -> StagedFile:
         upload = worker().run(self._storage.stage_object(name, source))
-        return StagedFile(name, upload.id, upload.etags)
+        return StagedFile(name, upload.id, upload.parts)
 
     def publish(self, staged: StagedFile) -> bool:
         return worker().run(self._storage.publish_object(staged.name, StagedUpload(staged.id, staged.parts)))

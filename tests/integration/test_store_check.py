@@ -46,15 +46,21 @@ async def test_the_check_says_what_concurrent_writers_did(settings: dict[str, st
     ("changed", "said"),
     [
         ({"bucket": "missing"}, "s3: s3://missing: the bucket does not exist: create it or change `bucket`"),
-        ({"bucket": "No_Bucket"}, "s3: s3://No_Bucket: 400 InvalidBucketName: change `bucket`"),
+        (
+            {"bucket": "No_Bucket"},
+            "s3: s3://No_Bucket: 400 InvalidBucketName: The specified bucket is not valid: change `bucket`",
+        ),
         (
             {"access.key.id": "another"},
-            "s3: s3://checked: the store rejects the credentials (403 InvalidAccessKeyId): change `access.key.id` and"
+            "s3: s3://checked: the store rejects the credentials (403 InvalidAccessKeyId: The AWS Access Key Id"
+            " you provided does not exist in our records): change `access.key.id` and"
             " `secret.access.key`",
         ),
         (
             {"secret.access.key": "another"},
-            "s3: s3://checked: the store rejects the credentials (403 SignatureDoesNotMatch): change `access.key.id`"
+            "s3: s3://checked: the store rejects the credentials (403 SignatureDoesNotMatch: The request"
+            " signature we calculated does not match the signature you provided. Check your key and signing method):"
+            " change `access.key.id`"
             " and `secret.access.key`",
         ),
         (

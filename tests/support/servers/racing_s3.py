@@ -7,6 +7,7 @@ checks no signatures, and keeps its objects in memory.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import uuid
@@ -14,19 +15,31 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+import google_crc32c
 from aiohttp import web
 
+CHECKSUM_IS_REQUIRED = (
+    "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests with Object Lock parameters"
+)
+"""What AWS says of a body without its checksum, if the bucket has object lock."""
+_CHECKSUM = "x-amz-checksum-crc32c"
 _PATIENCE_S = 0.5
 """How long a writer that passed the check waits for another one. Nobody comes if the requests are a sequence."""
 
 
 class RacingS3:
     def __init__(
-        self, races: Collection[str] = ("put", "complete", "replace"), refuses: Mapping[str, int] = MappingProxyType({})
+        self,
+        races: Collection[str] = ("put", "complete", "replace"),
+        refuses: Mapping[str, int] = MappingProxyType({}),
+        *,
+        is_locked: bool = False,
     ) -> None:
         """`races` are the writes that let several win: creation by PUT or by multipart upload, and replacement.
 
-        `refuses` are the headers that the server does not know, with the status of its answer."""
+        `refuses` are the headers that the server does not know, with the status of its answer. `is_locked`: its bucket
+        has object lock, so each body needs its checksum. Deletes leave a delete marker."""
+        self._is_locked = is_locked
         self._races = races
         self._refuses = refuses
         self.objects: dict[str, bytes] = {}
@@ -76,6 +89,8 @@ class RacingS3:
             self.hanging += 1
             await self.writes_go_on.wait()
             self.hanging -= 1
+        if self._is_locked and request.method == "PUT" and _checksum(body) != request.headers.get(_CHECKSUM):
+            return _error(400, "InvalidRequest", CHECKSUM_IS_REQUIRED)
         match request.method:
             case "POST" if "uploads" in query:
                 upload = uuid.uuid4().hex
@@ -134,7 +149,13 @@ def _xml(text: str) -> web.Response:
     return web.Response(text=f'<?xml version="1.0"?>{text}', content_type="application/xml")
 
 
-def _error(status: int, code: str) -> web.Response:
+def _checksum(body: bytes) -> str:
+    return base64.b64encode(google_crc32c.value(body).to_bytes(4, "big")).decode()
+
+
+def _error(status: int, code: str, message: str = "") -> web.Response:
     return web.Response(
-        status=status, text=f'<?xml version="1.0"?><Error><Code>{code}</Code></Error>', content_type="application/xml"
+        status=status,
+        text=f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{message}</Message></Error>',
+        content_type="application/xml",
     )

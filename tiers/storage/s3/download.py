@@ -16,7 +16,7 @@ from cachetools import TTLCache
 from tiers.errors import RemoteStorageError
 from tiers.storage.activity import Activity, while_active
 from tiers.storage.remote_storage_manager import Allocate
-from tiers.storage.s3.errors import error_code_of, error_of_answer, error_of_exception
+from tiers.storage.s3.errors import error_of_document, error_of_exception
 from tiers.storage.s3.range_connection import ByteRange
 from tiers.storage.s3.range_reader import RangeReader, new_memory
 
@@ -55,13 +55,13 @@ class S3Downloader:
                     return await self._get(key, asked, activity, allocate)
                 except _Refused as refused:
                     if not signed_before:
-                        raise error_of_answer(self._bucket, key, refused.status, refused.code) from None
+                        raise error_of_document(self._bucket, key, refused.status, refused.body) from None
                     # The credentials that signed the cached URL may have expired meanwhile.
                     self._urls.pop(key, None)
                 try:
                     return await self._get(key, asked, activity, allocate)
                 except _Refused as refused:
-                    raise error_of_answer(self._bucket, key, refused.status, refused.code) from None
+                    raise error_of_document(self._bucket, key, refused.status, refused.body) from None
         except RemoteStorageError:
             raise
         except Exception as error:
@@ -76,10 +76,9 @@ class S3Downloader:
             return answer.body
         if answer.status == _RANGE_NOT_SATISFIABLE:
             return memoryview(b"")
-        code = error_code_of(answer.body)
         if answer.status in (400, 403):
-            raise _Refused(answer.status, code)
-        raise error_of_answer(self._bucket, key, answer.status, code)
+            raise _Refused(answer.status, answer.body)
+        raise error_of_document(self._bucket, key, answer.status, answer.body)
 
     async def _url(self, key: str) -> str:
         url = self._urls.get(key)
@@ -91,6 +90,6 @@ class S3Downloader:
 
 
 class _Refused(Exception):
-    def __init__(self, status: int, code: str) -> None:
+    def __init__(self, status: int, body: memoryview) -> None:
         self.status = status
-        self.code = code
+        self.body = body

@@ -5,6 +5,7 @@ The mapping uses S3's error codes first, because S3-compatible servers differ mo
 
 from __future__ import annotations
 
+import html
 import re
 
 import aiohttp
@@ -48,6 +49,7 @@ _WRONG_PLACE = {
     "307",
 }
 _HEALING = {
+    "BadDigest",
     "RequestTimeout",
 }
 _OVERLOAD = {"SlowDown", "Throttling"}
@@ -70,6 +72,8 @@ _TOO_MANY_REQUESTS = 429
 _PRECONDITION_FAILED = 412
 
 _CODE_ELEMENT = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
+_MESSAGE_ELEMENT = re.compile(rb"<Message>([^<]*)</Message>")
+_MAX_MESSAGE = 200
 
 
 class PreconditionFailedError(RemoteStorageError):
@@ -88,16 +92,21 @@ class NoSuchUploadError(RetriableRemoteStorageError):
     """The multipart upload was completed or aborted. The implementation handles it internally where it is expected."""
 
 
-def error_code_of(body: bytes | memoryview) -> str:
-    """Returns the code in an error document; empty when there is none."""
-    found = _CODE_ELEMENT.search(body)
-    return found[1].decode() if found else ""
+def error_of_document(bucket: str, key: str, status: int, body: bytes | memoryview) -> RemoteStorageError:
+    """Returns the error for an answer whose body is an error document, or another page."""
+    code, message = _CODE_ELEMENT.search(body), _MESSAGE_ELEMENT.search(body)
+    said = html.unescape(message[1].decode(errors="replace")) if message else ""
+    return error_of_answer(bucket, key, status, code[1].decode() if code else "", said)
 
 
-def error_of_answer(bucket: str, key: str, status: int, code: str) -> RemoteStorageError:
-    """Returns the error for a failed request. `code` may be empty or a bare status: HEAD answers have no body."""
+def error_of_answer(bucket: str, key: str, status: int, code: str, said: str = "") -> RemoteStorageError:
+    """Returns the error for a failed request. `code` may be empty or a bare status: HEAD answers have no body.
+
+    `said` is the store's own message."""
     where = f"s3://{bucket}/{key}"
     answer = f"{status} {code}".strip()
+    if shown := "".join(each for each in said[:_MAX_MESSAGE] if each.isprintable()).strip().removesuffix("."):
+        answer = f"{answer}: {shown}"
     if code == "NoSuchBucket":
         return RemoteStorageError(f"{where}: the bucket does not exist: create it or change `bucket`")
     if code == "InvalidBucketName":
@@ -122,8 +131,8 @@ def error_of_answer(bucket: str, key: str, status: int, code: str) -> RemoteStor
         return PreconditionFailedError(f"{where}: {answer}")
     if status == 403:
         return RemoteStorageError(
-            f"{where}: {answer}: check `access.key.id`, `secret.access.key` and their rights in this bucket; "
-            f"without s3:ListBucket, S3 answers the same for a missing object"
+            f"{where}: {answer}: check `access.key.id`, `secret.access.key`, their rights in this bucket and its "
+            f"object lock; without s3:ListBucket, S3 answers the same for a missing object"
         )
     if status == 404:
         return RemoteResourceNotFoundError(f"{where}: {answer}")
@@ -142,7 +151,8 @@ def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorage
             return error
         case ClientError():
             status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-            return error_of_answer(bucket, key, status, str(error.response.get("Error", {}).get("Code", "")))
+            found = error.response.get("Error", {})
+            return error_of_answer(bucket, key, status, str(found.get("Code", "")), str(found.get("Message", "")))
         case SSLError() | TlsRefusedError():
             return RemoteStorageError(f"{where}: TLS: {error}: change `endpoint.url` or the trusted certificates")
         case TimeoutError() | ConnectTimeoutError():

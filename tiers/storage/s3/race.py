@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.remote_storage_manager import StoreFeatures
 from tiers.storage.s3.errors import ConflictError, PreconditionFailedError
-from tiers.storage.s3.upload import S3Uploader, StagedUpload
+from tiers.storage.s3.upload import S3Uploader
 
 WRITERS = 12
 ROUNDS = 3
@@ -65,7 +65,7 @@ class StoreRace:
 
     async def _creations(self, key: str) -> str:
         async def create(data: bytes) -> object:
-            return await self._up.call("put_object", key, Key=key, Body=data, IfNoneMatch="*")
+            return await self._up.put(key, data, IfNoneMatch="*")
 
         return await self._race(key, [create] * WRITERS)
 
@@ -73,12 +73,8 @@ class StoreRace:
         uploads: list[str] = []
 
         async def staged(number: int) -> Write:
-            upload_id = (await self._up.call("create_multipart_upload", key, Key=key))["UploadId"]
-            uploads.append(upload_id)
-            part = await self._up.call(
-                "upload_part", key, Key=key, UploadId=upload_id, PartNumber=1, Body=_body(number)
-            )
-            upload = StagedUpload(upload_id, (str(part["ETag"]),))
+            upload = await self._up.stage_parts(key, [_body(number)])
+            uploads.append(upload.id)
             return lambda data: self._up.complete(key, upload)
 
         try:
@@ -90,10 +86,10 @@ class StoreRace:
                     await self._up.call("abort_multipart_upload", key, Key=key, UploadId=upload_id)
 
     async def _replacements(self, key: str) -> str:
-        etag = (await self._up.call("put_object", key, Key=key, Body=b"before"))["ETag"]
+        etag = (await self._up.put(key, b"before"))["ETag"]
 
         async def replace(data: bytes) -> object:
-            return await self._up.call("put_object", key, Key=key, Body=data, IfMatch=etag)
+            return await self._up.put(key, data, IfMatch=etag)
 
         fault = await self._race(key, [replace] * WRITERS)
         if fault:

@@ -126,8 +126,8 @@ class S3RemoteStorageManager:
             read_timeout=None,
             connector_args={"socket_factory": _socket_that_shows_progress},
             retries={"mode": "standard", "total_max_attempts": 2},
-            # Checksums and signatures of payloads are off, because they cost more CPU than all other work. Every copy
-            # is read back and verified by the checksums in the segment's own indexes.
+            # The uploader gives the checksums, which is cheaper. Signatures of payloads are off, because they cost more
+            # CPU than all other work. Every copy is read back and verified by the checksums in the segment's indexes.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             s3={
@@ -204,7 +204,7 @@ class S3RemoteStorageManager:
         condition = {} if if_match is None else {"IfNoneMatch": "*"} if if_match == ABSENT else {"IfMatch": if_match}
         name = self._prefix + key
         try:
-            answer = await self._up.call("put_object", name, Key=name, Body=data, **condition)
+            answer = await self._up.put(name, data, **condition)
         except (PreconditionFailedError, RemoteResourceNotFoundError) as error:
             if if_match is None:
                 raise

@@ -5,19 +5,23 @@ that fails so is sent again, and fewer parts are in flight from then on.
 
 An upload can also be staged, so that another process completes it. An upload that fails or is cancelled is aborted. An
 upload that a crash left can be found by its key, which includes the uuid of the attempt. Payloads are not signed,
-because every copy is read back and verified by its checksums.
+because every copy is read back and verified by its checksums. Each body has its CRC-32C, which a bucket with object
+lock demands. A server that refuses the header of the checksum gets the request again without it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import io
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from protocol.records.record_batch import crc32c
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, StoreOverloadedError
 from tiers.storage.activity import PIECE_BYTES, Activity, while_active
 from tiers.storage.part_window import PartWindow
@@ -26,13 +30,16 @@ from tiers.storage.s3.errors import PreconditionFailedError, UnsupportedRequestE
 PARTS_AT_ONCE = 3
 MAX_PARTS = 10_000
 ATTEMPTS_PER_PART = 3
+_CHECKSUM: Final = "ChecksumCRC32C"
 
 
 class StagedUpload(NamedTuple):
-    """A multipart upload with all its parts, which can be completed."""
+    """A multipart upload with all its parts, which can be completed.
+
+    `parts` are the ETags and checksums, by their names in the request that completes the upload."""
 
     id: str
-    etags: tuple[str, ...]
+    parts: tuple[Mapping[str, str], ...]
 
 
 class _FilePart(NamedTuple):
@@ -41,6 +48,17 @@ class _FilePart(NamedTuple):
     descriptor: int
     start: int
     size_bytes: int
+
+    def read(self, position: int, length: int) -> bytes:
+        """Raises `RemoteStorageError`."""
+        try:
+            piece = os.pread(self.descriptor, length, self.start + position)
+        except OSError as error:
+            raise RemoteStorageError(f"the segment to copy cannot be read: {error.strerror}") from error
+        if len(piece) != length:
+            end, expected = self.start + position + len(piece), self.start + self.size_bytes
+            raise RemoteStorageError(f"the segment to copy ends at {end} instead of {expected}")
+        return piece
 
 
 class TaggedObject(NamedTuple):
@@ -76,7 +94,7 @@ class S3Uploader:
     async def stage(self, key: str, path: Path) -> StagedUpload:
         """Uploads all parts. The object is not visible until a process calls `complete`."""
         with path.open("rb", 0) as file:
-            return await self._upload_parts(key, file.fileno(), os.fstat(file.fileno()).st_size)
+            return await self.stage_parts(key, self._parts_of(file.fileno(), os.fstat(file.fileno()).st_size))
 
     async def complete(self, key: str, upload: StagedUpload) -> None:
         """Completes an upload.
@@ -84,7 +102,13 @@ class S3Uploader:
         Raises `PreconditionFailedError` when there is an object with that key, and `NoSuchUploadError` when the upload
         is gone.
         """
-        await self.call("complete_multipart_upload", key, Key=key, IfNoneMatch="*", **_completion(upload))
+        await self._complete(key, upload, IfNoneMatch="*")
+
+    async def _complete(self, key: str, upload: StagedUpload, **condition: str) -> None:
+        parts = {"Parts": [{"PartNumber": number, **part} for number, part in enumerate(upload.parts, start=1)]}
+        await self.call(
+            "complete_multipart_upload", key, Key=key, UploadId=upload.id, MultipartUpload=parts, **condition
+        )
 
     async def _put_file(self, key: str, path: Path) -> int | None:
         """Returns None if it created the object, or the file's size if there is an object already."""
@@ -99,7 +123,7 @@ class S3Uploader:
                 if size <= self._part_bytes:
                     await self._put(key, _FilePart(descriptor, 0, size))
                 else:
-                    await self._put_parts(key, descriptor, size)
+                    await self._put_parts(key, self._parts_of(descriptor, size))
             except PreconditionFailedError:
                 return size
         finally:
@@ -142,19 +166,26 @@ class S3Uploader:
                 body.close()
 
     async def _put(self, key: str, data: bytes | _FilePart) -> None:
-        await self._send(lambda: self._create("put_object", key, Body=data))
+        await self._send(lambda: self._create(key, partial(self.put, key, data)))
 
-    async def _create(self, operation: str, key: str, **parameters: Any) -> None:
+    async def put(self, key: str, data: bytes | _FilePart, **condition: str) -> Any:
+        """Sends a PUT of a whole object. Returns the answer."""
+        try:
+            return await self.call("put_object", key, Key=key, Body=data, **await _checksum(data), **condition)
+        except UnsupportedRequestError:
+            return await self.call("put_object", key, Key=key, Body=data, **condition)
+
+    async def _create(self, key: str, write: Callable[..., Awaitable[Any]]) -> None:
         """Sends a request that creates an object. Raises `PreconditionFailedError` when there is one."""
         try:
-            await self.call(operation, key, Key=key, IfNoneMatch="*", **parameters)
+            await write(IfNoneMatch="*")
         except UnsupportedRequestError:
             # The server does not know the condition. All writers of a key are of one attempt and write the same bytes,
             # so a look before the write suffices.
             try:
                 await self.call("head_object", key, Key=key)
             except RemoteResourceNotFoundError:
-                await self.call(operation, key, Key=key, **parameters)
+                await write()
             else:
                 raise PreconditionFailedError(f"s3://{self._bucket}/{key} exists") from None
 
@@ -169,32 +200,40 @@ class S3Uploader:
                     raise
         raise AssertionError("unreachable")
 
-    async def _put_parts(self, key: str, descriptor: int, size: int) -> None:
-        upload = await self._upload_parts(key, descriptor, size)
+    async def _put_parts(self, key: str, parts: Sequence[_FilePart]) -> None:
+        upload = await self.stage_parts(key, parts)
         try:
-            await self._create("complete_multipart_upload", key, **_completion(upload))
+            await self._create(key, partial(self._complete, key, upload))
         except BaseException:
             await self._abort(key, upload.id)
             raise
 
-    async def _upload_parts(self, key: str, descriptor: int, size: int) -> StagedUpload:
+    def _parts_of(self, descriptor: int, size: int) -> list[_FilePart]:
         part_bytes = max(self._part_bytes, -(-size // MAX_PARTS))
-        created = await self.call("create_multipart_upload", key, Key=key)
+        return [_FilePart(descriptor, start, min(part_bytes, size - start)) for start in range(0, size, part_bytes)]
+
+    async def stage_parts(self, key: str, parts: Sequence[bytes | _FilePart]) -> StagedUpload:
+        """Uploads the parts. The object is not visible until a process calls `complete`."""
+        has_checksums = True
+        try:
+            created = await self.call("create_multipart_upload", key, Key=key, ChecksumAlgorithm="CRC32C")
+        except UnsupportedRequestError:
+            has_checksums = False
+            created = await self.call("create_multipart_upload", key, Key=key)
         upload = {"Key": key, "UploadId": created["UploadId"]}
         free = asyncio.Semaphore(PARTS_AT_ONCE)
 
-        async def put_part(number: int, start: int) -> str:
+        async def put_part(number: int, part: bytes | _FilePart) -> dict[str, str]:
             async with free:
-                part = _FilePart(descriptor, start, min(part_bytes, size - start))
-                answer = await self._send(lambda: self.call("upload_part", key, **upload, PartNumber=number, Body=part))
-                return str(answer["ETag"])
+                sums = await _checksum(part) if has_checksums else {}
+                answer = await self._send(
+                    lambda: self.call("upload_part", key, **upload, PartNumber=number, Body=part, **sums)
+                )
+                return {"ETag": str(answer["ETag"]), **sums}
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(put_part(number, start))
-                    for number, start in enumerate(range(0, size, part_bytes), start=1)
-                ]
+                tasks = [group.create_task(put_part(number, part)) for number, part in enumerate(parts, start=1)]
         except BaseException as error:
             await self._abort(key, created["UploadId"])
             if isinstance(error, ExceptionGroup):
@@ -215,10 +254,19 @@ class S3Uploader:
             )
 
 
-def _completion(upload: StagedUpload) -> dict[str, Any]:
-    """Returns the parameters of the request that completes an upload."""
-    parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(upload.etags, start=1)]
-    return {"UploadId": upload.id, "MultipartUpload": {"Parts": parts}}
+async def _checksum(data: bytes | _FilePart) -> dict[str, str]:
+    """Returns the parameter that has the checksum of a body."""
+
+    def checksum() -> int:
+        if not isinstance(data, _FilePart):
+            return crc32c(data, 0, len(data))
+        crc = 0
+        for position in range(0, data.size_bytes, PIECE_BYTES):
+            length = min(PIECE_BYTES, data.size_bytes - position)
+            crc = crc32c(data.read(position, length), 0, length, crc)
+        return crc
+
+    return {_CHECKSUM: base64.b64encode((await asyncio.to_thread(checksum)).to_bytes(4, "big")).decode()}
 
 
 class _Body(io.RawIOBase):
@@ -262,14 +310,8 @@ class _Body(io.RawIOBase):
             raise ValueError("the request has ended")
         if not isinstance(self._data, _FilePart):
             return self._data[self._position : self._position + length]
-        descriptor, start, _ = self._data
         try:
-            piece = os.pread(descriptor, length, start + self._position)
-        except OSError as error:
-            self.trouble = RemoteStorageError(f"the segment to copy cannot be read: {error.strerror}")
-            raise self.trouble from error
-        if len(piece) != length:
-            end = start + self._position + len(piece)
-            self.trouble = RemoteStorageError(f"the segment to copy ends at {end} instead of {start + self._size}")
-            raise self.trouble
-        return piece
+            return self._data.read(self._position, length)
+        except RemoteStorageError as error:
+            self.trouble = error
+            raise

@@ -15,8 +15,8 @@ from tiers.storage.s3.errors import (
     ConflictError,
     NoSuchUploadError,
     UnsupportedRequestError,
-    error_code_of,
     error_of_answer,
+    error_of_document,
     error_of_exception,
 )
 from tiers.storage.s3.range_connection import LostConnectionError, UnansweredError, UnexpectedAnswerError
@@ -39,6 +39,7 @@ from tiers.storage.s3.range_reader import TlsRefusedError
         (400, "AuthorizationHeaderMalformed", RemoteStorageError, "`region`"),
         (301, "PermanentRedirect", RemoteStorageError, "`endpoint.url`"),
         (301, "", RemoteStorageError, "`endpoint.url`"),
+        (400, "BadDigest", RetriableRemoteStorageError, "BadDigest"),
         (400, "RequestTimeout", RetriableRemoteStorageError, "400"),
         (409, "OperationAborted", ConflictError, "409"),
         (409, "", ConflictError, "409"),
@@ -88,6 +89,13 @@ def test_an_answer_inside_an_exception() -> None:
     assert type(error) is RemoteResourceNotFoundError
 
 
-def test_codes_in_error_documents() -> None:
-    assert error_code_of(b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>") == "NoSuchKey"
-    assert error_code_of(b"<html>Bad gateway</html>") == ""
+def test_an_error_document_has_a_code_and_the_words_of_the_store() -> None:
+    document = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>%s</Message></Error>"
+    missing = error_of_document("b", "k", 404, document % (b"NoSuchKey", b"There is no &quot;k&quot;."))
+    assert str(missing) == 's3://b/k: 404 NoSuchKey: There is no "k"'
+    locked = error_of_document("b", "k", 403, document % (b"AccessDenied", b"protected by object lock."))
+    assert str(locked).startswith("s3://b/k: 403 AccessDenied: protected by object lock: check `access.key.id`")
+    hostile = error_of_document("b", "k", 400, document % (b"X", b"\x1b[2J\n\xff" + b"a" * 1_000_000))
+    assert len(str(hostile)) < 250
+    assert str(hostile).isprintable()
+    assert str(error_of_document("b", "k", 502, b"<html>Bad gateway</html>")) == "s3://b/k: 502"
