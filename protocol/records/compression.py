@@ -3,16 +3,17 @@
 See docs/semantics.md 4.1.
 
 Java writes snappy in xerial's blocks; other clients write it raw. LZ4 uses the frame format. But wrappers of magic 0
-have a wrong header checksum (KAFKA-3160), so this module reads their blocks one by one. It also reads the blocks of the
-frames that Java and librdkafka write, because a decoder of frames would copy the output once more. Like Java, it
-ignores bytes after the end mark of such a frame.
+have a wrong header checksum (KAFKA-3160), and Kafka reads no frame behind the first one. So this module reads the
+blocks of a frame one by one.
+
+Brokers accept a batch that Kafka's own reader can read. So the same bytes behind a whole stream are ignored here.
 
 The output is bounded, because any producer can write a small batch that expands to a huge one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
 from struct import Struct
 
 import cramjam
@@ -35,10 +36,6 @@ _OUTPUT_FULL = "failed to write whole buffer"
 
 _LZ4_MAGIC = 0x184D2204
 _LZ4_FRAME_HEAD = Struct("<IBB")
-_LZ4_USUAL_HEAD = b"\x04\x22\x4d\x18\x60\x40\x82"
-"""A frame of independent 64 KiB blocks, without checksums or content size.
-
-The last byte is the checksum of the two bytes before it."""
 _LZ4_BLOCK_SIZE = Struct("<I")
 _LZ4_BLOCK_IS_RAW = 1 << 31
 _LZ4_INDEPENDENT_BLOCKS = 0x20
@@ -47,17 +44,16 @@ _LZ4_CONTENT_SIZE = 0x08
 _LZ4_DICTIONARY = 0x01
 _LZ4_MAX_BLOCK_BYTES = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
 
-_DecompressInto = Callable[[Buffer, Buffer], int]
-_DECOMPRESS_INTO: dict[int, _DecompressInto] = {
-    CODEC_GZIP: cramjam.gzip.decompress_into,
-    CODEC_LZ4: cramjam.lz4.decompress_into,
-    CODEC_ZSTD: cramjam.zstd.decompress_into,
-}
+_GZIP_HEAD = b"\x1f\x8b\x08"
+_GZIP_OVERHEAD_BYTES = 18
+"""The header without optional fields, and the trailer."""
+_GZIP_INPUT_BYTES = 16 << 10
+"""zlib copies what it leaves of its input. So it gets the input in pieces."""
 
 
-def decompress(codec: int, data: Buffer, magic: int = 2, max_bytes: int = MAX_UNCOMPRESSED_BYTES) -> Buffer:
+def decompress(codec: int, data: Buffer, max_bytes: int = MAX_UNCOMPRESSED_BYTES) -> Buffer:
     """Returns the decompressed `data`. Raises `CorruptBatchError`, also when the output would exceed `max_bytes`."""
-    return Decompressor().decompress(codec, data, magic, max_bytes)
+    return Decompressor().decompress(codec, data, max_bytes)
 
 
 class Decompressor:
@@ -70,7 +66,7 @@ class Decompressor:
     def __init__(self) -> None:
         self._kept = memoryview(bytearray())
 
-    def decompress(self, codec: int, data: Buffer, magic: int = 2, max_bytes: int = MAX_UNCOMPRESSED_BYTES) -> Buffer:
+    def decompress(self, codec: int, data: Buffer, max_bytes: int = MAX_UNCOMPRESSED_BYTES) -> Buffer:
         """Returns the decompressed `data`; `data` itself when the codec is `CODEC_NONE`.
 
         The output is valid until the next call. Raises `CorruptBatchError`, also when it would exceed `max_bytes`.
@@ -81,11 +77,13 @@ class Decompressor:
         try:
             if codec == CODEC_SNAPPY:
                 return self._snappy(raw, max_bytes)
-            if codec == CODEC_LZ4 and (magic == 0 or raw[: len(_LZ4_USUAL_HEAD)] == _LZ4_USUAL_HEAD):
+            if codec == CODEC_LZ4:
                 return self._lz4_blocks(raw, max_bytes)
-            if codec in _DECOMPRESS_INTO:
-                return self._bounded(_DECOMPRESS_INTO[codec], raw, max_bytes)
-        except cramjam.DecompressionError as error:
+            if codec == CODEC_GZIP:
+                return self._gzip(raw, max_bytes)
+            if codec == CODEC_ZSTD:
+                return self._zstd(raw, max_bytes)
+        except (cramjam.DecompressionError, zlib.error) as error:
             raise CorruptBatchError(f"codec {codec} cannot read {len(raw)} bytes: {error}") from error
         raise CorruptBatchError(f"unknown codec {codec}")
 
@@ -97,19 +95,39 @@ class Decompressor:
             self._kept = memoryview(bytearray(max(size, _FIRST_GUESS_BYTES)))
         return self._kept
 
-    def _bounded(self, decompress_into: _DecompressInto, raw: memoryview, max_bytes: int) -> Buffer:
-        # The codecs share no field with the output size. So this guesses, and grows while the output does not fit.
+    def _zstd(self, raw: memoryview, max_bytes: int) -> Buffer:
+        # A frame need not have the size of its output. So this guesses, and grows while the output does not fit.
         size = len(self._kept) if len(self._kept) > len(raw) else 4 * len(raw)
         out = self._room(min(size, max_bytes))[:max_bytes]
         while True:
             try:
-                return out[: decompress_into(raw, out)]
+                return out[: cramjam.zstd.decompress_into(raw, out)]
             except cramjam.DecompressionError as error:
                 if _OUTPUT_FULL not in str(error):
                     raise
                 if len(out) >= max_bytes:
                     raise CorruptBatchError(f"{len(raw)} compressed bytes expand beyond {max_bytes}") from error
             out = self._room(min(4 * len(out), max_bytes))[:max_bytes]
+
+    def _gzip(self, raw: memoryview, max_bytes: int) -> Buffer:
+        out = self._room(min(4 * len(raw), max_bytes))
+        written = pos = 0
+        while pos == 0 or (len(raw) - pos > _GZIP_OVERHEAD_BYTES and raw[pos : pos + len(_GZIP_HEAD)] == _GZIP_HEAD):
+            member = zlib.decompressobj(16 + zlib.MAX_WBITS)
+            while not member.eof:
+                if pos >= len(raw):
+                    raise CorruptBatchError(f"a gzip member exceeds the {len(raw)} bytes present")
+                piece = member.decompress(raw[pos : pos + _GZIP_INPUT_BYTES], max_bytes + 1 - written)
+                pos = min(pos + _GZIP_INPUT_BYTES, len(raw)) - len(member.unused_data)
+                if written + len(piece) > max_bytes:
+                    raise CorruptBatchError(f"{len(raw)} compressed bytes expand beyond {max_bytes}")
+                if written + len(piece) > len(out):
+                    before = out[:written]
+                    out = self._room(min(max(4 * written, written + len(piece)), max_bytes))
+                    out[:written] = before
+                out[written : written + len(piece)] = piece
+                written += len(piece)
+        return out[:written]
 
     def _snappy(self, raw: memoryview, max_bytes: int) -> Buffer:
         blocks = _xerial_blocks(raw) if raw[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC else [raw]
@@ -159,11 +177,12 @@ class Decompressor:
 
 def _xerial_blocks(raw: memoryview) -> list[memoryview]:
     blocks = []
-    pos = _XERIAL_HEADER_BYTES
+    pos = 0
     end = len(raw)
-    while pos < end:
-        if pos + INT32.size > end:
-            raise CorruptBatchError("a snappy block has no length")
+    while pos + INT32.size <= end:  # like Java, this ignores less than a length
+        if raw[pos : pos + len(_XERIAL_MAGIC)] == _XERIAL_MAGIC:
+            pos += _XERIAL_HEADER_BYTES
+            continue
         (length,) = INT32.unpack_from(raw, pos)
         pos += INT32.size
         if length < 0 or pos + length > end:

@@ -141,9 +141,9 @@ def _read_legacy(buf: Buffer, batch: RecordBatch) -> Iterator[Record]:
         return
     if value is None:
         raise CorruptBatchError(f"the compressed message at offset {batch.last_offset} has no value")
-    data = decompress(batch.codec, value, batch.magic)
+    data = decompress(batch.codec, value)
     inner = list(iterate_batches(data))
-    if not inner or inner[-1].end != len(data) or any(m.codec != CODEC_NONE or m.magic != batch.magic for m in inner):
+    if not inner or any(m.codec != CODEC_NONE or m.magic != batch.magic for m in inner):
         raise CorruptBatchError(f"the compressed message at offset {batch.last_offset} holds no plain message set")
     base_offset = batch.last_offset - inner[-1].last_offset if batch.magic == 1 else 0
     for message in inner:

@@ -104,11 +104,69 @@ def test_an_lz4_frame_as_most_clients_write_it(shrinking: int, other: int) -> No
 
 
 @pytest.mark.parametrize("block_size", [lz4_frame.BLOCKSIZE_MAX64KB, lz4_frame.BLOCKSIZE_MAX4MB])
-@pytest.mark.parametrize("is_linked", [True, False])
-def test_any_other_lz4_frame(block_size: int, is_linked: bool) -> None:
+@pytest.mark.parametrize("has_checksums", [True, False])
+def test_any_other_lz4_frame_that_kafka_reads(block_size: int, has_checksums: bool) -> None:
     content = b"0123456789" * 20_000
-    frame = lz4_frame.compress(content, block_size=block_size, block_linked=is_linked, content_checksum=True)
+    frame = lz4_frame.compress(
+        content,
+        block_size=block_size,
+        block_linked=False,
+        content_checksum=has_checksums,
+        block_checksum=has_checksums,
+        store_size=has_checksums,
+    )
     assert bytes(decompress(CODEC_LZ4, frame)) == content
+
+
+GZIP, XERIAL, LZ4, ZSTD = (compress(codec, b"whole", xerial=True) for codec in CODECS)
+OTHER_LZ4 = lz4_frame.compress(b"whole", content_checksum=True)
+PADDED = {
+    "gzip, one byte": (CODEC_GZIP, GZIP + bytes(1)),
+    "gzip, zeros": (CODEC_GZIP, GZIP + bytes(100)),
+    "gzip, more than one read": (CODEC_GZIP, GZIP + b"\x7f" * 100_000),
+    "gzip, fewer bytes than a member has": (CODEC_GZIP, GZIP + GZIP[:18]),
+    "gzip, behind two members": (CODEC_GZIP, compress(CODEC_GZIP, b"wh") + compress(CODEC_GZIP, b"ole") + bytes(100)),
+    "xerial, half a length": (CODEC_SNAPPY, XERIAL + b"\x7f" * 3),
+    "xerial, one more header": (CODEC_SNAPPY, XERIAL + XERIAL[:16]),
+    "lz4, zeros": (CODEC_LZ4, LZ4 + bytes(100)),
+    "lz4, one more frame": (CODEC_LZ4, LZ4 + LZ4),
+    "lz4 with a checksum, one byte": (CODEC_LZ4, OTHER_LZ4 + bytes(1)),
+    "lz4 with a checksum, one more frame": (CODEC_LZ4, OTHER_LZ4 + OTHER_LZ4),
+}
+UNREADABLE = {
+    "gzip, no member": (CODEC_GZIP, bytes(100)),
+    "gzip, cut in the deflate stream": (CODEC_GZIP, GZIP[:-9]),
+    "gzip, cut in the trailer": (CODEC_GZIP, GZIP[:-1]),
+    "gzip, wrong trailer": (CODEC_GZIP, GZIP[:-8] + bytes(8)),
+    "gzip, one more member without an end": (CODEC_GZIP, GZIP + GZIP[:19]),
+    "gzip, one more member with damage": (CODEC_GZIP, GZIP + GZIP[:10] + b"\xff" * 20),
+    "raw snappy, padding": (CODEC_SNAPPY, compress(CODEC_SNAPPY, b"whole") + bytes(1)),
+    "xerial, cut": (CODEC_SNAPPY, XERIAL[:-1]),
+    "xerial, an empty block": (CODEC_SNAPPY, XERIAL + bytes(4)),
+    "xerial, too long a block": (CODEC_SNAPPY, XERIAL + b"\x7f" * 100),
+    "zstd, padding": (CODEC_ZSTD, ZSTD + bytes(1)),
+    "zstd, cut": (CODEC_ZSTD, ZSTD[:-1]),
+}
+"""Kafka's own reader refuses these."""
+
+
+@pytest.mark.parametrize("case", PADDED)
+def test_padding_behind_a_whole_stream_is_ignored(case: str) -> None:
+    codec, stream = PADDED[case]
+    assert bytes(decompress(codec, stream)) == b"whole"
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_stream_that_kafka_refuses_is_damaged(case: str) -> None:
+    codec, stream = UNREADABLE[case]
+    with pytest.raises(CorruptBatchError):
+        decompress(codec, stream)
+
+
+@pytest.mark.parametrize("codec", [CODEC_GZIP, CODEC_SNAPPY, CODEC_ZSTD])
+@pytest.mark.parametrize("count", [2, 3000])
+def test_one_stream_behind_another_is_read(codec: int, count: int) -> None:
+    assert bytes(decompress(codec, compress(codec, b"whole", xerial=True) * count)) == b"whole" * count
 
 
 @pytest.mark.parametrize("damage", ["cut in a block", "no end mark", "a block too large", "a block that is none"])

@@ -129,21 +129,20 @@ def test_output_is_bounded(codec: int) -> None:
         decompress(codec, packed, max_bytes=999_999)
 
 
-@pytest.mark.parametrize("codec", [CODEC_SNAPPY, CODEC_LZ4])
-def test_framed_output_is_bounded(codec: int) -> None:
-    packed = compress(codec, b"\x00" * 1_000_000, xerial=True)
-    assert bytes(decompress(codec, packed, magic=0)) == b"\x00" * 1_000_000
+def test_output_of_xerial_blocks_is_bounded() -> None:
+    packed = compress(CODEC_SNAPPY, b"\x00" * 1_000_000, xerial=True)
+    assert bytes(decompress(CODEC_SNAPPY, packed)) == b"\x00" * 1_000_000
     with pytest.raises(CorruptBatchError, match="beyond"):
-        decompress(codec, packed, magic=0, max_bytes=999_999)
+        decompress(CODEC_SNAPPY, packed, max_bytes=999_999)
 
 
 @given(st.sampled_from([CODEC_SNAPPY, CODEC_LZ4]), st.binary(max_size=300), st.data())
 def test_framed_input_cut_short(codec: int, content: bytes, data: st.DataObject) -> None:
     packed = compress(codec, content + b"end", xerial=True)
-    whole = bytes(decompress(codec, packed, magic=0))
+    whole = bytes(decompress(codec, packed))
     assert whole == content + b"end"
     try:
-        part = bytes(decompress(codec, packed[: data.draw(st.integers(0, len(packed) - 1))], magic=0))
+        part = bytes(decompress(codec, packed[: data.draw(st.integers(0, len(packed) - 1))]))
     except CorruptBatchError:
         return
     assert codec == CODEC_SNAPPY
@@ -153,14 +152,13 @@ def test_framed_input_cut_short(codec: int, content: bytes, data: st.DataObject)
 
 def test_an_lz4_block_that_was_stored_uncompressed() -> None:
     frame = bytes.fromhex("04224d18 6040 82") + b"\x05\x00\x00\x80" + b"plain" + bytes(4)
-    assert bytes(decompress(CODEC_LZ4, frame, magic=0)) == b"plain"
     assert bytes(decompress(CODEC_LZ4, frame)) == b"plain"
 
 
 @pytest.mark.parametrize("frame", ["05224d18 6040 82", "04224d18 4040 82", "04224d18 6000 82"])
 def test_lz4_frames_that_are_not_read(frame: str) -> None:
     with pytest.raises(CorruptBatchError, match="lz4 frame with"):
-        decompress(CODEC_LZ4, bytes.fromhex(frame) + bytes(4), magic=0)
+        decompress(CODEC_LZ4, bytes.fromhex(frame) + bytes(4))
 
 
 def test_an_unknown_codec() -> None:
@@ -206,6 +204,15 @@ def test_a_legacy_look_up() -> None:
 def test_legacy_wrappers_that_cannot_be(message: bytes, complaint: str) -> None:
     with pytest.raises(CorruptBatchError, match=complaint):
         read_all(message)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("tail_bytes", [5, 20])
+def test_a_part_of_a_message_ends_a_wrapper(magic: int, tail_bytes: int) -> None:
+    inner = b"".join(legacy_message(magic, 3 * (1 - magic) + n, 7, b"k", b"%d" % n) for n in range(2))
+    value = compress(CODEC_GZIP, inner + inner[:tail_bytes])
+    found = read_all(legacy_message(magic, 4, 7, None, value, attributes=CODEC_GZIP))
+    assert [(each.offset, each.value) for each in found] == [(3, b"0"), (4, b"1")]
 
 
 @pytest.mark.parametrize(
