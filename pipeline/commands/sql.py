@@ -7,12 +7,22 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from datetime import date, datetime
 from typing import Annotated
 
 import typer
-from pyspark.sql import Row
-from pyspark.sql.types import NumericType
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    MapType,
+    NullType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, job_session, key_values
 from pipeline.source import sql as job
@@ -42,7 +52,7 @@ def sql(
         if as_json and (twice := [name for name, times in Counter(answer.columns).items() if times > 1]):
             raise typer.BadParameter(f"several columns are named {', '.join(twice)}: --json needs an alias for each")
         with one_job(session, "query", None, progress=TERMINAL):
-            found = answer.limit(rows + 1).collect()
+            found = _readable(answer.limit(rows + 1)).collect()
         if as_json:
             typer.echo(json.dumps([plain(row) for row in found[:rows]], indent=2, allow_nan=False))
         else:
@@ -52,13 +62,33 @@ def sql(
             say(f"there are more than these {rows} rows: --rows shows more")
 
 
+def _readable(answer: DataFrame) -> DataFrame:
+    """Returns the answer with Spark's own text for values that Python lacks, such as times after the year 9999."""
+    fields = answer.schema.fields
+    numbered = answer.toDF(*map(str, range(len(fields))))  # several columns may have one name
+    return numbered.select(
+        *(numbered[str(at)].cast(_readable_type(each.dataType)).alias(each.name) for at, each in enumerate(fields))
+    )
+
+
+def _readable_type(kind: DataType) -> DataType:
+    match kind:
+        case ArrayType():
+            return ArrayType(_readable_type(kind.elementType), kind.containsNull)
+        case MapType():
+            return MapType(_readable_type(kind.keyType), _readable_type(kind.valueType), kind.valueContainsNull)
+        case StructType():
+            return StructType([StructField(each.name, _readable_type(each.dataType), each.nullable) for each in kind])
+        case NumericType() | BooleanType() | BinaryType() | NullType():
+            return kind
+    return StringType()
+
+
 def _text(value: object) -> object:
     match value:
         case bytes() | bytearray():
             text = bytes(value).decode("utf-8", "replace")
             return text if text.isprintable() else "0x" + value.hex()
-        case datetime():
-            return value.isoformat(" ", "milliseconds")
         case Row() | list() | Mapping():
             return json.dumps(plain(value))
     return value
@@ -75,8 +105,6 @@ def plain(value: object) -> object:
             return [plain(each) for each in value]
         case bytes() | bytearray():
             return base64.b64encode(value).decode()
-        case date():
-            return value.isoformat()
         case float() if not math.isfinite(value):
             return str(value)
         case None | str() | int() | float():
