@@ -123,7 +123,7 @@ def test_the_page_shows_every_state_of_a_topic() -> None:
 
 def test_the_page_shows_every_state_of_the_tier() -> None:
     refused = {"compacted": "the cleanup.policy is compact", "of-a-pattern": "the same"}
-    topics = SimpleNamespace(refused=refused, is_named=lambda topic: topic == "compacted")
+    topics = SimpleNamespace(refused=refused, is_expected=lambda topic: topic == "compacted")
     running = RunningTasks(cast(Any, SimpleNamespace(alarms=list)), cast(Any, topics))
     metadata = cast(Any, SimpleNamespace(status=lambda: SimpleNamespace(alarm="records were lost")))
     fitness = cast(Any, SimpleNamespace(reason="store: connection refused"))

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from cachetools import LRUCache
 
-from tiers.config.topic_policy import Rules, TopicConfig, TopicPolicy, managed_rule, policy_of
+from tiers.config.topic_policy import Rules, TopicConfig, TopicPolicy, managed_rule, policy_of, unreadable_setting
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
@@ -89,10 +89,10 @@ class ConfiguredTopics:
         return is_managed
 
     def _rule(self, topic_id: UUID, name: str) -> TopicConfig | None:
-        try:
-            return managed_rule(name, self._rules(), self._metadata.topic_tier_config(topic_id))
-        except ValueError as error:
-            raise RemoteLogMetadataNotReadyError(f"the tier settings of {name} cannot be read: {error}") from error
+        own = self._metadata.topic_tier_config(topic_id)
+        if (unreadable := unreadable_setting(own)) is not None:
+            raise RemoteLogMetadataNotReadyError(f"{name}: {unreadable}")
+        return managed_rule(name, self._rules(), own)
 
 
 class NothingConfigured:

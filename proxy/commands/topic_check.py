@@ -73,7 +73,7 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicF
             found = TopicFindings(rules, conflicts(policies))
             found.problems += [line for policy in policies for line in useless_local_retentions(policy)]
             for topic, reason in sorted(topics.refused.items()):
-                lines = found.problems if topics.is_named(topic) else found.remarks
+                lines = found.problems if topics.is_expected(topic) else found.remarks
                 lines.append(f"{topic} is not tiered: {reason}")
             found.remarks += await _excluded(config, client, metadata)
             found.remarks += [

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -37,6 +38,13 @@ BROKER_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes", "remote.stor
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 SAME_AS_TOTAL = -2
 """The value of `local.retention.*` for a topic to which only the broker's own retention applies."""
+_LEAST_NUMBERS = {
+    "local.retention.ms": SAME_AS_TOTAL,
+    "local.retention.bytes": SAME_AS_TOTAL,
+    RETENTION_MINUTES: UNLIMITED,
+    RETENTION_BYTES: UNLIMITED,
+}
+"""The tier settings of a topic that are numbers, each with its least value."""
 
 
 class TopicConfig(Section):
@@ -182,7 +190,7 @@ def is_internal(topic: str) -> bool:
 
 
 def matching_rule(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[str, str] | None) -> TopicConfig | None:
-    """Returns the rule for `topic`; None if it is not tiered. Raises `ValueError` for an override that is no number."""
+    """Returns the rule for `topic`; None if it is not tiered. An override that cannot be read changes nothing."""
     rule = next((rule for rule in rules if rule.matches(topic)), None)
     if overrides:
         rule = _overridden(rule or TopicConfig(pattern=topic, remote_storage_enable=False), overrides)
@@ -192,7 +200,7 @@ def matching_rule(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[s
 def managed_rule(topic: str, rules: Sequence[TopicConfig], overrides: Mapping[str, str] | None) -> TopicConfig | None:
     """Returns the rule by which an owner manages the topic, if the topic's configuration agrees (`policy_of`).
 
-    None: no owner manages it. Raises `ValueError` for an override that is not a number."""
+    None: no owner manages it."""
     return None if is_internal(topic) else matching_rule(topic, rules, overrides)
 
 
@@ -214,10 +222,24 @@ def _overridden(rule: TopicConfig, overrides: Mapping[str, str]) -> TopicConfig:
         update={
             "remote_storage_enable": _boolean(overrides, "remote.storage.enable", rule.remote_storage_enable),
             "copy_disable": _boolean(overrides, "remote.log.copy.disable", rule.copy_disable),
-            "local_retention_ms": int(overrides.get("local.retention.ms", rule.local_retention_ms)),
-            "local_retention_bytes": int(overrides.get("local.retention.bytes", rule.local_retention_bytes)),
+            "local_retention_ms": _number(overrides, "local.retention.ms", rule.local_retention_ms),
+            "local_retention_bytes": _number(overrides, "local.retention.bytes", rule.local_retention_bytes),
         }
     )
+
+
+def unreadable_setting(tier_settings: Mapping[str, str]) -> str | None:
+    """Returns which of a topic's own tier settings cannot be read. None: all can be."""
+    for key, least in _LEAST_NUMBERS.items():
+        if key in tier_settings and _number(tier_settings, key, least - 1) < least:
+            return f"its tier setting {key} cannot be read: {tier_settings[key]!r}"
+    return None
+
+
+def _number(values: Mapping[str, str], key: str, default: int) -> int:
+    with suppress(KeyError, ValueError):
+        return int(values[key])
+    return default
 
 
 def _boolean(values: Mapping[str, str], key: str, default: bool) -> bool:
@@ -236,8 +258,9 @@ def policy_of(
 
     `tier_settings` are the topic's own, which may have a recorded total retention. The file alone shortens nothing: if
     its total differs from the recorded one, nothing expires. The file's total may be recorded only if no total is
-    recorded, and the broker's retention, which is the total then, is not longer. Raises `ValueError` for a recorded
-    total that is not valid."""
+    recorded, and the broker's retention, which is the total then, is not longer."""
+    if (unreadable := unreadable_setting(tier_settings)) is not None:
+        return Refusal(topic, unreadable)
     recorded = recorded_total(tier_settings)
     cleanup = config.get("cleanup.policy", "")
     if cleanup != "delete":

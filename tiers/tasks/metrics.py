@@ -78,7 +78,9 @@ OWNED_PARTITIONS = GaugeSpec("tidegate_owned_partitions", "Partitions that this 
 PAUSED = GaugeSpec(
     "tidegate_paused", "1: an operator paused this work on the topic.", ("topic", "work"), since="while work is paused"
 )
-REFUSED_TOPICS = GaugeSpec("tidegate_refused_topics", "Topics that the settings name and that cannot be tiered.")
+REFUSED_TOPICS = GaugeSpec(
+    "tidegate_refused_topics", "Topics that cannot be tiered, and that the settings name or that have remote records."
+)
 TRIMMED_OFFSETS = CounterSpec(
     "tidegate_local_trimmed_offsets", "Offsets removed from brokers by DeleteRecords.", _TOPIC
 )

@@ -76,34 +76,34 @@ class _Known:
 
 class _Judged(NamedTuple):
     known: _Known
-    is_named: bool
+    is_expected: bool
     found: TopicPolicy | Refusal
 
 
 class TieredTopics:
-    """Finds the tiered topics. `settings` has the tier settings that were set for topics through a proxy; None: none
-    were ever set."""
+    """Finds the tiered topics. `metadata` has the tier settings that were set for topics through a proxy; None: none
+    were ever set, and nothing is known to be remote."""
 
     def __init__(
         self,
         client: BrokerClient,
         rules: Sequence[TopicConfig],
         metrics: RemoteLogManagerMetrics,
-        settings: RemoteLogMetadataReader | None = None,
+        metadata: RemoteLogMetadataReader | None = None,
         *,
         choose: Callable[[Sequence[int], int], list[int]] = random.sample,
     ) -> None:
         self._client = client
         self._rules = tuple(rules)
         self._metrics = metrics
-        self._settings = settings
+        self._metadata = metadata
         self._existence = ClusterTopicExistence(client)
         self._choose = choose
         self._are_doubtful = False
         self._known: dict[UUID, _Known] = {}
         self._policies: dict[UUID, TopicPolicy] = {}
         self._refused: dict[str, str] = {}
-        self._named: set[str] = set()
+        self._expected: set[str] = set()
         self._paused: set[tuple[str, TierWork]] = set()
 
     @property
@@ -116,9 +116,9 @@ class TieredTopics:
         """The reasons why topics that the settings tier cannot be tiered, by topic, as of the last refresh."""
         return self._refused
 
-    def is_named(self, topic: str) -> bool:
-        """Whether the settings name this very topic, and no pattern matches it only."""
-        return topic in self._named
+    def is_expected(self, topic: str) -> bool:
+        """Whether the topic is expected to be tiered: the settings name this very topic, or it has remote records."""
+        return topic in self._expected
 
     @property
     def rules(self) -> Sequence[TopicConfig]:
@@ -128,7 +128,7 @@ class TieredTopics:
     def change_rules(self, rules: Sequence[TopicConfig]) -> None:
         """Replaces the rules of the file. The policies follow before this returns."""
         self._rules = tuple(rules)
-        self._take(_judgements(self._known.values(), self._rules))
+        self._take(self._judgements(self._known.values(), self._rules))
 
     async def refresh(self, timeout_ms: int) -> Mapping[UUID, TopicPolicy]:
         """Asks the cluster, and returns the policies by topic id.
@@ -163,16 +163,16 @@ class TieredTopics:
                 )
             known |= {each: replace(self._known[each], is_doubtful=True) for each in unread & self._known.keys()}
             rules, judged = self._rules, list[_Judged]()
-            for number, judgement in enumerate(_judgements(known.values(), rules), 1):
+            for number, judgement in enumerate(self._judgements(known.values(), rules), 1):
                 if not number % _TOPICS_PER_SLICE:
                     await asyncio.sleep(0)
                 judged.append(judgement)
             if rules is not self._rules:
-                judged = list(_judgements(known.values(), self._rules))
+                judged = list(self._judgements(known.values(), self._rules))
             self._take(judged)
         except Exception:
             doubtful_now = [replace(known, is_doubtful=True) for known in self._known.values()]
-            self._take(_judgements(doubtful_now, self._rules))
+            self._take(self._judgements(doubtful_now, self._rules))
             raise
         return self._policies
 
@@ -181,19 +181,39 @@ class TieredTopics:
         judged = list(judgements)
         policies = {each.known.topic_id: each.found for each in judged if isinstance(each.found, TopicPolicy)}
         refused = {each.known.topic: each.found.reason for each in judged if isinstance(each.found, Refusal)}
-        self._report(refused, {each.known.topic for each in judged if each.is_named})
+        self._report(refused, {each.known.topic for each in judged if each.is_expected})
         self._report_paused(policies.values())
         self._known, self._policies = {each.known.topic_id: each.known for each in judged}, policies
 
+    def _judgements(self, known: Iterable[_Known], rules: Sequence[TopicConfig]) -> Iterator[_Judged]:
+        """Yields the topics that the rules name, with their policies."""
+        for each in known:
+            rule = managed_rule(each.topic, rules, each.tier_settings)
+            if rule is not None:
+                found = each.policy(rule)
+                is_expected = each.is_named_by(rule) or (isinstance(found, Refusal) and self._has_remote_records(each))
+                yield _Judged(each, is_expected, found)
+
+    def _has_remote_records(self, known: _Known) -> bool:
+        metadata, topic_id = self._metadata, known.topic_id
+        return (
+            metadata is not None
+            and metadata.is_tiered(topic_id)
+            and any(
+                metadata.earliest_offset(TopicIdPartition(topic_id, number, known.topic)) is not None
+                for number in range(known.partition_count)
+            )
+        )
+
     async def _read_settings(self, topics: Sequence[TopicMetadata]) -> None:
         """Reads the tier settings that are not read to their end, as far as that succeeds in time."""
-        settings = self._settings
-        if settings is None:
+        metadata = self._metadata
+        if metadata is None:
             return
 
         async def read(topic: TopicMetadata) -> None:
             with suppress(RemoteLogMetadataError):
-                await settings.ensure_fresh(
+                await metadata.ensure_fresh(
                     _of_settings(topic.topic_id), TIER_SETTINGS_MAX_AGE_MS, _SETTINGS_TIMEOUT_MS
                 )
 
@@ -203,10 +223,10 @@ class TieredTopics:
                 await bounded_gather(behind, read, _SETTINGS_AT_ONCE)
 
     def _is_read(self, topic_id: UUID) -> bool:
-        return self._settings is None or self._settings.is_fresh(_of_settings(topic_id), TIER_SETTINGS_MAX_AGE_MS)
+        return self._metadata is None or self._metadata.is_fresh(_of_settings(topic_id), TIER_SETTINGS_MAX_AGE_MS)
 
     def _tier_settings(self, topic_id: UUID) -> Mapping[str, str]:
-        return {} if self._settings is None else self._settings.topic_tier_config(topic_id)
+        return {} if self._metadata is None else self._metadata.topic_tier_config(topic_id)
 
     async def _without_answer(self, topics: Collection[TopicMetadata], timeout_ms: int) -> set[UUID]:
         """Returns the managed topics that the answer lacks, without those that no broker knows.
@@ -220,13 +240,13 @@ class TieredTopics:
         except BrokerError:
             return set(missing)
 
-    def _report(self, refused: dict[str, str], named: Set[str]) -> None:
+    def _report(self, refused: dict[str, str], expected: Set[str]) -> None:
         for topic, reason in refused.items():
-            if self._refused.get(topic) != reason:
-                level = logging.ERROR if topic in named else logging.INFO
+            if self._refused.get(topic) != reason or topic in expected - self._expected:
+                level = logging.ERROR if topic in expected else logging.INFO
                 logger.log(level, "a topic cannot be tiered", extra={"topic": topic, "reason": reason})
-        self._refused, self._named = refused, set(named)
-        self._metrics.refused_topics.set(len(refused.keys() & named))
+        self._refused, self._expected = refused, set(expected)
+        self._metrics.refused_topics.set(len(refused.keys() & expected))
 
     def _report_paused(self, policies: Iterable[TopicPolicy]) -> None:
         paused = {(policy.topic, work) for policy in policies for work in policy.paused}
@@ -288,14 +308,6 @@ class TieredTopics:
                         entry.name: entry.value for entry in result.configs if entry.value is not None
                     }
         return configs
-
-
-def _judgements(known: Iterable[_Known], rules: Sequence[TopicConfig]) -> Iterator[_Judged]:
-    """Yields the topics that the rules name, with their policies."""
-    for each in known:
-        rule = managed_rule(each.topic, rules, each.tier_settings)
-        if rule is not None:
-            yield _Judged(each, each.is_named_by(rule), each.policy(rule))
 
 
 def _of_settings(topic_id: UUID) -> TopicIdPartition:

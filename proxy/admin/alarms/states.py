@@ -224,12 +224,12 @@ STATES: Final[tuple[Alarm, ...]] = (
         Kind.TIER,
         ("a topic cannot be tiered",),
         (
-            "The settings name a topic that cannot be tiered: by its whole name, or by the topic's own "
-            "`remote.storage.enable`. The field `reason` says why. A topic that only a pattern matches, such as the "
-            "compacted topics of an application, raises no alarm: its line has the level INFO, and `tidegate check` "
-            "and `tidegate tier topics` list it."
+            "A topic cannot be tiered, and has remote records, or the settings name it: by its whole name, or by the "
+            "topic's own `remote.storage.enable`. The field `reason` says why. A topic without remote records that "
+            "only a pattern matches, such as the compacted topics of an application, raises no alarm: its line has "
+            "the level INFO, and `tidegate check` and `tidegate tier topics` list it."
         ),
-        "The topic is not tiered.",
+        "Copying, trimming and expiration of the topic. Its remote records stay readable.",
         "Change the topic, most often its `cleanup.policy`, or remove it from the settings.",
         metric="tidegate_refused_topics",
     ),

@@ -184,6 +184,6 @@ def raised_alarms(running: RunningTasks, metadata: RemoteLogMetadataManager, fit
     if fitness.reason is not None:
         yield RaisedAlarm("unfit", THIS_PROCESS, fitness.reason)
     for topic, reason in sorted(running.topics.refused.items()):
-        if running.topics.is_named(topic):
+        if running.topics.is_expected(topic):
             yield RaisedAlarm("refused-topic", topic, reason)
     yield from raised(running.manager.alarms())

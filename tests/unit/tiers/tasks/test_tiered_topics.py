@@ -13,11 +13,12 @@ from prometheus_client import CollectorRegistry
 from protocol.apis.metadata import PartitionMetadata
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.tiers.segment_metadata import copied, segment
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, exclusion, policy_of
-from tiers.config.total_retention import RETENTION_MINUTES
+from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.metrics import TOPIC_KEPT_MS, RemoteLogManagerMetrics
@@ -190,6 +191,41 @@ async def test_an_unfit_topic_that_only_matches_a_pattern_is_no_error(
     with caplog.at_level(logging.INFO, "tiers.tasks.tiered_topics"):
         assert await topics.refresh(TIMEOUT_MS) == {}
     assert {line.__dict__["topic"]: line.levelname for line in caplog.records} == {"state": "INFO", "meant": "ERROR"}
+
+
+async def test_a_refused_topic_with_remote_records_is_an_error(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, name in enumerate(("state", "orders"), 1):
+        cluster.add(name, number, DELETE | {"cleanup.policy": "compact"})
+    metadata, registry = settings({}), CollectorRegistry()
+    await copied(metadata, segment(TopicIdPartition(UUID(int=2), 0, "orders"), 0, 9))
+    topics = TieredTopics(cluster.client, [TopicConfig(pattern="*")], RemoteLogManagerMetrics(registry), metadata)
+    with caplog.at_level(logging.INFO, "tiers.tasks.tiered_topics"):
+        assert await topics.refresh(TIMEOUT_MS) == {}
+    assert {line.__dict__["topic"]: line.levelname for line in caplog.records} == {"state": "INFO", "orders": "ERROR"}
+    assert [name for name in topics.refused if topics.is_expected(name)] == ["orders"]
+    assert registry.get_sample_value("tidegate_refused_topics") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("local.retention.ms", "soon"),
+        ("local.retention.bytes", "-3"),
+        (RETENTION_MINUTES, "-2"),
+        (RETENTION_BYTES, ""),
+    ],
+)
+async def test_an_unreadable_tier_setting_refuses_its_topic_alone(cluster: Cluster, key: str, value: str) -> None:
+    damaged, whole = cluster.add("orders", 1), cluster.add("clicks", 2)
+    own = {damaged: {"remote.storage.enable": "true", key: value}}
+    topics = tiered(cluster, TopicConfig(pattern="*"), overrides=own)
+    policies = await topics.refresh(TIMEOUT_MS)
+    assert policies.keys() == {whole}
+    assert not policies[whole].is_doubtful
+    assert topics.refused == {"orders": f"its tier setting {key} cannot be read: {value!r}"}
+    assert topics.is_expected("orders")
 
 
 async def test_internal_topics_match_no_rule(cluster: Cluster) -> None:
@@ -388,8 +424,8 @@ async def test_other_rules_change_the_refused_topics_at_once(cluster: Cluster) -
     cluster.add("state", 1, DELETE | {"cleanup.policy": "compact"})
     topics = tiered(cluster, TopicConfig(pattern="s*"))
     await topics.refresh(TIMEOUT_MS)
-    assert (set(topics.refused), topics.is_named("state")) == ({"state"}, False)
+    assert (set(topics.refused), topics.is_expected("state")) == ({"state"}, False)
     topics.change_rules([TopicConfig(pattern="state")])
-    assert (set(topics.refused), topics.is_named("state")) == ({"state"}, True)
+    assert (set(topics.refused), topics.is_expected("state")) == ({"state"}, True)
     topics.change_rules([])
-    assert (set(topics.refused), topics.is_named("state")) == (set(), False)
+    assert (set(topics.refused), topics.is_expected("state")) == (set(), False)
