@@ -34,6 +34,7 @@ ALARMS: Final = {
     "copying makes no progress": "copy-stalled",
     "copying stops": "custom-metadata",
     "the log diverged from the copied records": "diverged",
+    "a timestamp in the future keeps records from expiring": "future-timestamp",
     "the broker removed records before they were copied": "gap",
     "a partition manifest cannot be written or read": "manifest",
     "the metadata of a partition was lost": "metadata-lost",

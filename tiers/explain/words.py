@@ -11,7 +11,7 @@ from tiers.config.topic_settings import LOCAL_RETENTION_BYTES, LOCAL_RETENTION_M
 from tiers.config.total_retention import RETENTION_BYTES, RETENTION_MINUTES
 from tiers.explain.answers import Question, StateReason, Why
 from tiers.tasks.hold import Hold, HoldReason
-from tiers.texts import duration_text, size_text
+from tiers.texts import duration_text, moment_text, size_text
 
 _RULE_1: Final = "docs/design.md, safety rule 1 (Visible before trimmed)"
 _RULE_2: Final = "docs/design.md, safety rule 2 (Divergence deletes nothing)"
@@ -41,6 +41,7 @@ RULES: Final[Mapping[str, str]] = {
     HoldReason.RETENTION_IN_DOUBT: _LOG_RANGE,
     HoldReason.UNLIMITED_RETENTION: _LOG_RANGE,
     HoldReason.TOTAL_RETENTION: _LOG_RANGE,
+    HoldReason.FUTURE_TIMESTAMP: _RULE_6,
     HoldReason.EXPIRY_BUDGET: _RULE_6,
     StateReason.DUE: _LOG_RANGE,
     StateReason.BEHIND_EARLIER: _RULE_4,
@@ -131,6 +132,11 @@ def sentence_of(hold: Hold, policy: TopicPolicy) -> str:
             return "The total retention is unlimited in time and in bytes."
         case HoldReason.TOTAL_RETENTION:
             return f"The total retention covers the segment. {_total_retention(values, policy)}"
+        case HoldReason.FUTURE_TIMESTAMP:
+            return (
+                f"A record of the segment has a timestamp in the future: {moment_text(values['max_timestamp_ms'])}. As "
+                f"in Kafka, it keeps the segment and all later ones. {_total_retention(values, policy)}"
+            )
         case HoldReason.EXPIRY_BUDGET:
             return "One round of the owner expires a limited number of bytes. The next round goes on."
 

@@ -24,6 +24,7 @@ class AlarmReason(StrEnum):
     COPY_STALLED = "copy-stalled"
     CUSTOM_METADATA = "custom-metadata"
     DIVERGED = "diverged"
+    FUTURE_TIMESTAMP = "future-timestamp"
     GAP = "gap"
     MANIFEST = "manifest"
     METADATA_LOST = "metadata-lost"

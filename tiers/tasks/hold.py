@@ -40,6 +40,8 @@ class HoldReason(StrEnum):
     """The present retention could not be read from the brokers, or they disagree."""
     UNLIMITED_RETENTION = "unlimited-retention"
     TOTAL_RETENTION = "total-retention"
+    FUTURE_TIMESTAMP = "future-timestamp"
+    """By the time of its copy the segment would have expired, but a record of it has a timestamp in the future."""
     EXPIRY_BUDGET = "expiry-budget"
     """The bytes that may expire in one run are used up."""
 

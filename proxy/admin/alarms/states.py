@@ -169,6 +169,21 @@ STATES: Final[tuple[Alarm, ...]] = (
         "Synchronize the clocks.",
     ),
     Alarm(
+        "future-timestamp",
+        Kind.TOPIC,
+        ("a timestamp in the future keeps records from expiring",),
+        (
+            "A record has a timestamp in the future, and its segment was copied longer ago than the total retention "
+            "in time. As in Kafka, the segment and all later ones of the partition stay until that time and the "
+            "retention have passed."
+        ),
+        "Expiration of the partition by time. Trimming goes on, and so does expiration by bytes.",
+        (
+            "Correct the producer. Delete the record and those before it with `kafka-delete-records.sh` through the "
+            "proxy, or set a total retention in bytes."
+        ),
+    ),
+    Alarm(
         "topics-missing",
         Kind.TOPIC,
         ("several tiered topics went missing at about the same time, as after the restore of a KRaft log",),

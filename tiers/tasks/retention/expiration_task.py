@@ -8,6 +8,8 @@
   policy was made of, nothing expires: the next policy has the present one. The same holds for a pause, and for a policy
   that was replaced meanwhile, for example because the settings file was read again. The write of the log start may
   have to wait, so both are compared once more right before it.
+* As in Kafka, a record with a timestamp in the future keeps its segment and all later ones. If they would have expired
+  otherwise, there is an alarm.
 * If two copies of a range exist, the copy that answers for no offset is deleted too, without moving the log start
   (KAFKA-16511). Right before that, the owner looks whether the store still has the copies that answer.
 * If a broker's log start went back (unclean stop), the task tells the broker again to delete the records
@@ -42,6 +44,7 @@ from tiers.tasks.deletion.segment_deletion import try_to_delete
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.retention.trim_task import segment_timestamp_ms
 from tiers.tasks.task_services import TaskServices
+from tiers.texts import moment_text
 from tiers.verify.read_back import check_stored
 
 IsAccepted = Callable[[RemoteLogSegmentMetadata], bool]
@@ -140,13 +143,21 @@ def _retention_hold(segment: Segment, retention: Retention, now_ms: int, later_b
     if retention == NOTHING_EXPIRES:
         return Hold(HoldReason.UNLIMITED_RETENTION)
     values: dict[str, int] = {}
-    timestamp_ms, at_ms = segment_timestamp_ms(segment), None
+    timestamp_ms, at_ms, reason = segment_timestamp_ms(segment), None, HoldReason.TOTAL_RETENTION
+    if _is_held_by_future_timestamp(segment, retention.ms, now_ms):
+        reason = HoldReason.FUTURE_TIMESTAMP
+        values["max_timestamp_ms"] = segment.max_timestamp_ms
     if retention.ms >= 0:
         values |= {"age_ms": now_ms - timestamp_ms, "retention_ms": retention.ms}
         at_ms = timestamp_ms + retention.ms + 1
     if retention.size_bytes >= 0:
         values |= {"later_bytes": later_bytes, "retention_bytes": retention.size_bytes}
-    return Hold(HoldReason.TOTAL_RETENTION, at_ms, values)
+    return Hold(reason, at_ms, values)
+
+
+def _is_held_by_future_timestamp(segment: StoredSegment | RemoteLogSegmentMetadata, keep_ms: int, now_ms: int) -> bool:
+    """Whether a segment that was copied longer ago than time retention keeps it has a timestamp in the future."""
+    return 0 <= keep_ms < now_ms - segment.event_timestamp_ms and segment.max_timestamp_ms > now_ms
 
 
 class RLMExpirationTask:
@@ -256,6 +267,7 @@ class RLMExpirationTask:
             expired_to = min(expired_to, self._expired_to(policy, start, local_only_bytes))
         else:
             expired_to = start
+        self._watch_head(policy, max(start, expired_to))
         if expired_to > start:
             self._check_ownership()
             last_epoch = remote_epoch_before(services.metadata, partition, expired_to)
@@ -270,6 +282,20 @@ class RLMExpirationTask:
             services.checkpoint("log-start-raised")
             log_start, start = replace(log_start, offset=expired_to), expired_to
         return log_start, self._deletable_now(policy, start)  # read again: another owner may have clamped
+
+    def _watch_head(self, policy: TopicPolicy, log_start: int) -> None:
+        """Raises an alarm while a timestamp in the future keeps the first segment, and with it the later ones."""
+        services, now_ms, partition = self._services, self._services.wall_clock_ms(), self._partition
+        alarm = partition.topic, AlarmReason.FUTURE_TIMESTAMP, str(partition)
+        head = None if expiry_hold(policy) else next(self._answering(log_start), None)
+        if head is None or not _is_held_by_future_timestamp(head, policy.retention_ms, now_ms):
+            services.metrics.alarms.end(*alarm)
+        elif AlarmReason.FUTURE_TIMESTAMP not in services.metrics.alarms.reasons_of(partition.topic, str(partition)):
+            said = f"a record of the offsets {head.start_offset} to {head.valid_end_offset}"
+            timestamp = moment_text(head.max_timestamp_ms)
+            services.metrics.alarms.begin(*alarm, f"{said} has the timestamp {timestamp}")
+            fields = {"partition": str(partition), "records": said, "timestamp": timestamp}
+            logger.error("a timestamp in the future keeps records from expiring", extra=fields)
 
     def _deletable_now(self, policy: TopicPolicy, log_start: int) -> list[RemoteLogSegmentMetadata]:
         return [] if TierWork.EXPIRING in policy.paused else self._deletable(log_start, self._readable())

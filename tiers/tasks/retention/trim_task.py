@@ -2,6 +2,8 @@
 
 See docs/design.md, safety rules 1, 2 and 4.
 
+* A segment ages from its newest record, at the latest from its copy: a record with a timestamp in the future holds
+  nothing on the broker.
 * It trims only a prefix of the local log that the remote tier covers without a gap, and only segments that this
   process's own reader saw finished T_vis ago or earlier. The newest segment always stays local.
 * The stored partition manifest accepts the segments, and is read back from the store right before the trim. While the
@@ -240,7 +242,7 @@ def _trim_hold_of(
     if segment.valid_end_offset >= view.last_stable_offset:
         return Hold(HoldReason.ABOVE_LSO, values={"last_stable_offset": view.last_stable_offset})
     timestamp_ms, keep_ms, keep_bytes = (
-        segment_timestamp_ms(segment),
+        min(segment_timestamp_ms(segment), segment.event_timestamp_ms),
         policy.local_retention_ms,
         policy.local_retention_bytes,
     )

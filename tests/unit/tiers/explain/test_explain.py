@@ -29,6 +29,7 @@ ON_BROKER, NOT_REMOTE, NOT_EXPIRED = Question.ON_BROKER, Question.NOT_REMOTE, Qu
 async def copied(bench: Workbench) -> Workbench:
     """Segments 0-29, 30-59 and 60-89 are remote and visible; 90-99 is only local."""
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
+    bench.wall_ms += 10  # the newest record is as old as its copy
     await bench.copy_all()
     await bench.write_manifest()
     bench.now_ms += T_VIS_MS
@@ -210,6 +211,16 @@ async def test_why_a_segment_has_not_expired(copied: Workbench) -> None:
     assert reasons(explain(await facts_for(copied, minute)), NOT_EXPIRED)[0] == StateReason.DUE
     await copied.expire(minute)
     assert (await copied.log_start()).offset == 90
+
+
+async def test_a_timestamp_in_the_future_says_why_nothing_expires(bench: Workbench) -> None:
+    for n in range(6):
+        bench.log.append(batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms + (n == 1) * 10**14))
+    await bench.copy_all()
+    bench.wall_ms += 60_001
+    found = whys(explain(await facts_for(bench, replace(POLICY, retention_ms=60_000))), NOT_EXPIRED)[0]
+    assert (found.reason, found.at_ms) == (HoldReason.FUTURE_TIMESTAMP, bench.segments[0].max_timestamp_ms + 60_001)
+    assert "A record of the segment has a timestamp in the future: 5" in found.sentence
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,26 @@ async def test_records_without_a_timestamp_age_from_their_copy(bench: Workbench)
     assert await bench.expire(one_hour) == 1
 
 
+async def test_a_record_dated_in_the_future_holds_the_expiry_with_an_alarm(
+    bench: Workbench, caplog: pytest.LogCaptureFixture
+) -> None:
+    for n in range(10):
+        bench.log.append(batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms + (n == 1) * 10**14))
+    await bench.copy_all()
+    one_hour = replace(POLICY, retention_ms=HOUR_MS)
+    bench.wall_ms += HOUR_MS
+    assert (await bench.expire(one_hour), bench.active("future-timestamp")) == (0, 0)
+    bench.wall_ms += 1
+    for _ in range(2):
+        assert (await bench.expire(one_hour), bench.active("future-timestamp")) == (0, 1)
+    assert [line.getMessage() for line in caplog.records if line.levelname == "ERROR"] == [
+        "a timestamp in the future keeps records from expiring"
+    ]
+    assert (await bench.expire(POLICY), bench.active("future-timestamp")) == (0, 0)
+    assert (await bench.expire(one_hour), bench.active("future-timestamp")) == (0, 1)
+    assert (await bench.expire(replace(one_hour, retention_bytes=0)), bench.active("future-timestamp")) == (3, 0)
+
+
 async def test_a_trim_is_repeated_after_the_log_start_went_back(copied: Workbench) -> None:
     copied.log.log_start_offset = 0
     await copied.record_log_start(45)

@@ -24,6 +24,7 @@ HOUR_MS = 3_600_000
 async def copied(bench: Workbench) -> Workbench:
     """Segments 0-29, 30-59 and 60-89 are remote, and local too; 90-99 is only local."""
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms) for n in range(10)])
+    bench.wall_ms += 10  # the newest record is as old as its copy
     await bench.copy_all()
     return bench
 

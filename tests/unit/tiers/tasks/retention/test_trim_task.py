@@ -89,6 +89,18 @@ async def test_age_counts_from_the_newest_record_of_a_segment(copied: Workbench)
     assert await copied.trim(by_age) == 60
 
 
+async def test_a_record_dated_in_the_future_ages_from_its_copy(bench: Workbench) -> None:
+    for n in range(10):
+        bench.log.append(batch_of(10 * n, 10, value_bytes=15, timestamp=bench.wall_ms + (n == 1) * 10**14))
+    await bench.copy_all()
+    bench.now_ms += 60_000
+    by_age = replace(POLICY, local_retention_ms=60_000)
+    bench.wall_ms += 60_000
+    assert await bench.trim(by_age) is None
+    bench.wall_ms += 10
+    assert await bench.trim(by_age) == 60
+
+
 async def test_the_last_stable_offset_is_never_passed(copied: Workbench) -> None:
     copied.log.last_stable_offset = 45
     assert copied.trim_task.target(KEEP_NOTHING, await copied.log.bounds(PARTITION, 1000), 0) == 30
