@@ -39,12 +39,13 @@ class AdminTlsConfig(CertificateConfig):
 
 class AdminConfig(Section):
     """The admin port with the page, its API (`/api/v1/`), `/metrics`, `/livez`, `/servez` and `/readyz`. `/servez`
-    answers 200 while the proxy can relay requests to the brokers. `/readyz` answers 200 while, besides, every broker
-    has a listener, the brokers accept the proxy, and the metadata topic can be used. Other problems are alarms, and do
-    not change its answer: an unusable store, or settings that were not reloaded. With workers, the port serves all
-    processes together: the proxy serves while one worker serves, it is ready when each process is ready, and every time
-    series has the label `process`. `/livez`, `/servez` and `/readyz` are open to
-    everybody who reaches the port. The rest asks for a token or a client certificate, if one of them is set.
+    answers 200 while the proxy can relay requests to the brokers: one of them has a listener, and one has answered
+    within `metadata.max.age.ms` plus 10 s. `/readyz` answers 200 while, besides, every broker has a listener, the
+    brokers accept the proxy, and the metadata topic can be used. Other problems are alarms, and do not change its
+    answer: an unusable store, or settings that were not reloaded. With workers, the port serves all processes together:
+    the proxy serves while one worker serves, it is ready when each process is ready, and every time series has the
+    label `process`. `/livez`, `/servez` and `/readyz` are open to everybody who reaches the port. The rest asks for a
+    token or a client certificate, if one of them is set.
     """
 
     subsections = frozenset({"tls"})

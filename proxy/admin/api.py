@@ -253,8 +253,9 @@ _PROBES: Final = {
     "/livez": _probe("livez", "Whether the event loop runs.", ""),
     "/servez": _probe(
         "servez",
-        "Whether the proxy can relay requests to the brokers. For load balancers: the answer stays 200 while only the "
-        "remote tier has a problem. With workers, one that serves is enough.",
+        "Whether the proxy can relay requests to the brokers: one of them has a listener, and one has answered within "
+        "`metadata.max.age.ms` plus 10 s. For load balancers: the answer stays 200 while only the remote tier has a "
+        "problem. With workers, one that serves is enough.",
         _REASONS,
     ),
     "/readyz": _probe(

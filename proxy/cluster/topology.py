@@ -64,7 +64,7 @@ class Topology:
             "the cluster's metadata can be read again",
             clock_ms=clock_ms,
         )
-        self._silent_since_ms: int | None = None
+        self._answered_at_ms = clock_ms()
         self._is_silent = False
         self.refusal: BrokerRefusedError | None = None
         """Set while the brokers reject the proxy's own connections."""
@@ -92,6 +92,16 @@ class Topology:
     def silence(self) -> list[str]:
         """Why no broker has answered for `_SILENT_AFTER_MS`; empty if one has."""
         return [self._trouble] if self._is_silent and self._trouble is not None else []
+
+    @property
+    def unreachable(self) -> list[str]:
+        """Why clients reach no broker; empty if one has answered within the interval of the reads and their deadline.
+
+        A read may ask a broker that has just died. So one read that fails in time shows nothing yet."""
+        silent_ms = self._clock_ms() - self._answered_at_ms
+        if silent_ms < self._refresh_interval_ms + self._timeout_ms:
+            return []
+        return [f"no broker has answered for {silent_ms // 1000} s: {self._trouble or 'no error so far'}"]
 
     @property
     def serves_a_broker(self) -> bool:
@@ -156,7 +166,7 @@ class Topology:
         except BrokerError as error:
             refusal = error if isinstance(error, BrokerRefusedError) else None
             if refusal is not None or error.code is not None or not error.retriable:
-                self._silent_since_ms, self._is_silent = None, False  # a broker has answered
+                self._note_answer()
             else:
                 self._note_silence(str(error))
             if refusal is not None and self.refusal is None:
@@ -168,17 +178,17 @@ class Topology:
         if self.refusal is not None:
             logger.info("the brokers accept the proxy again")
         self._failing.ended()
-        self._silent_since_ms, self._is_silent = None, False
+        self._note_answer()
         self._topics.note(metadata, names, asked_at_ms)
         self._trouble = self.refusal = None
         return metadata
 
+    def _note_answer(self) -> None:
+        self._answered_at_ms, self._is_silent = self._clock_ms(), False
+
     def _note_silence(self, error: str) -> None:
         """Alarms when no broker has answered for a while. A restart of the only broker is no alarm."""
-        now_ms = self._clock_ms()
-        if self._silent_since_ms is None:
-            self._silent_since_ms = now_ms
-        if not self._is_silent and now_ms - self._silent_since_ms >= _SILENT_AFTER_MS:
+        if not self._is_silent and self._clock_ms() - self._answered_at_ms >= _SILENT_AFTER_MS:
             self._is_silent = True
             logger.error("no broker has answered for a minute", extra={"error": error})
 

@@ -202,7 +202,7 @@ class Proxy:
             return ["stopping"]
         if not self.topology.is_ready:
             return [f"the proxy has not read the cluster yet: {self.topology.trouble or 'no answer so far'}"]
-        return [] if self.topology.serves_a_broker else self.topology.unserved
+        return self.topology.unreachable or ([] if self.topology.serves_a_broker else self.topology.unserved)
 
     def not_ready(self) -> list[str]:
         if reasons := self.not_serving():

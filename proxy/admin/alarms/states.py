@@ -255,7 +255,7 @@ STATES: Final[tuple[Alarm, ...]] = (
         "The proxy asks all brokers for the cluster's metadata, and none of them answers. It asks again.",
         (
             "Everything: clients reach no broker, and nothing is copied, trimmed or expired. The sizes of the backlog "
-            "are not known."
+            "are not known. The proxy does not serve, and is not ready."
         ),
         (
             "Check the brokers, their advertised listeners, the network, and the certificate authority in "

@@ -1,10 +1,11 @@
 """The admin port: the page, its API, `/metrics` for Prometheus, and the probes of process managers and load balancers.
 
-A process is live while its event loop runs (`/livez`). It serves while it can relay requests to the brokers
-(`/servez`). It is ready while, besides, every broker has a listener, the brokers accept the proxy, and the metadata
-topic can be used (`/readyz`). Other problems are alarms alone. Proxies share problems, such as lost metadata. Then a
-load balancer that asks `/readyz` takes all proxies from the clients, also from those that need local records alone. So
-a load balancer asks `/servez`. `/servez` and `/readyz` answer 503 with one line per reason.
+A process is live while its event loop runs (`/livez`). It serves while it can relay requests to the brokers: one of
+them has a listener, and one has answered within `metadata.max.age.ms` plus 10 s (`/servez`). It is ready while,
+besides, every broker has a listener, the brokers accept the proxy, and the metadata topic can be used (`/readyz`).
+Other problems are alarms alone. Proxies share problems, such as lost metadata. Then a load balancer that asks `/readyz`
+takes all proxies from the clients, also from those that need local records alone. So a load balancer asks `/servez`.
+`/servez` and `/readyz` answer 503 with one line per reason.
 """
 
 from __future__ import annotations

@@ -47,11 +47,15 @@ async def test_a_proxy_tells_its_state() -> None:
     proxy.topology.refusal = None
     found.append(proxy.state)
     served.append(not proxy.not_serving())
+    proxy.topology._answered_at_ms -= 15_000
+    gone = [proxy.not_serving(), proxy.not_ready()]
+    proxy.topology._answered_at_ms += 15_000
     proxy._stops = True
     found.append(proxy.state)
     served.append(not proxy.not_serving())
     await proxy.client.close()
     assert found == [ProcessState.INITIALIZING, ProcessState.FAILED, ProcessState.SERVING, ProcessState.DRAINING]
     assert served == [False, False, True, True, False]
+    assert gone == 2 * [["no broker has answered for 15 s: no error so far"]]
     assert raised == [RaisedAlarm("proxy-rejected", THIS_PROCESS, "wrong password")]
     assert proxy.view.alarms.raised() == []

@@ -362,6 +362,24 @@ async def test_brokers_that_are_silent_for_a_minute_are_an_alarm(caplog: pytest.
     assert rig.topology.silence == []
 
 
+async def test_brokers_that_do_not_answer_the_next_read_are_unreachable() -> None:
+    rig = Rig()
+    limit_ms = 60_000 + 10_000  # the interval of the reads, and the deadline of one
+    assert rig.topology.unreachable == []
+    rig.client.now_ms = 1_000
+    assert await rig.topology.refresh()
+    rig.client.now_ms += limit_ms - 1
+    assert rig.topology.unreachable == []
+    rig.client.now_ms += 1
+    assert rig.topology.unreachable == ["no broker has answered for 70 s: no error so far"]
+    rig.client.trouble = "down"
+    assert not await rig.topology.refresh()
+    assert rig.topology.unreachable == ["no broker has answered for 70 s: down"]
+    rig.client.code = 35
+    assert not await rig.topology.refresh()
+    assert rig.topology.unreachable == [], "a broker that answers with an error answers"
+
+
 async def test_a_refusal_is_final_only_before_the_first_success(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.client.trouble = "down"
