@@ -5,6 +5,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage. Under `tidegate tier`, 1 means 
 
 from __future__ import annotations
 
+import logging
 import sys
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -39,6 +40,9 @@ from proxy.process.unhandled_errors import unhandled_errors_logged
 from tiers.commands import console
 from tiers.commands.console import ConfigFile, explained
 from tiers.commands.program import Program
+from tiers.config.tiering_text import NOTHING_TIERED
+
+logger = logging.getLogger(__name__)
 
 tier = Program(
     name="tier",
@@ -109,6 +113,8 @@ def serve(config: ConfigFile) -> None:
     require_tracing(settings)
     set_up_logging(settings.log.level, settings.log.format)
     with unhandled_errors_logged():
+        if not settings.is_tiered:
+            logger.info("tiered: %s", NOTHING_TIERED)
         if not settings.workers:
             serve_forever(settings, load=partial(load_config, config))
         elif not serve_processes(settings, config):
@@ -119,8 +125,10 @@ def serve(config: ConfigFile) -> None:
 def check(config: ConfigFile) -> None:
     """Contacts every broker and the store, and reports all problems.
 
-    Also prints the address at which clients reach each broker through the proxy. Writes a small object to the store
-    and deletes it again. The last line is "no problems", or the number of problems. Exit code 1: there is a problem."""
+    Also prints the address at which clients reach each broker through the proxy, and which topics are tiered by which
+    rule. Binds the ports that `tidegate serve` will bind, unless a proxy with this `state.path` runs. Writes a small
+    object to the store and deletes it again. The last line is "no problems", or the number of problems. Exit code 1:
+    there is a problem."""
     if not checked(load_config(config)):
         raise typer.Exit(FAILED)
 

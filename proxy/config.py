@@ -17,7 +17,8 @@ from tiers.config.tier_config import TierConfig, load_config_file
 from tiers.config.upstream_config import CertificateConfig
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the host."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -73,7 +74,7 @@ class AdminConfig(Section):
     @model_validator(mode="after")
     def _check_access(self) -> AdminConfig:
         is_guarded = self.token_file is not None or (self.tls is not None and self.tls.client_ca is not None)
-        if self.port and not is_guarded and not _is_loopback(self.host):
+        if self.port and not is_guarded and not is_loopback(self.host):
             raise ValueError(
                 f"host = {self.host!r} is no loopback address, so everybody who reaches the port could read the "
                 "page and /metrics: set token.file, or client.ca in [admin.tls], or host = '127.0.0.1'"

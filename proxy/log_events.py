@@ -136,6 +136,7 @@ OTHER_EVENTS: Final = {
     "broker … at …:… is advertised as …:…": "broker-advertised",
     "changed certificates are in use": "certificates-changed",
     "the settings are reloaded": "settings-reloaded",
+    "tiered": "tiered-topics",
     "these changed settings need a restart": "restart-needed",
     "connection refused": "connection-refused",
     "copying goes on": "copying-goes-on",

@@ -19,6 +19,7 @@ from proxy.cluster.broker_listeners import shared_ports
 from proxy.cluster.permissions import has_certificate_alone, missing_permissions, principal_of
 from proxy.commands.certificate_check import certificate_findings
 from proxy.commands.metadata_check import manager_trouble, metadata_topic_trouble
+from proxy.commands.port_check import advertised_problems, runs_now, taken_ports
 from proxy.commands.store_check import check_store
 from proxy.commands.topic_check import topic_findings
 from proxy.config import TidegateConfig
@@ -31,6 +32,7 @@ from proxy.wire.tls import listener_tls
 from tiers.broker.client import BrokerClient
 from tiers.broker.tls import TlsError
 from tiers.config.tier_config import ConfigError
+from tiers.config.tiering_text import NOTHING_TIERED
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError
 from tiers.event_loop import EventLoop
@@ -63,8 +65,12 @@ class Report:
     """The storage implementation, if the store answered."""
     store_findings: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    tiered: str = ""
+    """Which topics are tiered, and by which rule. Empty: that cannot be read."""
     rules: list[str] = field(default_factory=list)
     """The topics that each rule decides."""
+    ports: str | None = None
+    """Why the ports were not tried."""
     topic_remarks: list[str] = field(default_factory=list)
     """What an operator should know of topics, and what is no problem."""
     problems: list[str] = field(default_factory=list)
@@ -77,6 +83,10 @@ class Report:
             yield f"store {self.store}: written, read and deleted"
             for finding in self.store_findings:
                 yield f"store {self.store}: {finding}"
+        if self.ports is not None:
+            yield f"ports: {self.ports}"
+        if self.tiered:
+            yield f"tiered: {self.tiered}"
         yield from self.rules
         yield from (f"topic {remark}" for remark in self.topic_remarks)
         yield from (f"warning: {warning}" for warning in self.warnings)
@@ -103,7 +113,7 @@ def checked(config: TidegateConfig) -> bool:
 
 async def check(config: TidegateConfig) -> Report:
     """Reads the files of the settings, and contacts the brokers and the store. Problems become lines of the report."""
-    report = Report()
+    report = Report(tiered="" if config.is_tiered else NOTHING_TIERED)
     for listener in config.listener:
         try:
             listener_tls(listener.tls)
@@ -131,6 +141,7 @@ async def check(config: TidegateConfig) -> Report:
     except TlsError as error:
         report.problems.append(f"[upstream.tls] {error}")
         await _check_store(config, report)
+        _check_ports(config, report)
         return report
     of_files = len(report.problems)
     try:
@@ -141,6 +152,7 @@ async def check(config: TidegateConfig) -> Report:
     finally:
         await client.close()
     _check_certificates(config, report)
+    _check_ports(config, report)
     return report
 
 
@@ -157,7 +169,7 @@ async def _check_tier(config: TidegateConfig, client: BrokerClient, report: Repo
         report.problems += [] if lost is None else [lost]
     if len(report.problems) == of_files:
         found = await topic_findings(config, client)
-        report.rules, report.topic_remarks = found.rules, found.remarks
+        report.tiered, report.rules, report.topic_remarks = found.tiered, found.rules, found.remarks
         report.problems += found.problems
 
 
@@ -201,6 +213,14 @@ async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: R
                 report.problems.append(f"broker {node_id} has no address at {each.name}: {no_address}")
     admin = (config.admin.host, config.admin.port) if config.admin.port else None
     report.problems += [f"[listener] {line}" for line in shared_ports(listeners, metadata.brokers, admin)]
+
+
+def _check_ports(config: TidegateConfig, report: Report) -> None:
+    report.problems += advertised_problems(config.listener, [broker.address[0] for broker in report.brokers])
+    if runs_now(config):
+        report.ports = "not tried, because a process with this state.path runs"
+    else:
+        report.problems += taken_ports(config, [broker.node_id for broker in report.brokers])
 
 
 def _check_certificates(config: TidegateConfig, report: Report) -> None:

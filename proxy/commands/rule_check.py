@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from tiers.config.tiering_text import few
 from tiers.config.topic_policy import TopicConfig, TopicPolicy, is_internal
 from tiers.config.total_retention import TOTAL_KEYS, UNLIMITED
-
-_SHOWN_TOPICS = 5
 
 
 def rule_lines(rules: Sequence[TopicConfig], topics: Collection[str]) -> Iterator[str]:
@@ -26,9 +25,7 @@ def _meaning(rule: TopicConfig, first: list[str], *, is_matching: bool) -> str:
         return "warning: matches no topic: correct the rule, create the topic, or give the proxy DESCRIBE on it"
     if not first:
         return "warning: earlier rules decide about all topics that it matches: move it up, or remove it"
-    more = f", and {len(first) - _SHOWN_TOPICS} more" if len(first) > _SHOWN_TOPICS else ""
-    verb = "matches" if rule.remote_storage_enable else "excludes"
-    return f"{verb} {', '.join(first[:_SHOWN_TOPICS])}{more}"
+    return f"{'matches' if rule.remote_storage_enable else 'excludes'} {few(first)}"
 
 
 def useless_local_retentions(policy: TopicPolicy) -> Iterator[str]:

@@ -21,6 +21,7 @@ from tiers.access.open_tier import RemoteTierError, metadata_to_now
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import READ_UNCOMMITTED, FetchPosition, fetch_raw
 from tiers.config.paused_work import resume_command
+from tiers.config.tiering_text import tiering_of
 from tiers.config.topic_policy import TopicPolicy, exclusion
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
@@ -42,6 +43,8 @@ _HALF = 0.5
 class TopicFindings:
     """One line each. `remarks` are no problems: topics that a pattern names, and that are not tiered, or are paused."""
 
+    tiered: str = ""
+    """Which topics are tiered, and by which rule. Empty: it cannot be read."""
     rules: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -54,9 +57,10 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicF
     recorded totals then, and raises the alarms."""
     try:
         known = (await client.metadata(TIMEOUT_MS, TIMEOUT_MS)).topics.values()
-        rules = list(rule_lines(config.topics, [each.name for each in known if not each.is_internal]))
+        names = [each.name for each in known if not each.is_internal]
+        rules = list(rule_lines(config.topics, names))
         if not config.remote_log.is_topic_based:
-            return TopicFindings(rules)
+            return TopicFindings(tiering_of(config.topics, names), rules)
         async with AsyncExitStack() as stack:
             cluster = await client.metadata_naming(config.remote_log.metadata_topic, TIMEOUT_MS)
             metadata = None
@@ -70,7 +74,7 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicF
                 metadata,
             )
             policies = (await topics.refresh(TIMEOUT_MS)).values()
-            found = TopicFindings(rules, conflicts(policies))
+            found = TopicFindings(topics.tiering, rules, conflicts(policies))
             found.problems += [line for policy in policies for line in useless_local_retentions(policy)]
             for topic, reason in sorted(topics.refused.items()):
                 lines = found.problems if topics.is_expected(topic) else found.remarks

@@ -1,6 +1,6 @@
 """The composition root of one process: builds its parts from the settings in order, and closes them in reverse order.
 
-metrics, admin HTTP -> broker client -> remote tier -> listeners -> ready -> signal -> drain -> end
+metrics, admin HTTP -> ports -> broker client -> remote tier -> listeners -> ready -> signal -> drain -> end
 
 Every process has one role. A `Proxy` serves clients, either with a remote tier of its own or as one of several workers.
 A `RemoteLogProcess` and a `RemoteReaderProcess` run beside the workers.
@@ -27,7 +27,7 @@ from protocol.api_keys import ApiKey
 from proxy.admin.facts import ProcessState
 from proxy.admin.sampling import sampled
 from proxy.admin.source import OwnFacts
-from proxy.cluster.broker_listeners import Listen, ListenerAddresses
+from proxy.cluster.broker_listeners import BOOTSTRAP_PORT, Listen, ListenerAddresses
 from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
 from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
@@ -44,6 +44,7 @@ from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
 from proxy.process.admin.process_state import SERVES_NO_CLIENTS, STATE_LINE, StateMetric
 from proxy.process.admin.process_view import ProcessView
 from proxy.process.end_signals import set_by_end_signals
+from proxy.process.held_ports import HeldPorts
 from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.loop_latency import LoopLatency
@@ -58,7 +59,7 @@ from proxy.version import installed_version
 from proxy.wire.context import Router
 from proxy.wire.error_log import Incident
 from proxy.wire.exchange import Handler, PrefixHandler
-from proxy.wire.server import Entrance, ProxyServer, bind, monotonic_ms
+from proxy.wire.server import Entrance, ProxyServer, monotonic_ms, named_in_errors
 from proxy.wire.tls import listener_tls
 from tiers.config.upstream_config import broker_client
 from tiers.event_loop import EventLoop
@@ -91,13 +92,13 @@ def listener_addresses(listener: ListenerConfig) -> ListenerAddresses:
     )
 
 
-def entrance_of(listener: ListenerConfig, ports: PortClaims | None) -> Entrance:
-    """Returns how clients come in. `ports` opens the ports that workers share. Raises `TlsError`."""
+def entrance_of(listener: ListenerConfig, ports: PortClaims | None, held: HeldPorts) -> Entrance:
+    """Returns how clients come in. `ports` opens the ports that workers share, `held` all others. Raises `TlsError`."""
     shared = None if ports is None or listener.reuse_port else partial(ports.open, listener.name)
     return Entrance(
         listener_tls(listener.tls),
         listener.proxy_protocol_trusted_networks,
-        shared or partial(bind, reuse_port=listener.reuse_port),
+        shared or partial(held.open, reuse_port=listener.reuse_port),
     )
 
 
@@ -119,7 +120,9 @@ class Role(Protocol):
         """Returns the last incidents of connections, the oldest first."""
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Opens the parts that do not need the remote tier. Raises `BrokerRefusedError`."""
+        """Binds ports, and opens the parts that do not need the remote tier. Changes neither cluster nor store.
+
+        Raises `BrokerRefusedError`, and `OSError` if a port cannot be bound."""
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
         """Opens the remote tier. Has no deadline, but the caller may cancel it.
@@ -152,7 +155,8 @@ class Proxy:
         registry.register(self.metrics)
         self.view = ProcessView(registry, self.metrics)
         self.client = broker_client(config.upstream)
-        entrances = [entrance_of(each, ports) for each in config.listener]
+        self._held = HeldPorts()
+        entrances = [entrance_of(each, ports, self._held) for each in config.listener]
         self.topology = Topology(
             self.client,
             config.upstream.bootstrap_servers,
@@ -216,6 +220,11 @@ class Proxy:
 
     async def open(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.client.close)
+        stack.callback(self._held.close)
+        if self._worker is None:  # the supervisor of the workers has tried the ports
+            for listener in self._live.config.listener:
+                with named_in_errors(BOOTSTRAP_PORT):
+                    self._held.hold(listener.host, listener.bootstrap_port, reuse_port=listener.reuse_port)
         await stack.enter_async_context(self.server)
         if not self._live.config.is_tiered:
             # Without a remote tier, clients do not depend on the proxy's own login. But the brokers' rejection of that

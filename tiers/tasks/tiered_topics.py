@@ -27,6 +27,7 @@ from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.paused_work import TierWork
+from tiers.config.tiering_text import tiering_text
 from tiers.config.topic_policy import BROKER_KEYS, Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
 from tiers.config.total_retention import UNLIMITED
 from tiers.errors import BrokerError, RemoteLogMetadataError
@@ -76,6 +77,7 @@ class _Known:
 
 class _Judged(NamedTuple):
     known: _Known
+    rule: TopicConfig
     is_expected: bool
     found: TopicPolicy | Refusal
 
@@ -105,6 +107,8 @@ class TieredTopics:
         self._refused: dict[str, str] = {}
         self._expected: set[str] = set()
         self._paused: set[tuple[str, TierWork]] = set()
+        self.tiering = ""
+        """Which topics are tiered, and by which rule, as of the last refresh. Empty before the first."""
 
     @property
     def policies(self) -> Mapping[UUID, TopicPolicy]:
@@ -128,7 +132,9 @@ class TieredTopics:
     def change_rules(self, rules: Sequence[TopicConfig]) -> None:
         """Replaces the rules of the file. The policies follow before this returns."""
         self._rules = tuple(rules)
-        self._take(self._judgements(self._known.values(), self._rules))
+        judged = list(self._judgements(self._known.values(), self._rules))
+        self._take(judged)
+        self._report_tiering(judged)
 
     async def refresh(self, timeout_ms: int) -> Mapping[UUID, TopicPolicy]:
         """Asks the cluster, and returns the policies by topic id.
@@ -170,6 +176,7 @@ class TieredTopics:
             if rules is not self._rules:
                 judged = list(self._judgements(known.values(), self._rules))
             self._take(judged)
+            self._report_tiering(judged)
         except Exception:
             doubtful_now = [replace(known, is_doubtful=True) for known in self._known.values()]
             self._take(self._judgements(doubtful_now, self._rules))
@@ -192,7 +199,7 @@ class TieredTopics:
             if rule is not None:
                 found = each.policy(rule)
                 is_expected = each.is_named_by(rule) or (isinstance(found, Refusal) and self._has_remote_records(each))
-                yield _Judged(each, is_expected, found)
+                yield _Judged(each, rule, is_expected, found)
 
     def _has_remote_records(self, known: _Known) -> bool:
         metadata, topic_id = self._metadata, known.topic_id
@@ -247,6 +254,13 @@ class TieredTopics:
                 logger.log(level, "a topic cannot be tiered", extra={"topic": topic, "reason": reason})
         self._refused, self._expected = refused, set(expected)
         self._metrics.refused_topics.set(len(refused.keys() & expected))
+
+    def _report_tiering(self, judged: Sequence[_Judged]) -> None:
+        tiered = [(each.known.topic, each.rule) for each in judged if isinstance(each.found, TopicPolicy)]
+        text = tiering_text(self._rules, tiered)
+        if text != self.tiering:
+            logger.info("tiered: %s", text)
+        self.tiering = text
 
     def _report_paused(self, policies: Iterable[TopicPolicy]) -> None:
         paused = {(policy.topic, work) for policy in policies for work in policy.paused}

@@ -16,8 +16,16 @@ import typer
 from proxy import cli
 from proxy.commands.check import Report
 from proxy.commands.tier import topics
+from tests.support.servers.ports import free_ports
 
-NOBODY = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n'
+NOBODY = f"""
+[upstream]
+bootstrap.servers = "127.0.0.1:1"
+[admin]
+port = 0
+[listener]
+bootstrap.port = {free_ports(1)[0]}
+"""
 
 
 @pytest.fixture
@@ -170,6 +178,11 @@ def test_a_bad_file_is_exit_code_2(config: Path, text: str, capsys: pytest.Captu
     [
         ("[listener] bootstrap.port", "[listener]\nhost = '127.0.0.1'\nbootstrap.port = {}\n[admin]\nport = 0\n"),
         ("[admin] port", "[admin]\nport = {}\n"),
+        (
+            "[listener] bootstrap.port",
+            "[listener]\nhost = '127.0.0.1'\nbootstrap.port = {}\n[admin]\nport = 0\n"
+            "[storage]\nimplementation = 'local'\npath = '{}'\n",
+        ),
     ],
 )
 def test_a_port_that_is_taken_is_exit_code_1(
@@ -179,7 +192,7 @@ def test_a_port_that_is_taken_is_exit_code_1(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        config.write_text(NOBODY.partition("[admin]")[0] + lines.format(port))
+        config.write_text(NOBODY.partition("[admin]")[0] + lines.format(port, config.parent))
         assert cli.run(["serve", "--config", str(config)]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tidegate: ")]
     assert line == f"tidegate: {setting}: 127.0.0.1:{port}: Address already in use"

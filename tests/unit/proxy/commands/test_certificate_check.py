@@ -81,5 +81,5 @@ brokers.by = "sni"
 [listener.tls]
 certificate = "{file}"
 """
-        [problem] = (await check(parse_config(settings))).problems
+        problem, *_ = (await check(parse_config(settings))).problems
     assert problem.startswith(f"[listener.tls] {file} is for kafka.example.org, and broker-7.kafka.example.org is adv")

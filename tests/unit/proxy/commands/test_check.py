@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from proxy.commands.check import check
+from proxy.commands.port_check import advertised_problems
+from proxy.config import TidegateConfig
+from proxy.wire.server import bind
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.proxy.parsed_config import parse_config
+from tests.support.servers.ports import free_ports
+from tiers.metadata.state.layout import LOCK_FILE
+
+HOST = "127.0.0.1"
+
+
+def config_with_ports(broker: ScriptedBroker, ports: Sequence[int], more: str = "") -> TidegateConfig:
+    bootstrap, of_broker, admin = ports
+    return parse_config(f"""
+[upstream]
+bootstrap.servers = "{HOST}:{broker.port}"
+[listener]
+host = "{HOST}"
+bootstrap.port = {bootstrap}
+base.port = {of_broker - broker.node_id}
+[admin]
+port = {admin}
+{more}
+""")
 
 
 async def test_an_unusable_guard_of_the_admin_port_is_a_problem(tmp_path: Path) -> None:
@@ -18,7 +43,7 @@ async def test_an_unusable_guard_of_the_admin_port_is_a_problem(tmp_path: Path) 
     token.write_text("secret")
     certificate = tmp_path / "admin.pem"
     settings += f'[admin.tls]\ncertificate = "{certificate}"\n'
-    said = [problem for problem in (await check(parse_config(settings))).problems if problem.startswith("[admin")]
+    said = [problem for problem in (await check(parse_config(settings))).problems if problem.startswith("[admin.tls]")]
     assert said == [f"[admin.tls] {certificate}: No such file or directory"]
 
 
@@ -57,7 +82,7 @@ base.port = 9200
 """
         problems = (await check(parse_config(settings))).problems
     both = "broker 7 at 0.0.0.0:9092 and the bootstrap port of 0.0.0.0:9107"
-    assert problems == [f"[listener] port 9107 is {both}: change the ports of one of them"]
+    assert f"[listener] port 9107 is {both}: change the ports of one of them" in problems
 
 
 @pytest.mark.parametrize(("sasl", "count"), [("", 1), ('[upstream.sasl]\nmechanism = "PLAIN"\nusername = "u"\n', 0)])
@@ -70,3 +95,52 @@ async def test_a_certificate_at_the_brokers_without_sasl_is_a_problem(sasl: str,
         each for each in problems if each.startswith("[upstream.tls] certificate without [upstream.sasl]: the brok")
     ]
     assert (len(said), all("add [upstream.sasl]" in each for each in said)) == (count, True)
+
+
+async def test_every_port_that_serve_will_bind_is_tried() -> None:
+    ports = free_ports(3)
+    async with ScriptedBroker(7) as broker:
+        config = config_with_ports(broker, ports)
+        free = list((await check(config)).lines())
+        with ExitStack() as stack:
+            for port in ports:
+                stack.enter_context(closing(bind(HOST, port, reuse_port=True)))
+            problems = (await check(config)).problems
+    nothing = "nothing, because there is no [storage], or remote.log.storage.system.enable is false"
+    assert free[-2:] == [f"tiered: {nothing}", "no problems"]
+    bootstrap, of_broker, admin = (f"{HOST}:{port}: Address already in use" for port in ports)
+    assert [each.partition(": stop")[0] for each in problems] == [
+        f"[listener] bootstrap.port: {bootstrap}",
+        f"[listener] base.port: broker 7: {of_broker}",
+        f"[admin] port: {admin}",
+    ]
+
+
+async def test_a_proxy_that_runs_has_its_ports(tmp_path: Path) -> None:
+    ports = free_ports(3)
+    tier = f'[state]\npath = "{tmp_path}"\n[storage]\nimplementation = "local"\npath = "{tmp_path}"\n'
+    async with ScriptedBroker(7) as broker:
+        config = config_with_ports(broker, ports, tier)
+        with closing(bind(HOST, ports[0], reuse_port=False)):
+            stopped = (await check(config)).problems
+            (tmp_path / "metadata").mkdir()
+            with (tmp_path / "metadata" / LOCK_FILE).open("wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                running = await check(config)
+    assert [each for each in stopped if each.startswith("[listener]")] != []
+    assert [each for each in running.problems if each.startswith("[listener]")] == []
+    assert "ports: not tried, because a process with this state.path runs" in running.lines()
+
+
+@pytest.mark.parametrize(
+    ("listener", "broker_host", "count"),
+    [
+        ("", "kafka-1.example.org", 1),
+        ('advertised.host = "localhost"', "kafka-1.example.org", 0),
+        ('host = "127.0.0.1"', "kafka-1.example.org", 0),
+        ("", "127.0.0.1", 0),
+    ],
+)
+async def test_remote_clients_need_an_advertised_host(listener: str, broker_host: str, count: int) -> None:
+    config = parse_config(f'[upstream]\nbootstrap.servers = "{HOST}:1"\n[listener]\n{listener}\n')
+    assert len(list(advertised_problems(config.listener, [broker_host]))) == count

@@ -143,7 +143,8 @@ name = "orderz"
         client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
         found = await topic_findings(config, client)
         await client.close()
-    assert found == TopicFindings(["[[topics]] orders-*: matches orders-eu", f"[[topics]] orderz: {NO_TOPIC}"])
+    tiered = "by [[topics]] orders-*: orders-eu; by [[topics]] orderz: no topic"
+    assert found == TopicFindings(tiered, ["[[topics]] orders-*: matches orders-eu", f"[[topics]] orderz: {NO_TOPIC}"])
 
 
 async def test_the_check_reads_the_retentions_of_the_brokers() -> None:
@@ -182,5 +183,6 @@ name = "all"
         found = await topic_findings(config, client)
         await client.close()
     [problem], [remark] = found.problems, found.remarks
+    assert found.tiered == "by [[topics]] orders: orders; by [[topics]] all: all"
     assert problem.startswith("orders: local.retention.ms is 2592000000 ms, more than the total of 604800000 ms")
     assert remark.startswith("all is never trimmed")

@@ -190,7 +190,8 @@ async def test_an_unfit_topic_that_only_matches_a_pattern_is_no_error(
     topics = tiered(cluster, TopicConfig(pattern="*"), overrides={meant: {"remote.storage.enable": "true"}})
     with caplog.at_level(logging.INFO, "tiers.tasks.tiered_topics"):
         assert await topics.refresh(TIMEOUT_MS) == {}
-    assert {line.__dict__["topic"]: line.levelname for line in caplog.records} == {"state": "INFO", "meant": "ERROR"}
+    refused = [line for line in caplog.records if line.message == "a topic cannot be tiered"]
+    assert {line.__dict__["topic"]: line.levelname for line in refused} == {"state": "INFO", "meant": "ERROR"}
 
 
 async def test_a_refused_topic_with_remote_records_is_an_error(
@@ -429,3 +430,26 @@ async def test_other_rules_change_the_refused_topics_at_once(cluster: Cluster) -
     assert (set(topics.refused), topics.is_expected("state")) == ({"state"}, True)
     topics.change_rules([])
     assert (set(topics.refused), topics.is_expected("state")) == (set(), False)
+
+
+async def test_one_line_says_what_is_tiered_and_by_which_rule(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    metadata = settings({})
+    for number, name in enumerate(("orders-eu", "orders-us", "payments"), 1):
+        cluster.add(name, number)
+    topics = TieredTopics(cluster.client, [], RemoteLogManagerMetrics(CollectorRegistry()), metadata)
+    with caplog.at_level(logging.INFO, "tiers.tasks.tiered_topics"):
+        for _ in range(2):
+            await topics.refresh(TIMEOUT_MS)
+        await metadata.change_topic_tier_config(UUID(int=3), "payments", {"remote.storage.enable": "true"})
+        await topics.refresh(TIMEOUT_MS)
+        topics.change_rules([TopicConfig(pattern="orders-*"), TopicConfig(pattern="orderz")])
+        await topics.refresh(TIMEOUT_MS)
+    assert caplog.messages == [
+        "tiered: only by kafka-configs: no topic",
+        "tiered: only by kafka-configs: payments",
+        "tiered: by [[topics]] orders-*: no topic; by [[topics]] orderz: no topic; by kafka-configs: payments",
+        "tiered: by [[topics]] orders-*: orders-eu, orders-us; by [[topics]] orderz: no topic;"
+        " by kafka-configs: payments",
+    ]
