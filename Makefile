@@ -16,7 +16,7 @@ VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/support/s
 # test starts compile its modules again.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-spark test test-all soak matrix simulate mutants check fuzz drill bench docs lock jars frameworks clean
+.PHONY: help demo demo-spark test test-all soak matrix simulate mutants check fuzz drill bench docs alerts lock jars frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -99,6 +99,14 @@ docs: .venv/docs ## build the documentation as web pages, and fail on a broken l
 
 # The source folder is the root of the repository, because pages link to files outside of docs/.
 SPHINX = $(BIN)/sphinx-build -q -W --keep-going -c docs -b html . build/docs
+
+ALERTS ?= build/tidegate-alerts.yaml
+
+alerts: ## write the alert rules with links to your copy of docs/runbook (RUNBOOKS=https://git.example.org/tidegate/docs/runbook)
+	@test -n "$(RUNBOOKS)" || { echo "say RUNBOOKS=URL, the address of your copy of docs/runbook" >&2; exit 1; }
+	@mkdir -p $(dir $(ALERTS))
+	@sed 's|runbook_url: docs/runbook|runbook_url: $(RUNBOOKS:/=)|' deploy/prometheus/tidegate-alerts.yaml > $(ALERTS)
+	@echo "The rules: $(ALERTS)"
 
 lock: .venv/bin/python ## pin every dependency again, with hashes (ARGS=--upgrade for the newest)
 	$(BIN)/python -m pip install -q pip-tools

@@ -201,10 +201,23 @@ def test_values_change_the_ports_of_all_manifests_together() -> None:
     assert environment["TIDEGATE__ADMIN__PORT"] == "9999"
 
 
+@pytest.mark.full
+def test_the_chart_has_the_alerts_with_links_to_the_runbook() -> None:
+    command = ["helm", "template", "tidegate", str(CHART), "--set", "alerts.enabled=true"]
+    rendered = programs.run(*command, "--set", "alerts.runbookUrl=https://example.org/runbook/,alerts.labels.release=p")
+    rule = one_of([one for one in yaml.safe_load_all(rendered) if one], "PrometheusRule")
+    plain = (DEPLOY / "prometheus/tidegate-alerts.yaml").read_text()
+    linked = plain.replace("runbook_url: docs/runbook/", "runbook_url: https://example.org/runbook/")
+    assert rule["spec"] == yaml.safe_load(linked)
+    assert rule["metadata"]["labels"]["release"] == "p"
+    with pytest.raises(AssertionError, match=r"alerts\.runbookUrl is missing"):
+        programs.run(*command)
+
+
 def test_the_chart_has_the_parts_of_the_plain_manifests() -> None:
     templates = "".join(path.read_text() for path in (CHART / "templates").glob("*.yaml"))
     kinds = {one["kind"] for one in plain_manifests()} - {"Secret"}
-    assert set(re.findall(r"^kind: (\w+)$", templates, re.MULTILINE)) == kinds
+    assert set(re.findall(r"^kind: (\w+)$", templates, re.MULTILINE)) == kinds | {"PrometheusRule"}
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     for path in re.findall(r"\.Values\.([\w.]+)", templates):
         found: Any = values

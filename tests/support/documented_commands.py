@@ -64,6 +64,7 @@ HOW: Final[Mapping[str, Mapping[str, str]]] = {
     "docs/operations.md": {
         "curl -X POST": "tests/unit/proxy/test_admin_access.py",
         "docker": DOCKER,
+        "make alerts": "tests/test_alert_rules.py",
         "useradd": SYSTEMD,
         "python3 -m venv /opt/tidegate": SYSTEMD,
         "/opt/tidegate/bin/pip install": DOWNLOADS,
