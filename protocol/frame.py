@@ -28,6 +28,11 @@ _HTTP_MESSAGES = frozenset(
 """The first four bytes of an HTTP stream. As lengths, they are above 1 GiB, which no first frame has."""
 
 
+def begins_http(size: int) -> bool:
+    """Whether the first length of a stream is the begin of an HTTP message."""
+    return size in _HTTP_MESSAGES
+
+
 class FramePart(NamedTuple):
     """Consecutive bytes of one frame, as on the wire."""
 
@@ -147,7 +152,7 @@ class FrameTracker:
             self._started = True
             if size >> 16 in _TLS_RECORDS:
                 raise TlsHandshakeError("the peer speaks TLS where plain text was expected")
-            if size in _HTTP_MESSAGES:
+            if begins_http(size):
                 raise HttpError("the peer speaks HTTP where Kafka's protocol was expected")
         if size < 0:
             raise FrameSizeError(f"a frame with the negative length {size}")

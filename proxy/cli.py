@@ -1,6 +1,6 @@
 """The command `tidegate`. It answers a user's mistake with one line on standard error.
 
-Exit codes: 0 success, 1 failure, 2 wrong usage. Under `tidegate tier`, 1 means findings and 3 means failure.
+docs/commands.md has its exit codes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from proxy.process.processes import serve_processes
 from proxy.process.reload import hold_reloads
 from proxy.process.tracing import require_tracing
 from proxy.process.unhandled_errors import unhandled_errors_logged
-from tiers.commands import console
-from tiers.commands.console import ConfigFile, explained
+from tiers.commands.console import FAILED, FINDINGS, INTERRUPTED, ConfigFile, explained
 from tiers.commands.program import Program
 from tiers.config.tiering_text import NOTHING_TIERED
 
@@ -69,9 +68,6 @@ tier.add_typer(quarantine)
 tier.add_typer(missing_topics)
 tier.add_typer(metadata)
 
-
-FAILED = 1
-"""The exit code of a failure, except under `tidegate tier`."""
 
 app = Program(
     name="tidegate",
@@ -130,7 +126,7 @@ def check(config: ConfigFile) -> None:
     object to the store and deletes it again. The last line is "no problems", or the number of problems. Exit code 1:
     there is a problem."""
     if not checked(load_config(config)):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(FINDINGS)
 
 
 app.command()(init)
@@ -158,9 +154,9 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as ended:
         return ended.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        return FAILED
+        return INTERRUPTED
     except Exception as error:
-        return _say(*explained(error, console.FAILED if arguments[:1] == ["tier"] else FAILED))
+        return _say(*explained(error))
     return result if isinstance(result, int) else 0
 
 

@@ -24,8 +24,15 @@ INTRODUCTION = """\
 Every command, its arguments and its options, as `--help` prints them. `proxy/command_reference.py` generates
 this page from the code. [operations.md](operations.md) says which command answers which question.
 
-Exit codes of `tidegate tier`: 0 success, 1 findings, 2 wrong usage, 3 failure. Of all other commands: 0 success, 1 a
-problem, a finding or a failure, 2 wrong usage.
+The exit codes of all commands, also those of `tidegate-pipeline`:
+
+| Code | Meaning |
+|---|---|
+| 0 | The command succeeded, and found nothing wrong. SIGTERM or SIGINT ended `serve`, or Ctrl-C ended `top`. |
+| 1 | The command worked, and found something that needs an operator: a problem, damage, or records at risk. |
+| 2 | The command line or the settings file is wrong. |
+| 3 | The command failed, or `tidegate serve` could not start. One line on standard error says why. |
+| 130 | Ctrl-C interrupted another command. |
 """
 """The part of the page that does not depend on the code."""
 

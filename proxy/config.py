@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from proxy.listener_config import ListenerCertificateConfig, ListenerConfig, ListenerTlsConfig
+from tiers.config.host_names import Host
 from tiers.config.setting_keys import ONE_OR_MORE
 from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
 from tiers.config.tier_config import TierConfig, load_config_file
@@ -51,9 +52,8 @@ class AdminConfig(Section):
 
     subsections = frozenset({"tls"})
 
-    host: str = Field(
+    host: Host = Field(
         default="127.0.0.1",
-        min_length=1,
         description=(
             "The address to bind. Another one than a loopback address needs `token.file`, or `client.ca` in "
             "`[admin.tls]`."

@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, model_validator
 
+from tiers.config.host_names import Host, check_host, is_host_name
 from tiers.config.settings import Section
 from tiers.config.upstream_config import CertificateConfig
-
-_LABEL = r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?"
-_HOST_NAME = re.compile(rf"(\*\.)?({_LABEL}\.)*{_LABEL}")
-
-
-def _is_host_name(name: str) -> bool:
-    """`name` is in lower case. `*` may stand for its first label. A name whose last label is a number is an address."""
-    return _HOST_NAME.fullmatch(name) is not None and not name.rpartition(".")[2].isdecimal()
 
 
 def _host_names(value: object) -> object:
     names = [name.lower().rstrip(".") for name in value if isinstance(name, str)] if isinstance(value, list) else []
     for name in names:
-        if not _is_host_name(name):
+        if not is_host_name(name.removeprefix("*.")):
             raise ValueError(f"{name!r} is not a host name; `*` may only stand for the whole first label")
     return names or value
 
 
 def _advertised_host(value: str) -> str:
-    name = value.replace("{id}", "0").lower().removesuffix(".")
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        # A resolver also accepts other forms of an address, for example 0x7f.0.0.1.
-        if "*" in name or _HOST_NAME.fullmatch(name) is None or name.replace(".", "").isdecimal():
-            wanted = "is not a host name or an IP address: write it without a scheme and without a port"
-            raise ValueError(f"{value!r} {wanted}") from None
+    check_host(value.replace("{id}", "0"))
     return value
 
 
@@ -111,7 +96,7 @@ class ListenerConfig(Section):
 
     subsections = frozenset({"tls"})
 
-    host: str = Field(default="0.0.0.0", min_length=1, description="The address to bind.")
+    host: Host = Field(default="0.0.0.0", description="The address to bind.")
     advertised_host: Annotated[str, AfterValidator(_advertised_host)] = Field(
         default="localhost",
         validation_alias="advertised.host",

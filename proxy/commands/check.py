@@ -26,6 +26,7 @@ from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
 from proxy.process.admin.access import AdminTokenError, admin_access
 from proxy.process.app import listener_addresses
+from proxy.process.probes import state_folders, write_probe
 from proxy.process.tracing import require_tracing
 from proxy.wire.context import Address
 from proxy.wire.tls import listener_tls
@@ -178,18 +179,20 @@ def _file_problems(config: TidegateConfig) -> Iterator[str]:
         config.encryption.key_ring()
     except ValueError as error:
         yield f"[encryption] {error}"
-    if (trouble := _folder_trouble(config.state.path)) is not None:
-        yield f"[state] path: {trouble}"
+    for folder in sorted({_nearest(each) for each in state_folders(config).values()}):
+        if not folder.is_dir():
+            yield f"[state] path: {folder} is not a folder: change `path`"
+            continue
+        try:
+            write_probe(folder / f".probe-{os.getpid()}")
+        except OSError as error:
+            said = "change its rights or its owner, or change `path`"
+            yield f"[state] path: {folder} cannot be written: {error.strerror}: {said}"
 
 
-def _folder_trouble(path: Path) -> str | None:
-    """Returns why this user cannot create or write the folder; None if nothing is wrong. Creates nothing."""
-    nearest = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
-    if not nearest.is_dir():
-        return f"{nearest} is not a folder: change `path`"
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        return f"{nearest} is not writable for this user: change its rights or its owner, or change `path`"
-    return None
+def _nearest(path: Path) -> Path:
+    """Returns the folder, or the one in which the proxy creates it."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
 
 
 async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: Report) -> None:

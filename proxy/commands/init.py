@@ -18,7 +18,7 @@ import typer
 
 from proxy.commands.check import checked
 from proxy.config import TidegateConfig, load_config
-from tiers.commands.console import say
+from tiers.commands.console import FINDINGS, say
 from tiers.config.tier_config import ConfigError, parse_config_text
 
 
@@ -126,7 +126,7 @@ def init(
     say(f"{file} was written.")
     if check and not checked(load_config(file)):
         say(f"Correct {file}, and run: tidegate check --config {file}")
-        raise typer.Exit(1)
+        raise typer.Exit(FINDINGS)
     say(f"Start the proxy: tidegate serve --config {file}")
 
 

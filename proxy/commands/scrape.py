@@ -79,6 +79,11 @@ class AdminClient:
         try:
             async with self._session.get(f"{self.url}{path}") as response:
                 text = await response.text()
+                if response.status == 401 and "Authorization" in self._session.headers:
+                    raise RemoteTierError(
+                        f"the admin port at {self.url} refuses the token of [admin] token.file: use the file of the"
+                        " proxy that has this port"
+                    )
                 if response.status == 401:
                     raise RemoteTierError(
                         f"the admin port at {self.url} asks for a token or a client certificate: use the file of the"

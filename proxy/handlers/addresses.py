@@ -27,7 +27,7 @@ def check_version(api_key: int, api_version: int) -> None:
     """Raises `ProtocolError` for a version that was not advertised. That ends the connection, as on a broker."""
     versions = DECODED_APIS.get(api_key)
     if versions is None or api_version not in versions:
-        raise ProtocolError(f"the client uses version {api_version} of API key {api_key}, which was not advertised")
+        raise ProtocolError(f"version {api_version} of API key {api_key}, which was not advertised")
 
 
 class AddressRewriter:

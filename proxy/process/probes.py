@@ -28,6 +28,11 @@ def process_fitness(config: TidegateConfig) -> Fitness:
     return Fitness(interval_ms=config.remote_log.probe_interval_ms, wall_clock_ms=wall_clock_ms)
 
 
+def state_folders(config: TidegateConfig) -> dict[str, Path]:
+    """Returns the folders that an owner writes."""
+    return {"state folder": config.state.path / "metadata", "spool folder": config.state.path / "spool"}
+
+
 async def run_probes(
     stack: AsyncExitStack,
     config: TidegateConfig,
@@ -38,10 +43,7 @@ async def run_probes(
     """Probes until the stack closes."""
     registry.register(FitnessMetrics(fitness))
     # Threads of its own for each folder: a disk that hangs holds up no probe of another one.
-    for name, folder in (
-        ("state folder", config.state.path / "metadata"),
-        ("spool folder", config.state.path / "spool"),
-    ):
+    for name, folder in state_folders(config).items():
         fitness.add(Probe(name, _writes(stack, folder)))
     fitness.add(Probe("store", _uses(storage, config.state.path), _STORE_FAILURES))
     tasks = asyncio.TaskGroup()
@@ -53,10 +55,11 @@ async def run_probes(
 def _writes(stack: AsyncExitStack, folder: Path) -> Callable[[], Awaitable[None]]:
     calls = BlockingCalls("disk-probe", 1)
     stack.callback(calls.close)
-    return lambda: calls.run(lambda _: _write(folder / ".probe"), None)  # `Fitness` has the deadline
+    return lambda: calls.run(lambda _: write_probe(folder / ".probe"), None)  # `Fitness` has the deadline
 
 
-def _write(path: Path) -> None:
+def write_probe(path: Path) -> None:
+    """Writes a file, and removes it. Creates the folder. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb") as file:

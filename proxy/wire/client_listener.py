@@ -143,7 +143,7 @@ class ClientListener:
             )
             is_made = True
         except ProtocolError as error:
-            said = f"closing the connection: the load balancer sent {error}"
+            said = f"closing the connection: what the load balancer sent is refused: {error}"
             self._failed("proxy_header", logging.WARNING, said, client)
         except OSError as error:
             self._on_error(error, client)

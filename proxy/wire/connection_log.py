@@ -109,7 +109,7 @@ class ConnectionReport:
                     "a client speaks HTTP on this port for Kafka's clients: the port of [admin] has metrics and health"
                 )
             case ProtocolError():
-                said = f"closing the connection: the {peer} sent {error}"
+                said = f"closing the connection: what the {peer} sent is refused: {error}"
             case _:
                 fields = self._log.fields_of_next("handler_error", self._who())
                 if fields is not None:

@@ -70,6 +70,7 @@ from tests.support.servers.ports import free_ports
 from tests.support.servers.producing import TopicWith, create_topic, delete_topic
 from tests.support.servers.secure_kafka import MECHANISMS, PROXY, USERS, allow, allow_all, deny
 from tests.support.servers.tidegate import TidegateProcess
+from tiers.commands.console import FAILED
 from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 
 pytestmark = pytest.mark.integration
@@ -408,7 +409,7 @@ def test_one_line_says_which_setting_is_wrong(
         assert not any(secret in out for secret in SECRETS)
 
         code, out, error = run("serve", proxy.config)
-        assert code == 1
+        assert code == FAILED
         (line,) = [line for line in error.splitlines() if line.startswith("tidegate: ")]
         assert said in line
         assert "Traceback" not in error
@@ -456,7 +457,7 @@ def test_workers_end_as_one_process_does(secured: KafkaCluster, tmp_path: Path) 
     proxy = proxy_before(secured, tmp_path / "x", "SASL_PLAINTEXT", more, settings={"workers": 2})
     try:
         code, _, error = run("serve", proxy.config)
-        assert code == 1
+        assert code == FAILED
         assert "[upstream.sasl]: Authentication failed" in error
         assert "Traceback" not in error
     finally:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 
 from protocol.errors import ErrorCode
+from protocol.frame import begins_http
 from protocol.primitives import INT32, skip_tagged_section
 from tiers.broker.sasl import SaslCredentials, authenticate
 from tiers.broker.tls import explain, setting_to_change
@@ -245,7 +246,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
             if not 4 <= size <= MAX_RESPONSE_BYTES:
                 if size >> 16 == _TLS_ALERT:
                     self._refused = "speaks TLS: set [upstream.tls]"
-                self.abort(f"announced a response of {size} bytes")
+                other = "HTTP?" if begins_http(size) else f"it announced a response of {size} bytes"
+                self.abort(f"this is no Kafka port ({other})")
                 return
             self._buffer = memoryview(bytearray(size))
         else:

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 FINDINGS = 1
 MISUSED = 2
 FAILED = 3
+INTERRUPTED = 130
 _WIDTH = 1_000
 """The width of a table that goes to a file or a pipe: large enough that no cell is folded."""
 
@@ -134,29 +135,29 @@ class Terminal:
 TERMINAL: Final = Terminal()
 
 
-def explained(error: Exception, failed: int = FAILED) -> tuple[str, int]:
+def explained(error: Exception) -> tuple[str, int]:
     """Returns the message and the exit code for an error that ended a command.
 
-    The exit code is `failed`, or `MISUSED` for an error in the configuration or on the command line.
+    The exit code is `FAILED`, or `MISUSED` for an error in the configuration or on the command line.
     """
     match error:
         case ExceptionGroup(exceptions=(only,)):
-            return explained(only, failed)
+            return explained(only)
         case ConfigError():
             return str(error), MISUSED
         case OSError(strerror=str(reason), filename=str() | Path() as file):
-            return f"{file}: {reason}", failed
+            return f"{file}: {reason}", FAILED
         case OSError():
-            return error.strerror or str(error) or repr(error), failed
+            return error.strerror or str(error) or repr(error), FAILED
         case RetriableRemoteStorageError():
-            return f"{error}: {TRY_AGAIN}", failed
+            return f"{error}: {TRY_AGAIN}", FAILED
         case RemoteTierError() | RemoteLogError() | TlsError():
-            return str(error), failed
+            return str(error), FAILED
     # These are Click's errors about the command line, whose base class typer does not export.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         return _with_help(error.format_message(), getattr(error, "ctx", None)), MISUSED
     logger.debug("the traceback of the internal error", exc_info=error)
-    return f"internal error: {type(error).__name__}: {error}", failed
+    return f"internal error: {type(error).__name__}: {error}", FAILED
 
 
 def _with_help(message: str, context: Any) -> str:

@@ -12,6 +12,7 @@ from tiers.broker.client import DEFAULT_REQUEST_TIMEOUT_MS, BrokerClient
 from tiers.broker.metadata_reads import Address
 from tiers.broker.sasl import Mechanism, SaslCredentials
 from tiers.broker.tls import TlsContext, client_context
+from tiers.config.host_names import check_host
 from tiers.config.settings import DurationMs, Section
 
 
@@ -21,7 +22,7 @@ def _address(value: object) -> object:
     host, _, port = value.strip().rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise ValueError(f"expected host:port, not {value!r}")
-    return host.strip("[]"), int(port)
+    return check_host(host.strip("[]")), int(port)
 
 
 def _addresses(value: object) -> object:

@@ -268,7 +268,7 @@ STATES: Final[tuple[Alarm, ...]] = (
         ("the brokers reject the proxy",),
         (
             "The proxy's own credentials in `[upstream.sasl]` are wrong. Only a proxy that already ran has the alarm. "
-            "If the brokers reject a proxy at its start, `tidegate serve` ends with exit code 1."
+            "If the brokers reject a proxy at its start, `tidegate serve` ends with exit code 3."
         ),
         "Copying, and answers from the remote tier. The proxy is not ready.",
         "Correct `[upstream.sasl]`, and restart.",

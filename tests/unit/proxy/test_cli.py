@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from collections.abc import Iterator
@@ -16,7 +15,11 @@ import typer
 from proxy import cli
 from proxy.commands.check import Report
 from proxy.commands.tier import topics
+from proxy.config import load_config
+from proxy.process.remote_log import metadata_folder
 from tests.support.servers.ports import free_ports
+from tiers.access.open_tier import RemoteTierError
+from tiers.commands.console import FAILED, INTERRUPTED
 
 NOBODY = f"""
 [upstream]
@@ -185,7 +188,7 @@ def test_a_bad_file_is_exit_code_2(config: Path, text: str, capsys: pytest.Captu
         ),
     ],
 )
-def test_a_port_that_is_taken_is_exit_code_1(
+def test_a_port_that_is_taken_is_a_failure(
     setting: str, lines: str, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as taken:
@@ -193,7 +196,7 @@ def test_a_port_that_is_taken_is_exit_code_1(
         taken.listen()
         port = taken.getsockname()[1]
         config.write_text(NOBODY.partition("[admin]")[0] + lines.format(port, config.parent))
-        assert cli.run(["serve", "--config", str(config)]) == 1
+        assert cli.run(["serve", "--config", str(config)]) == FAILED
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tidegate: ")]
     assert line == f"tidegate: {setting}: 127.0.0.1:{port}: Address already in use"
 
@@ -206,6 +209,24 @@ def test_the_help_of_tier_cuts_no_description(
     commands = capsys.readouterr().out.partition("Commands:")[2].splitlines()
     assert [line for line in commands if line.endswith("...")] == []
     assert len(commands) > 10
+
+
+@pytest.mark.parametrize("command", ["explain nosuch", "tier bounds nosuch", "top"])
+def test_every_command_that_fails_ends_with_the_same_code(
+    command: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = f"[storage]\nimplementation = 'local'\npath = '{config.parent}'\n"
+    config.write_text(f"{NOBODY.replace('port = 0', 'port = 1')}{storage}")
+    assert cli.run([*command.split(), "--config", str(config)]) == FAILED
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_command_that_is_interrupted_says_nothing(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "checked", interrupted)
+    assert cli.run(["check", "--config", str(config)]) == INTERRUPTED
 
 
 def test_check_says_that_no_broker_answers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,14 +264,16 @@ def test_check_creates_no_state_folder(config: Path, capsys: pytest.CaptureFixtu
     assert not state.parent.exists()
 
 
-def test_a_state_folder_that_cannot_be_written_is_a_problem(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_check_and_serve_agree_on_a_folder_that_cannot_be_written(
+    config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("proxy.commands.check.os.access", lambda path, mode: not mode & os.W_OK)
+    """No user may create a file in /proc, though its mode allows that to root."""
     storage = f"[storage]\nimplementation = 'local'\npath = '{config.parent}'\n"
-    config.write_text(f"{NOBODY}[state]\npath = '{config.parent}/state'\n{storage}")
+    config.write_text(f"{NOBODY}[state]\npath = '/proc/tidegate'\n{storage}")
     assert cli.run(["check", "--config", str(config)]) == 1
-    assert f"problem: [state] path: {config.parent} is not writable for this user" in capsys.readouterr().out
+    assert "problem: [state] path: /proc cannot be written: " in capsys.readouterr().out
+    with pytest.raises(RemoteTierError, match=r"\[state\] path: /proc/tidegate/metadata cannot be created: "):
+        metadata_folder(load_config(config))
 
 
 def test_check_says_what_is_wrong_with_the_metadata_manager(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -391,7 +391,7 @@ async def test_a_handler_that_fails_closes_its_connection_alone(caplog: pytest.L
             b"\x7f\x00\x00\x0012345678",
             "a frame of 2130706432 bytes, above the limit of 104857600 bytes (limits.socket.request.max.bytes)",
         ),
-        (b"\x00\x00\x00\x041234", "a request of 4 bytes"),
+        (b"\x00\x00\x00\x041234", "what the client sent is refused: a request of 4 bytes"),
     ],
 )
 async def test_bytes_that_are_not_kafka_are_logged_once_and_reach_no_broker(
@@ -414,7 +414,7 @@ async def test_a_broker_that_breaks_the_order_or_the_frames_is_cut_off(
         await upstream.receive()
         await upstream.send_raw(sent)
         assert await client.ended() == b""
-        assert "the broker sent" in caplog.records[0].message
+        assert "what the broker sent is refused: a " in caplog.records[0].message
 
 
 async def test_a_broker_that_speaks_http_is_told_apart(caplog: pytest.LogCaptureFixture) -> None:

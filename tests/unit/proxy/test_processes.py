@@ -26,6 +26,7 @@ from tests.support.proxy.parsed_config import parse_config
 from tests.support.proxy.waiting_signal import waiting_sigterm
 from tests.support.servers.ports import free_ports
 from tiers.access.open_tier import RemoteTierError
+from tiers.commands.console import FAILED
 from tiers.metadata.state.layout import LOCK_FILE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -180,7 +181,7 @@ async def test_a_port_that_is_taken_ends_the_start(tmp_path: Path, is_shared: bo
         port = taken.getsockname()[1]
         async with tidegate(tmp_path, port, 0) as process, asyncio.timeout(TIMEOUT_S):
             _, errors = await process.communicate()
-    assert process.returncode == 1
+    assert process.returncode == FAILED
     (said,) = [line for line in errors.decode().splitlines() if line.startswith("tidegate: ")]
     assert str(port) in said
     assert "in use" in said

@@ -51,7 +51,6 @@ def test_a_table_without_rows_says_so(capsys: pytest.CaptureFixture[str]) -> Non
 )
 def test_any_end_of_a_command_is_a_sentence_and_an_exit_code(error: Exception, said: str, code: int) -> None:
     assert explained(error) == (said, code)
-    assert explained(error, 1) == (said, 1 if code == FAILED else MISUSED)
 
 
 @pytest.mark.parametrize("is_watched", [False, True])

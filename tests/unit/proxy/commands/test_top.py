@@ -153,8 +153,13 @@ async def test_the_screens_come_from_the_admin_port_until_it_is_gone(tmp_path: P
             reasons.append("no broker answers")
             assert by_title(list(await anext(shown)))["Not ready"] == [("no broker answers",)]
         async with admin_client(AdminConfig.model_validate({"port": port})) as stranger:
-            with pytest.raises(RemoteTierError, match="asks for a token"):
+            with pytest.raises(RemoteTierError, match="asks for a token or a client certificate"):
                 await stranger.scrape()
+        other = tmp_path / "other"
+        other.write_text("guess\n")
+        async with admin_client(config.model_copy(update={"token_file": other})) as guessing:
+            with pytest.raises(RemoteTierError, match=r"refuses the token of \[admin\] token.file"):
+                await guessing.scrape()
     async with admin_client(config) as admin:
         with pytest.raises(RemoteTierError, match=r"no process answers at http://127.0.0.1:\d+: is `tidegate serve`"):
             await admin.scrape()
@@ -162,7 +167,7 @@ async def test_the_screens_come_from_the_admin_port_until_it_is_gone(tmp_path: P
 
 @pytest.mark.parametrize(
     ("port", "code", "said"),
-    [(0, 2, "the admin port is off: set [admin] port"), (1, 1, "no process answers at http://127.0.0.1:1")],
+    [(0, 2, "the admin port is off: set [admin] port"), (1, 3, "no process answers at http://127.0.0.1:1")],
 )
 def test_a_process_that_does_not_answer_is_one_line(
     port: int, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

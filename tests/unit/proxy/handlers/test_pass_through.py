@@ -110,3 +110,16 @@ def test_the_produce_request_above_is_what_clients_send() -> None:
     """The hand-made prefix is a real one: kafka-python's encoder puts acks at the same place."""
     encoded = ProduceRequest(transactional_id=None, acks=0, timeout_ms=1, topic_data=[], version=9).encode(version=9)
     assert encoded[:3] == b"\x00" + INT16.pack(0)
+
+
+async def test_a_version_that_was_not_advertised_is_named_in_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers=pass_through_handlers(), address_of=advertised) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(ApiKey.METADATA, 99, 5, INT32.pack(0)))
+        assert await client.ended() == b""
+    (line,) = caplog.messages
+    said = "what the client sent is refused: version 99 of API key 3, which was not advertised"
+    assert line == f"closing the connection: {said}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import socket
 import ssl
 from pathlib import Path
@@ -57,6 +58,27 @@ async def test_an_invalid_host_name_is_an_error_of_the_broker(tmp_path: Path, ho
             timeout_ms=60_000,
             ssl_context=client_side(Authority(tmp_path)) if has_tls else None,
         )
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "this is no Kafka port (HTTP?)"),
+        (b"SSH-2.0-OpenSSH\r\n", "this is no Kafka port (it announced a response of 1397966893 bytes)"),
+        (b"\xff\xff\xff\xff", "this is no Kafka port (it announced a response of -1 bytes)"),
+    ],
+)
+async def test_a_port_that_is_not_kafkas_is_told_apart(answer: bytes, said: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(BrokerError, match=re.escape(f"127.0.0.1:{port}: {said}")):
+            await BrokerConnection.connect("127.0.0.1", port, client_id="test", clock_ms=lambda: 0, timeout_ms=60_000)
 
 
 def _closed_by_peer() -> ssl.SSLError:
