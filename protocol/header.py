@@ -16,6 +16,7 @@ from protocol.primitives import (
     EMPTY_TAGGED_SECTION,
     INT32,
     Buffer,
+    read_int16,
     read_string_bounds,
     skip_tagged_section,
     write_string,
@@ -58,16 +59,25 @@ def parse_request_header(frame: Buffer) -> RequestHeader:
     """
     api_key, api_version, correlation_id = parse_request_head(frame)
     body_position = request_body_position(api_key, api_version, frame)
-    start, end = read_string_bounds(frame, _REQUEST_HEAD.size, compact=False)
+    start, end = client_id_bounds(frame)
     # Brokers also replace bytes that are not UTF-8. The client id only serves logs and quotas.
     client_id = None if end < 0 else str(frame[start:end], "utf-8", "replace")
     return RequestHeader(api_key, api_version, correlation_id, client_id, body_position)
 
 
+def client_id_bounds(frame: Buffer) -> tuple[int, int]:
+    """Returns `(start, end)` of the client id in a request payload.
+
+    For null it returns `(start, -1)`, where `start` is the position after the field. As for a broker, every negative
+    length means null (docs/semantics.md 1.1)."""
+    length, start = read_int16(frame, _REQUEST_HEAD.size)
+    return (start, -1) if length < 0 else read_string_bounds(frame, _REQUEST_HEAD.size, compact=False)
+
+
 def request_body_position(api_key: int, api_version: int, frame: Buffer) -> int:
     """Returns the position of the body in a request payload. Raises `ProtocolError` for an unknown API key."""
     flexible = is_flexible(api_key, api_version)
-    start, end = read_string_bounds(frame, _REQUEST_HEAD.size, compact=False)
+    start, end = client_id_bounds(frame)
     pos = start if end < 0 else end
     return skip_tagged_section(frame, pos) if flexible else pos
 

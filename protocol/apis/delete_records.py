@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import NamedTuple
 
-from protocol.apis.partition_walk import check_end, walk_partitions, walk_request
+from protocol.apis.partition_walk import check_end, read_end, walk_partitions, walk_request
 from protocol.errors import ProtocolError
 from protocol.primitives import Buffer, read_int32
 from protocol.steps import Stepped, Steps
@@ -67,12 +67,12 @@ class DeleteRecordsAnswer(NamedTuple):
 
 @Stepped
 def parse_delete_records_request(payload: Buffer, body_position: int, version: int) -> Steps[DeleteRecordsRequest]:
-    """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
+    """Parses the payload. Raises `ProtocolError` if it is malformed for that version."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     walked, pos = yield from walk_request(payload, body_position, _ASKED, compact)
     timeout_ms, pos = read_int32(payload, pos)
-    check_end(payload, pos, compact)
+    read_end(payload, pos, compact)
     partitions = []
     for topic, position, (partition, offset) in walked:
         partitions.append(DeleteRecordsPartition(topic, partition, offset, position))

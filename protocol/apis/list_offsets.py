@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import NamedTuple
 
-from protocol.apis.partition_walk import check_end, walk_partitions, walk_request
+from protocol.apis.partition_walk import check_end, read_end, walk_partitions, walk_request
 from protocol.errors import ProtocolError
 from protocol.primitives import INT64, Buffer, read_int8, read_int32
 from protocol.steps import Stepped, Steps
@@ -118,7 +118,7 @@ class ListOffsetsAnswer(NamedTuple):
 
 @Stepped
 def parse_list_offsets_request(payload: Buffer, body_position: int, version: int) -> Steps[ListOffsetsRequest]:
-    """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
+    """Parses the payload. Raises `ProtocolError` if it is malformed for that version."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     isolation_level = timeout_ms = 0
@@ -137,7 +137,7 @@ def parse_list_offsets_request(payload: Buffer, body_position: int, version: int
         yield
     if version >= _TIMEOUT_FROM:
         timeout_ms, pos = read_int32(payload, pos)
-    check_end(payload, pos, compact)
+    read_end(payload, pos, compact)
     return ListOffsetsRequest(version, replica_id, isolation_level, partitions, timeout_ms)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from struct import Struct
 from typing import NamedTuple
 
-from protocol.apis.partition_walk import check_end, walk_partitions, walk_request
+from protocol.apis.partition_walk import check_end, read_end, walk_partitions, walk_request
 from protocol.errors import ProtocolError
 from protocol.primitives import Buffer, read_int32
 from protocol.steps import Stepped, Steps
@@ -75,14 +75,14 @@ class EpochAnswer(NamedTuple):
 def parse_offset_for_leader_epoch_request(
     payload: Buffer, body_position: int, version: int
 ) -> Steps[OffsetForLeaderEpochRequest]:
-    """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
+    """Parses the payload. Raises `ProtocolError` if it is malformed for that version."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     replica_id, pos = DEBUGGING_CONSUMER_REPLICA_ID, body_position
     if version >= _REPLICA_ID_FROM:
         replica_id, pos = read_int32(payload, pos)
     walked, pos = yield from walk_request(payload, pos, _ASKED, compact)
-    check_end(payload, pos, compact)
+    read_end(payload, pos, compact)
     partitions = []
     for topic, _, fields in walked:
         partitions.append(EpochPartition(topic, *fields))

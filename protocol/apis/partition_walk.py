@@ -55,9 +55,15 @@ def walk_partitions(
     return partitions, pos
 
 
+def read_end(buf: Buffer, pos: int, compact: bool) -> int:
+    """Returns the end of the message, after its own tagged section in flexible versions.
+
+    A broker ignores what follows the end of a request, so its readers do, too (docs/semantics.md 1.1)."""
+    return skip_tagged_section(buf, pos) if compact else pos
+
+
 def check_end(buf: Buffer, pos: int, compact: bool) -> None:
     """Raises `ProtocolError` unless the message ends at `pos`, after its own tagged section in flexible versions."""
-    if compact:
-        pos = skip_tagged_section(buf, pos)
-    if pos != len(buf):
-        raise ProtocolError(f"the message ends at {pos}, but the payload has {len(buf)} bytes")
+    end = read_end(buf, pos, compact)
+    if end != len(buf):
+        raise ProtocolError(f"the message ends at {end}, but the payload has {len(buf)} bytes")

@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from protocol.api_keys import ApiKey
 from protocol.errors import FrameSizeError, ProtocolError, TruncatedError
 from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES, FramePart, FrameTracker, frame_length
-from protocol.header import parse_request_head
-from protocol.primitives import Buffer, read_string_bounds
+from protocol.header import client_id_bounds, parse_request_head
+from protocol.primitives import Buffer
 from proxy.wire.context import ConnectionContext
 from proxy.wire.error_log import FaultyFrame
 from proxy.wire.exchange import Answer, Forward, Handler, HeldRequest, PrefixHandler, Prepare, Request
@@ -147,22 +147,26 @@ class RequestReader:
         parts = self._tracker.feed(data)
         if not self.has_request:
             self.has_request = any(not part.remaining for part in parts)
-        for index, part in enumerate(parts):
-            if part.is_start and self._must_wait():
-                self._stash = Stash(parts[index:])
-                break
-            self._process(part)
-        self._commit(aliases_pool=True)
+        try:
+            for index, part in enumerate(parts):
+                if part.is_start and self._must_wait():
+                    self._stash = Stash(parts[index:])
+                    break
+                self._process(part)
+        finally:  # the requests before a faulty one leave, also if one read has both
+            self._commit(aliases_pool=True)
 
     def read_stashed(self) -> None:
         """Processes stashed requests, up to the first that must wait."""
         stash = self._stash
-        while stash is not None and not self._must_wait():
-            part = stash.pop()
-            if not stash:
-                stash = self._stash = None
-            self._process(part)
-        self._commit(aliases_pool=False)
+        try:
+            while stash is not None and not self._must_wait():
+                part = stash.pop()
+                if not stash:
+                    stash = self._stash = None
+                self._process(part)
+        finally:
+            self._commit(aliases_pool=False)
 
     def abandon(self) -> None:
         """Drops the requests that wait, and abandons the one that has arrived in part, because the client is gone.
@@ -222,8 +226,9 @@ class RequestReader:
 
     def _learn_client_id(self, part: FramePart) -> None:
         with contextlib.suppress(TruncatedError):
-            start, end = read_string_bounds(part.data, LENGTH_BYTES + REQUEST_HEAD_BYTES, compact=False)
-            self.client_id = str(part.data[start : max(start, end)], "utf-8", "replace")
+            payload = part.data[LENGTH_BYTES:]
+            start, end = client_id_bounds(payload)
+            self.client_id = str(payload[start : max(start, end)], "utf-8", "replace")
 
     def _check_unauthenticated(self, part: FramePart, api_key: int) -> None:
         """Lets only those requests pass that a broker answers before it has authenticated the client."""

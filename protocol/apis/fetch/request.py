@@ -174,7 +174,9 @@ def is_replica(replica_id: int) -> bool:
 
 @Stepped
 def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> Steps[FetchRequest]:
-    """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
+    """Parses the payload, and ignores what follows its end, as a broker does (docs/semantics.md 1.1).
+
+    Raises `ProtocolError` if it is malformed for that version."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     pos = body_position
@@ -226,8 +228,6 @@ def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> St
         tagged_replica_id, pos = yield from _read_tags(payload, pos)
         if version >= _REPLICA_STATE_FROM:
             replica_id = tagged_replica_id
-    if pos != len(payload):
-        raise ProtocolError(f"{len(payload) - pos} bytes follow the end of a Fetch request")
     return FetchRequest(
         payload,
         version,

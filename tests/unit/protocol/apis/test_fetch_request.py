@@ -210,12 +210,17 @@ def test_kafka_python_reads_a_reduced_request_alike(message: tuple[int, Message]
 
 
 @given(requests(), st.data())
-def test_a_message_cut_short_or_too_long(message: tuple[int, Message], data: st.DataObject) -> None:
+def test_a_message_cut_short(message: tuple[int, Message], data: st.DataObject) -> None:
     version, (body, _) = message
     with pytest.raises(ProtocolError):
         parse_fetch_request(body[: data.draw(st.integers(0, len(body) - 1))], 0, version)
-    with pytest.raises(ProtocolError):
-        parse_fetch_request(body + b"\x00", 0, version)
+
+
+@given(requests(), st.binary(min_size=1))
+def test_what_follows_a_request_is_ignored(message: tuple[int, Message], more: bytes) -> None:
+    version, (body, _) = message
+    longer = parse_fetch_request(body + more, 0, version)
+    assert longer._replace(payload=body) == parse_fetch_request(body, 0, version)
 
 
 @given(requests(), st.data())

@@ -189,17 +189,27 @@ def test_patches_change_what_they_name_alone(api: Api, data: st.DataObject) -> N
 @every_api
 @pytest.mark.parametrize("kind", ["Request", "Response"])
 @given(data=st.data())
-def test_a_message_cut_short_too_long_or_damaged(api: Api, kind: str, data: st.DataObject) -> None:
+def test_a_message_cut_short_or_damaged(api: Api, kind: str, data: st.DataObject) -> None:
     version, (body, _) = draw_message(data, api, kind)
     parse = api.parse_request if kind == "Request" else api.parse_response
     with pytest.raises(ProtocolError):
         parse(body[: data.draw(st.integers(0, len(body) - 1))], 0, version)
-    with pytest.raises(ProtocolError):
-        parse(body + b"\x00", 0, version)
     damaged = bytearray(body)
     damaged[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(ProtocolError):
         parse(bytes(damaged), 0, version)
+
+
+@every_api
+@given(data=st.data(), more=st.binary(min_size=1))
+def test_what_follows_a_request_is_ignored_and_what_follows_a_response_is_an_error(
+    api: Api, data: st.DataObject, more: bytes
+) -> None:
+    version, (body, _) = draw_message(data, api, "Request")
+    assert api.parse_request(body + more, 0, version) == api.parse_request(body, 0, version)
+    version, (body, _) = draw_message(data, api, "Response")
+    with pytest.raises(ProtocolError, match="the message ends at"):
+        api.parse_response(body + more, 0, version)
 
 
 @every_api
