@@ -41,7 +41,7 @@ def _trouble(what: str, host: str, port: int, *, reuse_port: bool) -> Iterator[s
     try:
         bind(host, port, reuse_port=reuse_port, listens=False).close()
     except OSError as error:
-        yield f"{what}: {error.strerror or error}: stop the program that has the port, or change the setting"
+        yield f"{what}: {error.strerror or error}: free the port, or change the setting"
 
 
 def advertised_problems(listeners: Sequence[ListenerConfig], broker_hosts: Collection[str]) -> Iterator[str]:

@@ -109,7 +109,7 @@ async def test_every_port_that_serve_will_bind_is_tried() -> None:
     nothing = "nothing, because there is no [storage], or remote.log.storage.system.enable is false"
     assert free[-2:] == [f"tiered: {nothing}", "no problems"]
     bootstrap, of_broker, admin = (f"{HOST}:{port}: Address already in use" for port in ports)
-    assert [each.partition(": stop")[0] for each in problems] == [
+    assert [each.partition(": free")[0] for each in problems] == [
         f"[listener] bootstrap.port: {bootstrap}",
         f"[listener] base.port: broker 7: {of_broker}",
         f"[admin] port: {admin}",
