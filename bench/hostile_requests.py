@@ -1,18 +1,28 @@
-"""Measures how long costly requests of many clients keep a request of another client waiting for its decoding.
+"""Measures how long costly requests of many clients keep one of another client waiting, and what memory they take.
 
-Run `python -m bench.hostile_requests [clients]`.
+Run `python -m bench.hostile_requests [clients]`, or `python -m bench.hostile_requests memory [clients]`.
 
 Each hostile client sends its request again as soon as the last one is decoded or refused. Meanwhile one client sends
 ListOffsets requests for 400 partitions, one after the other. The table has the wall time of their decoding, and the
 longest turn of the event loop meanwhile. There is no broker: the requests go through the decoder alone.
+
+For `memory`, each client pipelines ListOffsets requests for 49,000 partitions, to a broker that never answers. The
+table has the memory of the proxy's process, while they send and after they have left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import multiprocessing
+import resource
+import socket
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import uvloop
 
@@ -26,9 +36,18 @@ from protocol.errors import ProtocolError
 from protocol.header import build_request_header, parse_request_header
 from protocol.primitives import INT32, write_string
 from protocol.steps import Steps
+from proxy.config import LimitsConfig
+from proxy.handlers.base import FetchSettings
 from proxy.handlers.turns import in_turns
+from proxy.metrics import ProxyMetrics
+from proxy.wire.context import Router
+from proxy.wire.server import BrokerEndpoint, ProxyServer
+from tests.support.proxy.list_offsets_bench import bench_of
 
 HONEST_REQUESTS = 20
+SENDING_S = 15.0
+LEFT_S = 10.0
+"""Longer than `half.close.timeout.ms`."""
 LARGEST_BYTES = 950 * 1024
 NAME = write_string("a", compact=False)
 EPOCHS_AND_OFFSETS = bytes(12)
@@ -98,7 +117,69 @@ async def measure(name: str, clients: int) -> None:
     print(f"| {name} | {median:.0f} | {waits_ms[-1]:.0f} | {cpu_ms:.1f} | {wall_ms:.1f} |", flush=True)
 
 
+# Memory
+
+
+def serve(pipe: Connection) -> None:
+    asyncio.run(_serve(pipe))
+
+
+async def _serve(pipe: Connection) -> None:
+    broker = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
+    address = broker.sockets[0].getsockname()[:2]
+    with tempfile.TemporaryDirectory() as folder:
+        async with bench_of(Path(folder), FetchSettings()) as made:
+            router, limits = Router({ApiKey.LIST_OFFSETS: made.handler}), LimitsConfig()
+            async with ProxyServer(router, limits, ProxyMetrics()) as server:
+                pipe.send(server.listen("127.0.0.1", 0, BrokerEndpoint(1, lambda: [address])))
+                await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+
+
+def resident_mib(process_id: int) -> int:
+    _, resident, of_files, *_ = map(int, Path(f"/proc/{process_id}/statm").read_text().split())
+    return (resident - of_files) * resource.getpagesize() >> 20
+
+
+def send_for(clients: Sequence[socket.socket], data: bytes, process_id: int) -> int:
+    """Lets the clients send as fast as the proxy reads. Returns the most memory that it had."""
+    sent, most_mib = dict.fromkeys(clients, 0), 0
+    until_s = time.monotonic() + SENDING_S
+    while time.monotonic() < until_s:
+        for client in clients:
+            with contextlib.suppress(BlockingIOError):
+                sent[client] += client.send(memoryview(data)[sent[client] % len(data) :])
+        most_mib = max(most_mib, resident_mib(process_id))
+        time.sleep(0.001)
+    return most_mib
+
+
+def measure_memory(count: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    proxy = context.Process(target=serve, args=(theirs,))
+    proxy.start()
+    assert proxy.pid is not None
+    address = ours.recv()
+    before_mib = resident_mib(proxy.pid)
+    clients = [socket.create_connection(address) for _ in range(count)]
+    for client in clients:
+        client.setblocking(False)
+    frame = list_offsets(49_000)
+    most_mib = send_for(clients, len(frame).to_bytes(4) + frame, proxy.pid)
+    for client in clients:
+        client.close()
+    time.sleep(LEFT_S)
+    print("| clients | before, MiB | most, MiB | after they left, MiB |\n|---|---|---|---|")
+    print(f"| {count} | {before_mib} | {most_mib} | {resident_mib(proxy.pid)} |")
+    ours.send(None)
+    proxy.join()
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["memory"]:
+        measure_memory(int(sys.argv[2]) if len(sys.argv) > 2 else 1_000)
+        return
     clients = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     print(f"{clients} hostile clients\n")
     print("| their request | wait p50 ms | wait max ms | longest turn, CPU ms | wall ms |\n|---|---|---|---|---|")

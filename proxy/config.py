@@ -167,6 +167,16 @@ class LimitsConfig(Section):
             "connection gets at most 1/32 of it, and at least 256 KiB."
         ),
     )
+    max_decoded_request_bytes: SizeBytes = Field(
+        default=128 * MIB,
+        validation_alias="held.requests.max.bytes",
+        gt=0,
+        description=(
+            "The memory for all requests that the proxy decodes, together, until they are answered. A request counts "
+            "25 times its size, because its decoded form may take so much. What does not fit waits. The first 256 KiB "
+            "of a connection do not count."
+        ),
+    )
     remote_fetch_max_bytes_per_second: SizeBytes | None = Field(
         default=None,
         validation_alias="remote.fetch.max.bytes.per.second",

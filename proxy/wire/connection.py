@@ -19,7 +19,7 @@ from typing import cast
 
 from protocol.addresses import AddressOf
 from protocol.errors import ProtocolError
-from protocol.frame import frame_length
+from protocol.frame import FramePart, frame_length
 from protocol.primitives import Buffer
 from proxy.wire.admission import Admission, Limit
 from proxy.wire.connection_log import ConnectionReport
@@ -185,8 +185,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.advance()
 
     def _start_send_timer(self) -> None:
-        timeout_s = self._context.limits.send_timeout_ms / 1000
-        self._send_timer = self._loop.call_later(timeout_s, self._check_sent, self._outlet.sent_bytes)
+        due_s = self._loop.time() + self._context.limits.send_timeout_ms / 1000
+        self._send_timer = self._loop.call_at(due_s, self._check_sent, self._outlet.sent_bytes)
 
     def _stop_send_timer(self) -> None:
         if self._send_timer is not None:
@@ -204,9 +204,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._report.tell("stalled", said)
         self.abort("stalled")
 
-    def _must_wait(self) -> bool:
+    def _must_wait(self, part: FramePart) -> bool:
         """Returns whether the next request must wait, and then pauses reading until the request may go on."""
-        if self._may_go_on():
+        if self._may_go_on() and self._reader.may_hold(part, self.advance, is_full=self.is_full):
             return False
         if self._is_draining:
             self._gate.pause(DRAINING)
@@ -296,7 +296,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Removes the head slot, because the last byte of its response was emitted."""
         self._reader.sasl.on_answer(slot.api_key)
         self.queue.slots.popleft()
-        slot.state = None
         self._observe(slot)
         if self.queue.has_answer and not self.is_full:
             self._emit_answers()
@@ -329,6 +328,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         finally:
             slot.task = None
+        slot.release()
         self.commit_answers(aliases_pool=False)
         if self._upstream is not None:
             self._upstream.unblock()
@@ -359,6 +359,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._outlet.write(buffers, aliases_pool=aliases_pool, on_sent=on_sent)
 
     def _observe(self, slot: Slot) -> None:
+        slot.release()
         self._context.metrics.observe(slot.api_key, slot.tier, self._loop.time() - slot.started_s)
 
     def advance(self) -> None:
@@ -412,7 +413,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.fail("client", error, self._reader.faulty_frame)
             return
         self.commit_answers(aliases_pool=False)
-        if self._reader.has_stash and self._may_go_on() and self._again is None:
+        if self._reader.has_stash and not self._reader.waits_for_memory and self._may_go_on() and self._again is None:
             self._again = self._loop.call_soon(self.advance)
 
     def _close_if_done(self) -> None:
@@ -431,8 +432,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             elif self._has_ended and not self._reader.has_stash:
                 self.close("client")
         elif self._is_draining and self._timer is None and self.queue.waits_for_long_poll:
-            timeout_s = self._context.limits.half_close_timeout_ms / 1000
-            self._timer = self._loop.call_later(timeout_s, self._end_drain)
+            self._timer = self._loop.call_later(self._context.limits.half_close_timeout_ms / 1000, self._end_drain)
 
     def drain(self) -> None:
         """Takes no more requests, answers those in progress, then closes."""

@@ -15,6 +15,7 @@ from proxy.wire.connection_log import ConnectionLog
 from proxy.wire.error_log import ErrorLog
 from proxy.wire.exchange import Buffers, Handler, PrefixHandler
 from proxy.wire.flow_control import BufferPool
+from proxy.wire.hold_budget import HoldBudget
 from proxy.wire.socket_transport import PipePool
 from tiers.broker.tls import TlsContext
 
@@ -105,6 +106,11 @@ class ConnectionContext:
     """The addresses of brokers whose last attempt to connect failed."""
     upstreams: ConnectionRegistry[Abortable] = field(default_factory=ConnectionRegistry)
     """The connections to brokers. One outlives its client while it has requests left to send."""
+    decoded: HoldBudget = field(init=False)
+    """The memory for requests in decoded form."""
+
+    def __post_init__(self) -> None:
+        self.decoded = HoldBudget(self.limits.max_decoded_request_bytes)
 
 
 @dataclass(frozen=True, slots=True)

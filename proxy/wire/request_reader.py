@@ -20,6 +20,7 @@ from protocol.primitives import Buffer
 from proxy.wire.context import ConnectionContext
 from proxy.wire.error_log import FaultyFrame
 from proxy.wire.exchange import Answer, Forward, Handler, HeldRequest, PrefixHandler, Prepare, Request
+from proxy.wire.hold_budget import FLOOR_BYTES, Grant
 from proxy.wire.response_queue import ResponseQueue, Slot, SlotOwner
 from proxy.wire.sasl_exchange import AUTHENTICATION_APIS, BEFORE_AUTHENTICATION, SaslExchange
 from proxy.wire.upstream import UpstreamConnection
@@ -28,6 +29,10 @@ _HEAD = struct.Struct(">hhi")
 _REQUEST_LIMIT = "limits.socket.request.max.bytes"
 _HELD_LIMIT = "limits.held.request.max.bytes"
 _UNAUTHENTICATED_LIMIT = "limits.sasl.server.max.receive.size, the limit before authentication"
+DECODED_FACTOR = 25
+"""How much more memory a decoded request takes than its bytes. Those of short names and small entries take most.
+
+A Fetch counts as its bytes: it is decoded only if it touches the remote tier, and it may wait for records for long."""
 MAX_PREFIX_BYTES = 128 * 1024
 """Enough for a client id and a transactional id, at most 32 KiB each, and the fields around them."""
 
@@ -64,14 +69,16 @@ class Stash:
     def size_bytes(self) -> int:
         return len(self._data) - self._start
 
-    def pop(self) -> FramePart:
-        """Removes and returns the first request, as one part."""
-        end = self._ends[self._next]
-        data = self._data[self._start : end]
-        self._start = end
-        self._next += 1
-        remaining = 0 if self else self._remaining
+    @property
+    def first(self) -> FramePart:
+        """The first request, as one part."""
+        data = self._data[self._start : self._ends[self._next]]
+        remaining = self._remaining if len(self) == 1 else 0
         return FramePart(data, True, remaining, len(data) - LENGTH_BYTES + remaining)
+
+    def drop_first(self) -> None:
+        self._start = self._ends[self._next]
+        self._next += 1
 
 
 class RequestReader:
@@ -82,7 +89,7 @@ class RequestReader:
         context: ConnectionContext,
         owner: SlotOwner,
         queue: ResponseQueue,
-        must_wait: Callable[[], bool],
+        must_wait: Callable[[FramePart], bool],
         prepare: Callable[[Slot, Prepare], None],
     ) -> None:
         self.upstream: UpstreamConnection | None = None
@@ -110,6 +117,9 @@ class RequestReader:
         """The size at which the prefix is examined again. It doubles, so that a client that sends a byte at a time does
         not make the event loop read the same bytes again and again."""
         self._slot: Slot | None = None
+        self._grant: Grant | None = None
+        """The memory for the next request in decoded form."""
+        self.waits_for_memory = False
         self._holder: Handler | None = None
         """The handler of the current request, if the request is held until it is complete."""
         self._begun: memoryview | None = None
@@ -149,7 +159,7 @@ class RequestReader:
             self.has_request = any(not part.remaining for part in parts)
         try:
             for index, part in enumerate(parts):
-                if part.is_start and self._must_wait():
+                if part.is_start and self._must_wait(part):
                     self._stash = Stash(parts[index:])
                     break
                 self._process(part)
@@ -160,8 +170,8 @@ class RequestReader:
         """Processes stashed requests, up to the first that must wait."""
         stash = self._stash
         try:
-            while stash is not None and not self._must_wait():
-                part = stash.pop()
+            while stash is not None and not self._must_wait(part := stash.first):
+                stash.drop_first()
                 if not stash:
                     stash = self._stash = None
                 self._process(part)
@@ -175,8 +185,28 @@ class RequestReader:
         if self._slot is not None:
             self._slot.abandon()
             self._slot = None
+        if self._grant is not None:
+            self._grant.release()
+        self._context.decoded.forget(id(self))
         self._stash = self._partial = self._begun = None
         self._to_broker.clear()
+
+    def may_hold(self, part: FramePart, again: Callable[[], None], *, is_full: bool) -> bool:
+        """Returns whether there is memory for the decoded form of the request that begins with `part`.
+
+        If not, `again` is called when there is. While the client does not read its answers, no large request is
+        decoded: their memory is for clients that do."""
+        self.waits_for_memory = False
+        if part.size < REQUEST_HEAD_BYTES or self.sasl.raw_tokens_left:
+            return True
+        api_key, _, _ = _HEAD.unpack_from(part.data, LENGTH_BYTES)
+        size_bytes = part.size * (1 if api_key == ApiKey.FETCH else DECODED_FACTOR)
+        if api_key not in self._context.router.handlers or part.size > self._context.limits.max_held_request_bytes:
+            return True
+        if not (is_full and size_bytes > FLOOR_BYTES):
+            self._grant = self._context.decoded.admit(id(self), size_bytes, again)
+        self.waits_for_memory = self._grant is None
+        return not self.waits_for_memory
 
     def _process(self, part: FramePart) -> None:
         if part.is_start:
@@ -207,6 +237,7 @@ class RequestReader:
             return
         context.metrics.requests[api_key] += 1
         slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())
+        slot.grant, self._grant = self._grant, None
         self._holder = None
         holder = context.router.handlers.get(api_key)
         if holder is not None:

@@ -15,6 +15,7 @@ from protocol.addresses import AddressOf
 from protocol.api_keys import ApiKey
 from protocol.primitives import Buffer
 from proxy.wire.exchange import BrokerGoneError, Buffers, HandlerState, Request, ResponsePatcher
+from proxy.wire.hold_budget import Grant
 
 
 class SlotOwner(Protocol):
@@ -49,6 +50,8 @@ class Slot:
     patcher: Callable[[], ResponsePatcher] | None = None
     passes: Callable[[memoryview], bool] | None = None
     state: HandlerState | None = None
+    grant: Grant | None = None
+    """The memory for the request in decoded form."""
     answer: Buffers | None = None
     task: asyncio.Task[None] | None = None
     future: asyncio.Future[memoryview] | None = None
@@ -99,8 +102,15 @@ class Slot:
             state.on_abandoned()
         self.end()
 
+    def release(self) -> None:
+        """Frees the decoded form of the request, because its answer is complete or will not be built."""
+        self.state = None
+        if self.grant is not None:
+            self.grant.release()
+
     def end(self) -> None:
         """Calls `on_sent`, because the answer will not be sent."""
+        self.release()
         if self.on_sent is not None:
             on_sent, self.on_sent = self.on_sent, None
             on_sent()

@@ -29,7 +29,10 @@ def test_every_request_comes_back_once_and_in_order(sizes: list[int], data: st.D
     first = sum(part.is_start for part in before)
     stash = Stash(parts)
     assert stash.size_bytes == sum(len(part.data) for part in parts)
-    popped = [stash.pop() for _ in range(len(stash))]
+    popped = []
+    while stash:
+        popped.append(stash.first)
+        stash.drop_first()
     assert not stash
     for number, part in enumerate(popped, first):
         whole = frames[number]
