@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import resource
 import socket
@@ -181,6 +182,8 @@ def main() -> None:
         measure_memory(int(sys.argv[2]) if len(sys.argv) > 2 else 1_000)
         return
     clients = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    gc.collect()
+    gc.freeze()  # as `proxy.process.app.serve` does
     print(f"{clients} hostile clients\n")
     print("| their request | wait p50 ms | wait max ms | longest turn, CPU ms | wall ms |\n|---|---|---|---|---|")
     for name in HOSTILE:
