@@ -30,9 +30,7 @@ def trim_before_visibility() -> None:
 def commit_without_fencing() -> None:
     """A transaction does not name the member that writes it, so a member of an old generation may commit."""
 
-    async def commit_offset(
-        self: TransactionalProducer, member: GroupMember, consumed_offset: int, deadline_ms: int
-    ) -> None:
+    async def commit_offset(self: TransactionalProducer, member: GroupMember, offset: int, deadline_ms: int) -> None:
         return
 
     TransactionalProducer._commit_offset = commit_offset  # type: ignore[method-assign]  # a bug is planted

@@ -74,7 +74,7 @@ class Forgotten(TransactionalProducer):
 async def is_written(forgotten: Forgotten, partition: TopicIdPartition) -> bool:
     await forgotten.initialize(TIMEOUT_MS)
     with pytest.raises(RemoteLogMetadataError) as refused:
-        await forgotten.commit([tier_settings(partition)], None, -1, TIMEOUT_MS)
+        await forgotten.commit([tier_settings(partition)], None, TIMEOUT_MS)
     return str(refused.value).startswith("EndTxn")  # the coordinator answers that there is no transaction to end
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from kafka.admin import KafkaAdminClient
+from kafka.admin import KafkaAdminClient, OffsetSpec
 from prometheus_client import CollectorRegistry
 
 from tests.support.rigs.metadata_managers import PARTITIONS, TIMEOUT_MS, Cluster, bear_standstills, user_partition
@@ -70,6 +70,17 @@ async def test_a_restart_reads_only_what_is_new(cluster: Cluster) -> None:
         await again.ensure_fresh(partition, 0, TIMEOUT_MS)
         assert again.follower.events_read == 2
         assert again.remote_end_offset(partition) == 39
+
+
+async def test_the_group_has_no_lag_behind_its_own_writes(cluster: Cluster) -> None:
+    await fill(cluster, "one", user_partition(), 3)
+    admin = KafkaAdminClient(bootstrap_servers=cluster.kafka.bootstrap_servers)
+    group_id = cluster.settings("one").group_id
+    committed = admin.list_group_offsets({group_id: None})[group_id]
+    ends = admin.list_partition_offsets(dict.fromkeys(committed, OffsetSpec.LATEST))
+    assert {at: each.offset for at, each in committed.items()} == {at: each.offset for at, each in ends.items()}
+    assert committed
+    admin.close()
 
 
 async def test_an_empty_folder_serves_everything(cluster: Cluster) -> None:
@@ -145,9 +156,9 @@ async def test_a_zombie_producer_is_never_visible(cluster: Cluster) -> None:
         lost = segment(partition, 0, 9)
         # A process outside of the current generation cannot commit, even with the newest producer epoch.
         with pytest.raises(OwnershipLostError):
-            await zombie.commit(records_of(lost), nobody, 0, TIMEOUT_MS)
+            await zombie.commit(records_of(lost), nobody, TIMEOUT_MS)
         with pytest.raises(RemoteLogMetadataError, match="initialized"):
-            await zombie.commit(records_of(lost), nobody, 0, TIMEOUT_MS)
+            await zombie.commit(records_of(lost), nobody, TIMEOUT_MS)
 
         # It fenced the owner, which notices that, gets a new assignment and continues.
         mine = segment(partition, 0, 9)
@@ -172,7 +183,7 @@ async def test_an_old_producer_epoch_is_refused(cluster: Cluster) -> None:
         for producer in producers:
             await producer.initialize(TIMEOUT_MS)
         with pytest.raises(OwnershipLostError):
-            await producers[0].commit(records_of(segment(partition, 0, 9)), GroupMember("any", -1, ""), 0, TIMEOUT_MS)
+            await producers[0].commit(records_of(segment(partition, 0, 9)), GroupMember("any", -1, ""), TIMEOUT_MS)
 
 
 async def test_tier_settings_are_judged_again_after_a_concurrent_change(cluster: Cluster) -> None:

@@ -137,5 +137,5 @@ async def write_records(
         await producer.initialize(timeout_ms)
         for first in range(0, len(of_partition), RECORDS_PER_TRANSACTION):
             batch = of_partition[first : first + RECORDS_PER_TRANSACTION]
-            await producer.commit(batch, None, -1, timeout_ms)
+            await producer.commit(batch, None, timeout_ms)
             on_written(len(batch))

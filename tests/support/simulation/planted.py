@@ -275,7 +275,7 @@ def _writes_unfenced(stack: ExitStack) -> None:
         except OwnershipLostError:
             made = self._producer(number, f"{self._transactional_id_prefix}-{number}")
             await made.initialize(15_000)
-            await made.commit(records(), None, -1, timeout_ms)
+            await made.commit(records(), None, timeout_ms)
 
     _replace(stack, MetadataPartitionOwnership, "write", write)
 

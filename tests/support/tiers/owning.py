@@ -83,9 +83,7 @@ async def group_of_one(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
         async def initialize(self, timeout_ms: int) -> None:
             return
 
-        async def commit(
-            self, records: Sequence[KeyAndValue], member: GroupMember, consumed_offset: int, timeout_ms: int
-        ) -> int:
+        async def commit(self, records: Sequence[KeyAndValue], member: GroupMember, timeout_ms: int) -> int:
             if member.generation_id in group.refused_generations:
                 raise OwnershipLostError("the generation has ended")
             group.committed.append(member.generation_id)

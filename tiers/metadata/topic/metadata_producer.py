@@ -260,12 +260,11 @@ class TransactionalProducer(MetadataProducer):
         await self._add_partition(deadline_ms)
         await self._end(False, deadline_ms)
 
-    async def commit(
-        self, records: Sequence[KeyAndValue], member: GroupMember | None, consumed_offset: int, timeout_ms: int
-    ) -> int:
+    async def commit(self, records: Sequence[KeyAndValue], member: GroupMember | None, timeout_ms: int) -> int:
         """Writes `records` in one transaction, and returns the offset of the last one.
 
-        `member` is None for a writer that needs no membership; its `consumed_offset` has no meaning. Raises
+        `member` is None for a writer that needs no membership. For a member, the transaction also commits the offset
+        behind its own marker. Nobody reads that offset, and monitors of consumer groups see no lag. Raises
         `RemoteLogMetadataError` when the records were not written, or when that is not known. The next `initialize`
         ends an open transaction."""
         if not self._is_usable:
@@ -279,7 +278,7 @@ class TransactionalProducer(MetadataProducer):
                 self._metadata_partition, batch, len(records), self._transactional_id, deadline_ms
             )
             if member is not None:
-                await self._commit_offset(member, consumed_offset, deadline_ms)
+                await self._commit_offset(member, last_offset + 2, deadline_ms)
         except RemoteLogMetadataError:
             await self._abort(deadline_ms)
             raise
@@ -336,7 +335,7 @@ class TransactionalProducer(MetadataProducer):
             TRANSACTION_COORDINATOR, self._transactional_id, deadline_ms, "AddPartitionsToTxn", ask
         )
 
-    async def _commit_offset(self, member: GroupMember, consumed_offset: int, deadline_ms: int) -> None:
+    async def _commit_offset(self, member: GroupMember, offset: int, deadline_ms: int) -> None:
         async def add(node_id: int, remaining_ms: int) -> int:
             message = AddOffsetsToTxnRequest(
                 transactional_id=self._transactional_id,
@@ -351,7 +350,7 @@ class TransactionalProducer(MetadataProducer):
             request = TxnOffsetCommitRequest
             partition = request.TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition(
                 partition_index=self._metadata_partition,
-                committed_offset=consumed_offset,
+                committed_offset=offset,
                 committed_leader_epoch=-1,
                 committed_metadata="",
             )

@@ -77,7 +77,7 @@ class TierConfigWriter:
                     made = record()
                     if made is None:
                         return None
-                    return await producer.commit([made], None, -1, deadline_ms - self._clock_ms())
+                    return await producer.commit([made], None, deadline_ms - self._clock_ms())
                 except OwnershipLostError:
                     cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
                     failures += 1

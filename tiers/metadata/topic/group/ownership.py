@@ -161,12 +161,12 @@ class MetadataPartitionOwnership:
                 raise OwnershipLostError(f"this process does not own metadata partition {metadata_partition} any more")
             to_write = records()
             check_writable(to_write, owned.assignment.record_types)
-            consumed_offset = self._follower.position(metadata_partition)
+            position = self._follower.position(metadata_partition)
             epoch = self._follower.leader_epoch(metadata_partition)
             try:
-                offset = await owned.producer.commit(to_write, owned.assignment.member, consumed_offset, timeout_ms)
+                offset = await owned.producer.commit(to_write, owned.assignment.member, timeout_ms)
                 await self._follower.read_past(
-                    metadata_partition, offset, timeout_ms, position=consumed_offset, leader_epoch=epoch
+                    metadata_partition, offset, timeout_ms, position=position, leader_epoch=epoch
                 )
             except OwnershipLostError as error:
                 logger.warning(
