@@ -70,7 +70,7 @@ def answer_to(address: tuple[str, int], payload: bytes) -> bytes:
     [(list_offsets, (1, 9)), (delete_records, (1, 2)), (offset_for_leader_epoch, (3, 4)), (fetch, (4, 12))],
     ids=["ListOffsets", "DeleteRecords", "OffsetForLeaderEpoch", "Fetch"],
 )
-def test_a_broker_ignores_what_follows_and_takes_any_negative_length_of_a_client_id(
+def test_a_broker_reads_the_edges_of_a_request(
     kafka: KafkaCluster, request_of: Callable[[str, int], Any], versions: tuple[int, int]
 ) -> None:
     """The second version is flexible, and the first one is not."""
