@@ -105,11 +105,15 @@ class LimitsConfig(Section):
             "takes two of them, and the proxy needs about 500 others."
         ),
     )
-    max_connections_per_address: int = Field(
-        default=0,
+    max_connections_per_address: int | None = Field(
+        default=None,
         validation_alias="max.total.connections.per.address",
         ge=0,
-        description="The number of client connections from one IP address, known or unknown. 0 means no limit.",
+        description=(
+            "The number of client connections from one IP address, known or unknown. 0 means no limit. By default, it "
+            "is a quarter of `max.connections` without an `[upstream.sasl]`, and 0 with one. Set it for "
+            "clients behind a load balancer that sends no PROXY header."
+        ),
     )
     max_unauthenticated_connections_per_address: int = Field(
         default=1_000,

@@ -27,13 +27,14 @@ def share_of(config: TidegateConfig) -> TidegateConfig:
         return -(-total // workers)
 
     limits = config.limits
+    per_address = limits.max_connections_per_address
     return config.model_copy(
         update={
             "workers": 0,
             "limits": limits.model_copy(
                 update={
                     "max_connections": part(limits.max_connections),
-                    "max_connections_per_address": part(limits.max_connections_per_address),
+                    "max_connections_per_address": None if per_address is None else part(per_address),
                     "max_unauthenticated_connections_per_address": part(
                         limits.max_unauthenticated_connections_per_address
                     ),

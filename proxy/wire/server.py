@@ -130,10 +130,14 @@ OPEN = Entrance()
 """Plain text, without load balancers."""
 
 
-def _admission_limits(limits: LimitsConfig) -> tuple[int, int, int, int]:
+def _admission_limits(limits: LimitsConfig, brokers_ask_for_sasl: bool) -> tuple[int, int, int, int]:
+    per_address = limits.max_connections_per_address
+    if per_address is None:
+        # Without SASL, a stranger needs only one request to keep a place.
+        per_address = 0 if brokers_ask_for_sasl else -(-limits.max_connections // 4)
     return (
         limits.max_connections,
-        limits.max_connections_per_address,
+        per_address,
         limits.max_unauthenticated_connections_per_address,
         limits.connection_setup_timeout_ms,
     )
@@ -182,7 +186,7 @@ class ProxyServer:
             self._metrics,
             self.spawn,
             self._clock_ms,
-            Admissions(*_admission_limits(self._limits)),
+            Admissions(*_admission_limits(self._limits, self._brokers_ask_for_sasl)),
             ConnectionLog(logger, self._clock_ms),
             self._early_answers,
             upstream_tls=self._upstream_tls,
@@ -233,7 +237,7 @@ class ProxyServer:
     def change_limits(self, limits: LimitsConfig) -> None:
         """Replaces the limits. Open connections keep those that they took over when they opened."""
         self._limits = self._context.limits = limits
-        self._context.admissions.change_limits(*_admission_limits(limits))
+        self._context.admissions.change_limits(*_admission_limits(limits, self._brokers_ask_for_sasl))
 
     def stop_listening(self) -> None:
         self._is_draining = True

@@ -38,7 +38,7 @@ class VirtualProxy:
         self.limits = limits or LimitsConfig()
         self.admissions = Admissions(
             self.limits.max_connections,
-            self.limits.max_connections_per_address,
+            self.limits.max_connections_per_address or 0,
             self.limits.max_unauthenticated_connections_per_address,
             self.limits.connection_setup_timeout_ms,
         )

@@ -210,7 +210,8 @@ def tidegate_over(
     lines += ["[[listener]]", *_pairs(listener)]
     lines += ["[admin]", *_pairs({"host": "127.0.0.1", "port": admin_port})]
     lines += ["[state]", *_pairs({"path": str(home / "state")})]
-    lines += ["[limits]", *_pairs({"drain.timeout.ms": "10s"})]
+    # All clients of a test or of a measurement have one address.
+    lines += ["[limits]", *_pairs({"drain.timeout.ms": "10s", "max.total.connections.per.address": 0})]
     lines += ["[storage]", *_pairs(storage)] if storage else []
     for name in tiered:
         rule: dict[str, str | int] = {

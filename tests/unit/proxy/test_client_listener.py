@@ -89,7 +89,7 @@ async def test_a_failed_handshake_releases_its_place(authority: Authority) -> No
 
 
 async def test_half_a_handshake_has_a_deadline(authority: Authority) -> None:
-    limits = LimitsConfig(connection_setup_timeout_ms=500, max_connections=2)
+    limits = LimitsConfig(connection_setup_timeout_ms=500, max_connections=2, max_connections_per_address=0)
     hello = client_hello(authority)
     async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
         for _ in range(2):  # in the released places
@@ -104,7 +104,7 @@ async def test_half_a_handshake_has_a_deadline(authority: Authority) -> None:
 
 
 async def test_hundreds_of_handshakes_hold_no_more_than_the_limit(authority: Authority) -> None:
-    limits = LimitsConfig(max_connections=20, connection_setup_timeout_ms=300_000)
+    limits = LimitsConfig(max_connections=20, max_connections_per_address=0, connection_setup_timeout_ms=300_000)
     async with (
         FakeBroker() as broker,
         proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy,

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from proxy.config import LimitsConfig
+from proxy.metrics import ProxyMetrics
+from proxy.wire.admission import Admission, Limit
+from proxy.wire.context import Router
+from proxy.wire.server import ProxyServer
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, connected, request
 from tests.support.proxy.proxy_harness import proxy_before
@@ -34,3 +40,17 @@ async def test_an_address_has_a_limit_of_its_own() -> None:
         async with connected(proxy.port) as refused:
             assert await refused.ended() == b""
         assert proxy.metrics.rejected.total() == 1
+
+
+@pytest.mark.parametrize(("asks_for_sasl", "places"), [(False, 2), (True, 8)])
+async def test_one_address_keeps_a_quarter_of_the_places_without_sasl(asks_for_sasl: bool, places: int) -> None:
+    """With SASL, a place is kept only by a client that the broker has authenticated."""
+    server = ProxyServer(Router(), LimitsConfig(max_connections=8), ProxyMetrics(), brokers_ask_for_sasl=asks_for_sasl)
+    async with server:
+        admissions = server._context.admissions
+        for _ in range(places):
+            admitted = admissions.admit("192.0.2.1", lambda _: None)
+            assert isinstance(admitted, Admission)
+            admitted.prove()
+        refused = admissions.admit("192.0.2.1", lambda _: None)
+        assert refused == (Limit.CONNECTIONS if asks_for_sasl else Limit.PER_ADDRESS)

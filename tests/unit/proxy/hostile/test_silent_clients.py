@@ -47,7 +47,7 @@ async def silent(proxy: Proxy, count: int) -> AsyncIterator[list[Wire]]:
 
 
 async def test_a_producer_is_served_beside_more_silent_clients_than_the_limit() -> None:
-    limits = PATIENT.model_copy(update={"max_connections": LIMIT})
+    limits = PATIENT.model_copy(update={"max_connections": LIMIT, "max_connections_per_address": 0})
     async with (
         AnsweringBroker() as broker,
         proxy_before(broker, limits=limits) as proxy,
@@ -64,7 +64,8 @@ async def test_a_producer_is_served_beside_more_silent_clients_than_the_limit() 
 
 async def test_thousands_of_silent_clients_leave_room_for_a_producer() -> None:
     count = 3_000
-    limits = PATIENT.model_copy(update={"max_connections": count, "max_unauthenticated_connections_per_address": 0})
+    unlimited = {"max_connections_per_address": 0, "max_unauthenticated_connections_per_address": 0}
+    limits = PATIENT.model_copy(update={"max_connections": count, **unlimited})
     async with (
         AnsweringBroker() as broker,
         proxy_before(broker, limits=limits) as proxy,
