@@ -153,7 +153,7 @@ OTHER_EVENTS: Final = {
     "remote log metadata is read again": "metadata-read-works-again",
     "remote logs of disabled topics are removed again": "disabled-topics-removed-again",
     "removing damaged local index files": "local-indexes-damaged",
-    "replacing the child process of a store, because a call passed its deadline": "store-process-replaced",
+    "replacing the child process of a store": "store-process-replaced",
     "serving …:…": "serving",
     "some metadata partitions cannot be read yet": "metadata-partitions-unreadable",
     "starting the workers": "workers-starting",

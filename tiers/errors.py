@@ -32,6 +32,10 @@ class RemoteResourceNotFoundError(RemoteStorageError):
     retriable = True
 
 
+class CredentialsRefusedError(RemoteStorageError):
+    """The store refuses the credentials, their rights are too few, or there are none. It did nothing."""
+
+
 class ObjectChangedError(RemoteStorageError):
     """A conditional write found another version of the object than the caller named. The object stays as it is."""
 

@@ -325,12 +325,12 @@ async def test_one_of_many_writers_replaces_a_version(store: str, storage: Remot
     [
         ("local", {"path": "/no/such/folder"}, "change `path`"),
         ("arrow", {"uri": "file:///no/such/folder"}, "change `uri`"),
-        ("s3", {"secret.access.key": "wrong"}, "change `access.key.id` and `secret.access.key`"),
+        ("s3", {"secret.access.key": "wrong"}, "the credentials come from `access.key.id` and `secret.access.key`"),
         ("s3", {"bucket": "no-such-bucket"}, "change `bucket`"),
         ("gcs", {"uri": "gs://no-such-bucket/prefix"}, "change `uri`"),
-        ("azure", {"account.key": "d3Jvbmc="}, "change `account.key`"),
+        ("azure", {"account.key": "d3Jvbmc="}, "the credentials come from `account.key`"),
         ("azure", {"uri": "az://no-such-container/prefix"}, "change `uri`"),
-        ("hdfs", {"path": "/of/another"}, r"\$HADOOP_USER_NAME, or the rights on `path`"),
+        ("hdfs", {"path": "/of/another"}, r"rights on `path`; the credentials come from .*\$HADOOP_USER_NAME"),
     ],
 )
 async def test_a_refusal_names_the_setting_to_change(

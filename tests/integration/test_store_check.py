@@ -53,15 +53,14 @@ async def test_the_check_says_what_concurrent_writers_did(settings: dict[str, st
         (
             {"access.key.id": "another"},
             "s3: s3://checked: the store rejects the credentials (403 InvalidAccessKeyId: The AWS Access Key Id"
-            " you provided does not exist in our records): change `access.key.id` and"
-            " `secret.access.key`",
+            " you provided does not exist in our records): renew or change them; the credentials come from"
+            " `access.key.id` and `secret.access.key`",
         ),
         (
             {"secret.access.key": "another"},
             "s3: s3://checked: the store rejects the credentials (403 SignatureDoesNotMatch: The request"
             " signature we calculated does not match the signature you provided. Check your key and signing method):"
-            " change `access.key.id`"
-            " and `secret.access.key`",
+            " renew or change them; the credentials come from `access.key.id` and `secret.access.key`",
         ),
         (
             {"endpoint.url": f"http://{UNKNOWN_HOST}:9000"},

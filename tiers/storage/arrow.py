@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import CredentialsRefusedError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.activity import note_progress
 from tiers.storage.child_storage import ChildStorageManager
 from tiers.storage.file_system import DEFAULTS, PIECE_BYTES, FileSystemRemoteStorageManager
@@ -41,7 +41,7 @@ _DEFAULTS: Mapping[str, str | None] = {
 _GCS = ("gs", "gcs")
 _AZURE = ("az", "abfs", "abfss")
 _OBJECT_STORES = ("gcs", "abfs", "s3")
-_CREDENTIALS = "change `account.key`, `sas.token`, the credentials of this process, or their rights on `uri`"
+_CREDENTIALS = "renew or change the credentials, or their rights on `uri`"
 _REFUSALS = {
     "AuthorizationFailure": _CREDENTIALS,
     "AuthorizationPermissionMismatch": _CREDENTIALS,
@@ -217,6 +217,10 @@ class ArrowFiles:
     def error_of(self, error: Exception) -> RemoteStorageError:
         text = str(error).partition("\n")[0]
         for name, change in _REFUSALS.items():
+            if name in text and change is _CREDENTIALS:
+                given = [f"`{key}`" for key in ("account.key", "sas.token") if self._values[key]]
+                source = given[0] if given else "this process"
+                return CredentialsRefusedError(f"{self.name}: {text}: {change}; the credentials come from {source}")
             if name in text:
                 return RemoteStorageError(f"{self.name}: {text}: {change}")
         if isinstance(error, OSError):

@@ -5,6 +5,8 @@
 * A call ends when it makes no progress for the time of its deadline. The child tells the parent of its progress.
 * If a call passes its deadline, its child is retired. A retired child takes no new calls, and the next call starts
   another child. The retired child ends with the last of its calls, each of which has a deadline.
+* A child is also retired when the store refuses its credentials. The library keeps those that it read first, and
+  another child reads them again.
 * There are at most `MAX_RETIRED` retired children. Before there are more, the oldest is killed, and its calls fail.
 * The parent tells a child about each abandoned call, so that the child can undo it. If a child has not ended `grace_s`
   after the parent closed its connection, the parent kills it.
@@ -31,6 +33,7 @@ from typing import Any
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.activity import Activity, while_active
+from tiers.storage.credentials import CredentialsRenewal
 from tiers.storage.file_system import DEADLINES_OF_A_LISTING, FileSystemRemoteStorageManager
 from tiers.storage.remote_storage_manager import (
     LogSegmentData,
@@ -118,6 +121,7 @@ class ChildStorageManager:
         self._retired: list[_Child] = []
         self._starting = asyncio.Lock()
         self._is_open = False
+        self._renewal = CredentialsRenewal(self._read_credentials_again)
 
     async def open(self) -> None:
         self._is_open = True
@@ -186,6 +190,14 @@ class ChildStorageManager:
 
     async def _call(self, method: str, *arguments: object, timeout_s: float | None = None) -> Any:
         timeout_s = timeout_s or self._timeout_s
+        return await self._renewal.tried(lambda: self._call_once(method, arguments, timeout_s))
+
+    async def _read_credentials_again(self) -> None:
+        self._task.make(self._task.settings)  # a file with a secret may be missing now
+        if self._child is not None and not self._child.is_retired:
+            self._retire(self._child, "the store refused the credentials")
+
+    async def _call_once(self, method: str, arguments: tuple[object, ...], timeout_s: float) -> Any:
         child, was_ready = None, False
         try:
             async with while_active(timeout_s) as activity:
@@ -194,7 +206,7 @@ class ChildStorageManager:
                 return await child.call(method, arguments, activity)
         except TimeoutError as error:
             if child is not None and was_ready and not child.is_retired:
-                self._retire(child)
+                self._retire(child, "a call passed its deadline")
             raise RetriableRemoteStorageError(f"{self._name}: no progress in {timeout_s} s") from error
 
     async def _in_service(self) -> _Child:
@@ -207,10 +219,8 @@ class ChildStorageManager:
                 self._child = await _start(self._name, self._task)
             return self._child
 
-    def _retire(self, child: _Child) -> None:
-        logger.warning(
-            "replacing the child process of a store, because a call passed its deadline", extra={"store": self._name}
-        )
+    def _retire(self, child: _Child, reason: str) -> None:
+        logger.warning("replacing the child process of a store", extra={"store": self._name, "reason": reason})
         self._retired = [one for one in self._retired if one.is_alive()]
         while len(self._retired) >= MAX_RETIRED:
             self._retired.pop(0).kill()

@@ -18,7 +18,7 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
-from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import CredentialsRefusedError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.activity import note_progress
 from tiers.storage.child_storage import ChildStorageManager
 from tiers.storage.file_system import DEFAULTS, FileSystemRemoteStorageManager
@@ -44,7 +44,7 @@ _DEFAULTS: Mapping[str, str | None] = {
 }
 _MIN_BLOCK_BYTES = 1 << 20
 """The smallest block that a NameNode accepts by default."""
-_CREDENTIALS = "change `kerberos.principal`, `kerberos.keytab` or $HADOOP_USER_NAME, or the rights on `path`"
+_CREDENTIALS = "renew or change the credentials, or their rights on `path`"
 _REFUSALS = {
     "AccessControlException": _CREDENTIALS,
     "AuthorizationException": _CREDENTIALS,
@@ -206,6 +206,9 @@ class HdfsFiles:
     def error_of(self, error: Exception) -> RemoteStorageError:
         text = str(error).partition("\\n")[0].partition("\n")[0]
         for name, change in _REFUSALS.items():
+            if name in text and change is _CREDENTIALS:
+                source = "`kerberos.keytab`" if self._keytab else "the Kerberos ticket cache or $HADOOP_USER_NAME"
+                return CredentialsRefusedError(f"{self.name}: {text}: {change}; the credentials come from {source}")
             if name in text:
                 return RemoteStorageError(f"{self.name}: {text}: {change}")
         return RetriableRemoteStorageError(f"{self.name}: {text}")

@@ -1,7 +1,8 @@
 """A `BlockingFileSystem` over a folder that hangs on request, for the child process of a `ChildStorageManager`.
 
 A read of `frozen` holds the interpreter's lock forever. A read of `stuck` only waits. A read of `dies` ends the
-process. A write waits before each piece while a file `hold` exists, and a quarter of a second while a file
+process. Every read is refused while the file `accepted` has other bytes than the file `ticket` had when the process
+connected. A write waits before each piece while a file `hold` exists, and a quarter of a second while a file
 `slow` exists.
 """
 
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tiers.errors import CredentialsRefusedError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.file_system import FileSystemRemoteStorageManager
 from tiers.storage.local import LocalFiles
@@ -43,6 +45,14 @@ class StallingFiles(LocalFiles):
     shows_on_close = True
     moves_once = False
 
+    def connect(self) -> None:
+        super().connect()
+        self._ticket = self._content_of("ticket")
+
+    def _content_of(self, name: str) -> bytes:
+        file = Path(self.name) / name
+        return file.read_bytes() if file.exists() else b""
+
     def write(self, path: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
         super().write(path, size_bytes, self._slowly(pieces))
 
@@ -55,6 +65,8 @@ class StallingFiles(LocalFiles):
                 time.sleep(0.001)
 
     def read(self, path: str, start: int, end: int | None) -> memoryview:
+        if self._ticket != self._content_of("accepted"):
+            raise CredentialsRefusedError("the ticket has ended")
         match path.rpartition("/")[2]:
             case "frozen":
                 ctypes.PyDLL(None).sleep(3600)

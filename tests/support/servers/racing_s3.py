@@ -43,6 +43,8 @@ class RacingS3:
         self._races = races
         self._refuses = refuses
         self.objects: dict[str, bytes] = {}
+        self.access_key_id = ""
+        """The only one that the server accepts; empty: it accepts all."""
         self.writes_go_on = asyncio.Event()
         """While it is cleared, writes get no answer."""
         self.writes_go_on.set()
@@ -82,6 +84,8 @@ class RacingS3:
     async def _serve(self, request: web.Request) -> web.Response:
         key, query, body = request.match_info["key"], request.query, await request.read()
         self.expecting += "Expect" in request.headers
+        if self.access_key_id not in request.headers.get("Authorization", "") + query.get("X-Amz-Credential", ""):
+            return _error(403, "InvalidAccessKeyId")
         for header, status in self._refuses.items():
             if header in request.headers:
                 return _error(status, "NotImplemented" if status == 501 else "InvalidArgument")

@@ -13,10 +13,10 @@ from typing import Any
 
 from cachetools import TTLCache
 
-from tiers.errors import RemoteStorageError
+from tiers.errors import CredentialsRefusedError, RemoteStorageError
 from tiers.storage.activity import Activity, while_active
 from tiers.storage.remote_storage_manager import Allocate
-from tiers.storage.s3.errors import error_of_document, error_of_exception
+from tiers.storage.s3.errors import UnsupportedRequestError, error_of_document, error_of_exception
 from tiers.storage.s3.range_connection import ByteRange
 from tiers.storage.s3.range_reader import RangeReader, new_memory
 
@@ -53,15 +53,12 @@ class S3Downloader:
                 signed_before = key in self._urls
                 try:
                     return await self._get(key, asked, activity, allocate)
-                except _Refused as refused:
-                    if not signed_before:
-                        raise error_of_document(self._bucket, key, refused.status, refused.body) from None
+                except (CredentialsRefusedError, UnsupportedRequestError):
                     # The credentials that signed the cached URL may have expired meanwhile.
                     self._urls.pop(key, None)
-                try:
-                    return await self._get(key, asked, activity, allocate)
-                except _Refused as refused:
-                    raise error_of_document(self._bucket, key, refused.status, refused.body) from None
+                    if not signed_before:
+                        raise
+                return await self._get(key, asked, activity, allocate)
         except RemoteStorageError:
             raise
         except Exception as error:
@@ -76,8 +73,6 @@ class S3Downloader:
             return answer.body
         if answer.status == _RANGE_NOT_SATISFIABLE:
             return memoryview(b"")
-        if answer.status in (400, 403):
-            raise _Refused(answer.status, answer.body)
         raise error_of_document(self._bucket, key, answer.status, answer.body)
 
     async def _url(self, key: str) -> str:
@@ -87,9 +82,3 @@ class S3Downloader:
             signed = await self._client.generate_presigned_url("get_object", Params=params, ExpiresIn=_EXPIRES_S)
             url = self._urls[key] = str(signed)
         return url
-
-
-class _Refused(Exception):
-    def __init__(self, status: int, body: memoryview) -> None:
-        self.status = status
-        self.body = body

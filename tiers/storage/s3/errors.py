@@ -23,6 +23,7 @@ from botocore.exceptions import (
 )
 
 from tiers.errors import (
+    CredentialsRefusedError,
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RetriableRemoteStorageError,
@@ -38,6 +39,10 @@ _WRONG_CREDENTIALS = {
     "XAdminUserNotFound",
     "InvalidToken",
     "ExpiredToken",
+    # STS answers these to the token of a web identity.
+    "ExpiredTokenException",
+    "IDPRejectedClaim",
+    "InvalidIdentityToken",
 }
 _WRONG_PLACE = {
     "AuthorizationHeaderMalformed",
@@ -112,9 +117,7 @@ def error_of_answer(bucket: str, key: str, status: int, code: str, said: str = "
     if code == "InvalidBucketName":
         return RemoteStorageError(f"{where}: {answer}: change `bucket`")
     if code in _WRONG_CREDENTIALS:
-        return RemoteStorageError(
-            f"{where}: the store rejects the credentials ({answer}): change `access.key.id` and `secret.access.key`"
-        )
+        return CredentialsRefusedError(f"{where}: the store rejects the credentials ({answer}): renew or change them")
     if code == "RequestTimeTooSkewed":
         return RemoteStorageError(f"{where}: {answer}: set this machine's clock")
     if code in _WRONG_PLACE or status in (301, 307):
@@ -129,10 +132,10 @@ def error_of_answer(bucket: str, key: str, status: int, code: str, said: str = "
         return RetriableRemoteStorageError(f"{where}: {answer}")
     if status == _PRECONDITION_FAILED:
         return PreconditionFailedError(f"{where}: {answer}")
-    if status == 403:
-        return RemoteStorageError(
-            f"{where}: {answer}: check `access.key.id`, `secret.access.key`, their rights in this bucket and its "
-            f"object lock; without s3:ListBucket, S3 answers the same for a missing object"
+    if status in (401, 403):
+        return CredentialsRefusedError(
+            f"{where}: {answer}: check the credentials, their rights in this bucket and its object lock; "
+            f"without s3:ListBucket, S3 answers the same for a missing object"
         )
     if status == 404:
         return RemoteResourceNotFoundError(f"{where}: {answer}")
@@ -160,7 +163,7 @@ def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorage
         case _ if isinstance(error, _HEALING_EXCEPTIONS):
             return RetriableRemoteStorageError(f"{where}: {type(error).__name__}: {error}")
         case NoCredentialsError():
-            return RemoteStorageError(
+            return CredentialsRefusedError(
                 f"{where}: there are no credentials: set `access.key.id` and `secret.access.key`, or provide them as "
                 f"the AWS SDK finds them (environment, profile or role)"
             )

@@ -40,6 +40,7 @@ from tiers.storage.remote_storage_manager import (
     check_range,
 )
 from tiers.storage.s3.buffers import ReusedBuffers
+from tiers.storage.s3.credentials import S3Credentials
 from tiers.storage.s3.download import S3Downloader
 from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError
 from tiers.storage.s3.race import StoreRace
@@ -100,14 +101,13 @@ class S3RemoteStorageManager:
         self._prefix = f"{prefix}/" if prefix else ""
         self._endpoint_url = values["endpoint.url"] or None
         self._region = values["region"] or None
-        self._access_key_id = values["access.key.id"] or None
-        self._secret_access_key = values["secret.access.key"] or None
-        if (self._access_key_id is None) != (self._secret_access_key is None):
+        if bool(values["access.key.id"]) != bool(values["secret.access.key"]):
             raise ValueError("`access.key.id` and `secret.access.key` belong together: set both or neither")
         self._path_style = read_flag(values, "path.style")
         self._part_bytes = read_size_bytes(values, "part.size", _MINIMUM_PART_BYTES)
         self._timeout_s = read_duration_ms(values, "timeout.ms", 1) / 1000
         self._max_connections = read_number(values, "max.concurrency", 1)
+        self._credentials = S3Credentials(partial(read_settings, "s3", settings, _DEFAULTS), self._timeout_s)
         self._has_versions = False
         """Whether a probe proved conditional writes."""
         self._deletions = asyncio.Semaphore(max(1, self._max_connections // 4))
@@ -137,13 +137,12 @@ class S3RemoteStorageManager:
         )
         try:
             session = get_session()
+            session.register_component("credential_provider", self._credentials)
             client = await self._resources.enter_async_context(
                 session.create_client(
                     "s3",
                     region_name=self._region,
                     endpoint_url=self._endpoint_url,
-                    aws_access_key_id=self._access_key_id,
-                    aws_secret_access_key=self._secret_access_key,
                     config=config,
                 )
             )
@@ -152,7 +151,7 @@ class S3RemoteStorageManager:
         # The client library would wait for `100 Continue` before each body that is no bytes object: a round trip more.
         client.meta.events.unregister("before-call.s3", add_expect_header)
         window = PartWindow(max(1, self._max_connections // 2))
-        self._up = S3Uploader(client, self._bucket, self._timeout_s, self._part_bytes, window)
+        self._up = S3Uploader(client, self._bucket, self._timeout_s, self._part_bytes, window, self._credentials)
         tls = partial(_context_of_client, session.get_config_variable("ca_bundle"))
         self._down = S3Downloader(client, self._bucket, self._timeout_s, self._max_connections, tls)
         self._resources.push_async_callback(self._down.close)
@@ -174,13 +173,13 @@ class S3RemoteStorageManager:
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int | None = None
     ) -> memoryview:
         check_range(start_position, end_position)
-        return await self._down.get(self._log_key(metadata), start_position, end_position, self._allocate)
+        return await self._get(self._log_key(metadata), start_position, end_position, self._allocate)
 
     def use_memory(self, allocate: Allocate) -> None:
         self._allocate = allocate
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
-        return bytes(await self._down.get(self._indexes_key(metadata)))
+        return bytes(await self._get(self._indexes_key(metadata)))
 
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
         log, indexes = self._log_key(metadata), self._indexes_key(metadata)
@@ -247,7 +246,7 @@ class S3RemoteStorageManager:
         return True
 
     async def get_object(self, key: str) -> bytes:
-        return bytes(await self._down.get(self._prefix + key))
+        return bytes(await self._get(self._prefix + key))
 
     async def delete_object(self, key: str) -> None:
         await self._up.call("delete_object", self._prefix + key, Key=self._prefix + key)
@@ -279,6 +278,9 @@ class S3RemoteStorageManager:
 
     async def close(self) -> None:
         await self._resources.aclose()
+
+    async def _get(self, key: str, *rest: Any) -> memoryview:
+        return await self._credentials.tried(lambda: self._down.get(key, *rest))
 
     async def _abort_uploads(self, key: str) -> None:
         """Aborts the uploads of `key`. One page suffices: an attempt has one upload, or a few after retries."""

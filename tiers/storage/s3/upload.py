@@ -25,6 +25,7 @@ from protocol.records.record_batch import crc32c
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, StoreOverloadedError
 from tiers.storage.activity import PIECE_BYTES, Activity, while_active
 from tiers.storage.part_window import PartWindow
+from tiers.storage.s3.credentials import S3Credentials
 from tiers.storage.s3.errors import PreconditionFailedError, UnsupportedRequestError, error_of_exception
 
 PARTS_AT_ONCE = 3
@@ -67,7 +68,15 @@ class TaggedObject(NamedTuple):
 
 
 class S3Uploader:
-    def __init__(self, client: Any, bucket: str, timeout_s: float, part_bytes: int, window: PartWindow) -> None:
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        timeout_s: float,
+        part_bytes: int,
+        window: PartWindow,
+        credentials: S3Credentials,
+    ) -> None:
         """`timeout_s` is the time without progress after which a request ends. `window` bounds the parts and small
         segments in flight, over all uploads."""
         self._client = client
@@ -75,6 +84,7 @@ class S3Uploader:
         self._timeout_s = timeout_s
         self._part_bytes = part_bytes
         self._window = window
+        self._credentials = credentials
 
     async def create_from_file(self, key: str, path: Path) -> None:
         """Creates the object. An existing object of the same size is no error.
@@ -138,6 +148,9 @@ class S3Uploader:
 
     async def read(self, key: str) -> TaggedObject:
         """Reads a small object with its ETag."""
+        return await self._credentials.tried(partial(self._read, key))
+
+    async def _read(self, key: str) -> TaggedObject:
         try:
             async with while_active(self._timeout_s):
                 answer = await self._client.get_object(Bucket=self._bucket, Key=key)
@@ -151,6 +164,9 @@ class S3Uploader:
 
         Raises `RemoteStorageError` for every error of the client library, and `StoreOverloadedError` when no piece
         moved in the time of the deadline."""
+        return await self._credentials.tried(partial(self._call, operation, key, **parameters))
+
+    async def _call(self, operation: str, key: str, **parameters: Any) -> Any:
         body: _Body | None = None
         try:
             async with while_active(self._timeout_s) as activity:

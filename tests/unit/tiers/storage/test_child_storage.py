@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.fakes.stalling_files import make, make_with_custom_metadata
-from tiers.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tiers.errors import CredentialsRefusedError, RemoteResourceNotFoundError, RetriableRemoteStorageError
 from tiers.storage.child_storage import MAX_RETIRED, ChildStorageManager, FrameBuffer, frame_of
 from tiers.storage.remote_storage_manager import LogSegmentData
 
@@ -58,6 +58,19 @@ async def test_calls_results_and_errors_pass(tmp_path: Path) -> None:
             await storage.get_object("../c")
         await storage.check()
         assert storage.processes == [pid]
+
+
+async def test_a_new_process_takes_over_when_the_credentials_are_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as storage:
+        await storage.put_object("k", b"data")
+        [former] = storage.processes
+        for name in ("ticket", "accepted"):
+            (tmp_path / name).write_bytes(b"renewed")
+        assert await storage.get_object("k") == b"data"
+        assert storage.processes[-1] != former
+        (tmp_path / "accepted").write_bytes(b"others")
+        with pytest.raises(CredentialsRefusedError):
+            await storage.get_object("k")
 
 
 async def test_a_copy_returns_the_custom_metadata_of_the_child(tmp_path: Path) -> None:

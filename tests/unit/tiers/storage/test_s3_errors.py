@@ -5,6 +5,7 @@ import botocore.exceptions
 import pytest
 
 from tiers.errors import (
+    CredentialsRefusedError,
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RetriableRemoteStorageError,
@@ -29,13 +30,13 @@ from tiers.storage.s3.range_reader import TlsRefusedError
         (404, "NoSuchKey", RemoteResourceNotFoundError, "404"),
         (404, "", RemoteResourceNotFoundError, "404"),
         (404, "NoSuchBucket", RemoteStorageError, "`bucket`"),
-        (404, "XAdminUserNotFound", RemoteStorageError, "`access.key.id`"),
+        (404, "XAdminUserNotFound", CredentialsRefusedError, "rejects the credentials"),
         (404, "NoSuchUpload", NoSuchUploadError, "NoSuchUpload"),
-        (403, "AccessDenied", RemoteStorageError, "rights"),
-        (403, "", RemoteStorageError, "rights"),
-        (403, "SignatureDoesNotMatch", RemoteStorageError, "`secret.access.key`"),
+        (403, "AccessDenied", CredentialsRefusedError, "rights"),
+        (403, "", CredentialsRefusedError, "rights"),
+        (403, "SignatureDoesNotMatch", CredentialsRefusedError, "rejects the credentials"),
         (403, "RequestTimeTooSkewed", RemoteStorageError, "clock"),
-        (400, "ExpiredToken", RemoteStorageError, "`access.key.id`"),
+        (400, "ExpiredToken", CredentialsRefusedError, "rejects the credentials"),
         (400, "AuthorizationHeaderMalformed", RemoteStorageError, "`region`"),
         (301, "PermanentRedirect", RemoteStorageError, "`endpoint.url`"),
         (301, "", RemoteStorageError, "`endpoint.url`"),
@@ -63,7 +64,7 @@ def test_answers(status: int, code: str, expected: type[RemoteStorageError], nam
         (botocore.exceptions.ConnectionClosedError(endpoint_url="http://s"), RetriableRemoteStorageError),
         (botocore.exceptions.ReadTimeoutError(endpoint_url="http://s"), RetriableRemoteStorageError),
         (botocore.exceptions.ConnectTimeoutError(endpoint_url="http://s"), StoreOverloadedError),
-        (botocore.exceptions.NoCredentialsError(), RemoteStorageError),
+        (botocore.exceptions.NoCredentialsError(), CredentialsRefusedError),
         (botocore.exceptions.SSLError(endpoint_url="http://s", error="bad"), RemoteStorageError),
         (botocore.exceptions.MetadataRetrievalError(error_msg="slow"), RetriableRemoteStorageError),
         (TlsRefusedError("bad certificate"), RemoteStorageError),
@@ -94,7 +95,7 @@ def test_an_error_document_has_a_code_and_the_words_of_the_store() -> None:
     missing = error_of_document("b", "k", 404, document % (b"NoSuchKey", b"There is no &quot;k&quot;."))
     assert str(missing) == 's3://b/k: 404 NoSuchKey: There is no "k"'
     locked = error_of_document("b", "k", 403, document % (b"AccessDenied", b"protected by object lock."))
-    assert str(locked).startswith("s3://b/k: 403 AccessDenied: protected by object lock: check `access.key.id`")
+    assert str(locked).startswith("s3://b/k: 403 AccessDenied: protected by object lock: check the credentials")
     hostile = error_of_document("b", "k", 400, document % (b"X", b"\x1b[2J\n\xff" + b"a" * 1_000_000))
     assert len(str(hostile)) < 250
     assert str(hostile).isprintable()

@@ -1,0 +1,114 @@
+"""Credentials that another program renews count without a restart, wherever they come from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from tests.support.servers.racing_s3 import RacingS3
+from tiers.errors import CredentialsRefusedError
+from tiers.storage.s3.storage import S3RemoteStorageManager
+
+Renew = Callable[[str], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def no_other_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@asynccontextmanager
+async def shared_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Mapping[str, str], Renew]]:
+    async def renew(key: str) -> None:
+        text = f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\naws_session_token = t\n"
+        (folder / "credentials").write_text(text)
+
+    yield {}, renew
+
+
+@asynccontextmanager
+async def secret_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Mapping[str, str], Renew]]:
+    async def renew(key: str) -> None:
+        (folder / "id").write_text(f"{key}\n")
+        (folder / "secret").write_text("s\n")
+
+    yield {"access.key.id.file": str(folder / "id"), "secret.access.key.file": str(folder / "secret")}, renew
+
+
+@asynccontextmanager
+async def container_endpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Mapping[str, str], Renew]]:
+    now = {"key": ""}
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        ends = {"Expiration": "2999-01-01T00:00:00Z", "Token": "t"}
+        return web.json_response({"AccessKeyId": now["key"], "SecretAccessKey": "s", **ends})
+
+    async def renew(key: str) -> None:
+        now["key"] = key
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{runner.addresses[0][1]}/")
+        yield {}, renew
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        (shared_file, "the SDK's source shared-credentials-file"),
+        (secret_files, "`access.key.id` and `secret.access.key`"),
+        (container_endpoint, "the SDK's source container-role"),
+    ],
+)
+async def test_calls_go_on_after_a_renewal(
+    source: Callable[..., AsyncIterator[tuple[Mapping[str, str], Renew]]],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with RacingS3(races=()) as server, source(tmp_path, monkeypatch) as (given, renew):  # type: ignore[attr-defined]
+        settings = {key: value for key, value in server.settings().items() if "access" not in key}
+        server.access_key_id = "former"
+        await renew("former")
+        storage = S3RemoteStorageManager({**settings, **given, "cluster.id": "c"})
+        await storage.open()
+        try:
+            await storage.put_object("k", b"before")
+            assert await storage.get_object("k") == b"before"
+            server.access_key_id = "latter"
+            await renew("latter")
+            assert await storage.get_object("k") == b"before"
+            await storage.put_object("k", b"after")
+            assert await storage.get_object("k") == b"after"
+            server.access_key_id = "unknown"
+            with pytest.raises(CredentialsRefusedError) as raised:
+                await storage.put_object("k", b"never")
+            assert str(raised.value).endswith(f"; the credentials come from {named}")
+        finally:
+            await storage.close()
+
+
+async def test_credentials_that_come_late_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with RacingS3(races=()) as server, shared_file(tmp_path, monkeypatch) as (_, renew):
+        settings = {key: value for key, value in server.settings().items() if "access" not in key}
+        storage = S3RemoteStorageManager({**settings, "cluster.id": "c"})
+        await storage.open()
+        try:
+            await renew("any")
+            await storage.check()
+        finally:
+            await storage.close()
