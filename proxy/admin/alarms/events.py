@@ -209,6 +209,8 @@ EVENTS: Final[tuple[Alarm, ...]] = (
     defect("look-failed", "the tier could not be looked at", "The page and its API, which show the last look."),
     defect("history-has-a-hole", "the history of the page has a hole", "The sparklines of the page, for 15 s."),
     defect("connection-closed", "closing the connection", "One client's connection. The client connects again."),
+    defect("error-not-handled", "no code handles an error", "One callback of a library. The rest goes on."),
+    defect("thread-ended", "an error ended a thread", "The work of one thread. The line has its name."),
     defect("remote-read-failed", "remote read failed", "One read. The client retries."),
     defect("partition-not-judged", "a partition cannot be judged", "One partition of one fetch. The client retries."),
     defect(

@@ -70,7 +70,7 @@ class _Reading:
 
     due_ms: int = 0
     pause_ms: int = 0
-    """How long the next answer that it is not whole counts."""
+    """How long the next answer that it is not whole counts. The first one is followed by another copy at once."""
     not_whole_since_ms: int | None = None
     is_not_whole: bool = False
     is_given_up: bool = False
@@ -223,8 +223,7 @@ class CopyAttempts:
             if attempt.segment_id == self.in_progress or not self._is_needless(attempt, bounds, log_start):
                 continue
             if unread_from(self._services.metadata, attempt, log_start) is not None:
-                # A member may have stored it from its spool since the last read.
-                await self._read(attempt, reading, bounds)
+                await self._read(attempt, reading, bounds)  # a member may have stored it from its spool
             elif not await self._is_stored_elsewhere(attempt, log_start):
                 continue
             async with self._reading:
@@ -328,7 +327,6 @@ class CopyAttempts:
             if renewed is None:
                 return False
             reading.is_renewed = True
-            # At once. A store that damages this copy too gets the next one after a pause.
             self._readings[renewed.metadata.segment_id.id] = _Reading(reading.due_ms, reading.pause_ms)
             services.require_ownership(self._partition)
             await announce(services, renewed.metadata)
@@ -342,22 +340,19 @@ class CopyAttempts:
         Raises `RemoteStorageError` when it is not known whether the attempt is whole."""
         services = self._services
         try:
-            found = await self._read_back(attempt)
-            await self._check_place()  # the folder of a file system that was unmounted meanwhile may have them too
-            return found
+            with suppress(RemoteResourceNotFoundError):
+                found = await self._read_back(attempt)
+                await self._check_place()  # another place may have them too
+                return found
         except _UNREADABLE:
             raise
         except CorruptSegmentError:
             return _NotWhole.DAMAGED
-        except RemoteResourceNotFoundError:
-            pass
         kept = services.spool.kept_of(attempt.segment_id.id)
         if kept is None or await self._is_damaged(kept):
             return _NotWhole.MISSING
         if reading.is_stored or await self._has_other_log(kept):
-            # The store that confirmed them was another place, such as the folder of an unmounted file system. No place
-            # but the right one may have the objects of a segment that counts.
-            return _NotWhole.DAMAGED
+            return _NotWhole.DAMAGED  # another place confirmed them, which must not have the objects that count
         stored = await store(services, kept)
         reading.is_stored = True
         try:

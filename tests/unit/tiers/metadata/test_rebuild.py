@@ -203,7 +203,7 @@ def test_segments_missing_at_the_front_are_a_gap_and_no_log_start(store: Store, 
     assert "the offsets 3 to 9 are a gap" in plan.notes[0]
 
 
-def test_records_behind_missing_segments_that_the_manifest_does_not_name_are_no_gap(store: Store) -> None:
+def test_unnamed_records_behind_missing_segments_are_no_gap(store: Store) -> None:
     """The brokers, or the spool of a process, still have them."""
     gone, kept = store.holds(0, 9), store.holds(30, 39)
     store.manifest(gone, kept)
