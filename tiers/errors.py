@@ -26,6 +26,10 @@ class StoreOverloadedError(RetriableRemoteStorageError):
     """The store throttles, or moved no byte within the deadline. Fewer requests at a time may help."""
 
 
+class ThrottledError(StoreOverloadedError):
+    """The store refused a request because of the rate of requests, and did nothing."""
+
+
 class RemoteResourceNotFoundError(RemoteStorageError):
     """The object does not exist, or an eventually consistent store does not show it yet."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -102,7 +103,7 @@ class FaultyS3:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Expect") and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = await request.read()
+        body = await request.content.read()
         is_ours = request.method == "PUT" and request.path.endswith((".log", ".indexes"))
         if self.refuses(request.method, request.path):
             self.refused.append((request.method, request.path))
@@ -125,7 +126,7 @@ class FaultyS3:
             request.method,
             self._target_url + request.raw_path,
             headers=request.headers,
-            data=body,
+            data=io.BytesIO(body) if body else b"",
             allow_redirects=False,
         ) as answered:
             kept = {name: value for name, value in answered.headers.items() if name.lower() not in _HOP}

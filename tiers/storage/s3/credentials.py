@@ -14,8 +14,9 @@ from aiobotocore.credentials import AioCredentials
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tiers.errors import CredentialsRefusedError
+from tiers.errors import CredentialsRefusedError, ThrottledError
 from tiers.storage.credentials import CredentialsRenewal
+from tiers.storage.retries import with_retries
 
 T = TypeVar("T")
 
@@ -47,9 +48,11 @@ class S3Credentials(AioCredentials):  # type: ignore[misc]  # aiobotocore has no
         return None if self._current is None else await self._current.get_frozen_credentials()
 
     async def tried(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Returns the result of `call`, which is repeated with other credentials if the store refuses them."""
+        """Returns the result of `call`, which is repeated with other credentials if the store refuses them.
+
+        It is also repeated while the store throttles: a copy takes many requests, and one error ends it."""
         try:
-            return await self._renewal.tried(call)
+            return await self._renewal.tried(lambda: with_retries(call, repeated=ThrottledError))
         except CredentialsRefusedError as error:
             raise CredentialsRefusedError(f"{error}; the credentials come from {self.source}") from error
 

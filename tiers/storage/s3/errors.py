@@ -28,6 +28,7 @@ from tiers.errors import (
     RemoteStorageError,
     RetriableRemoteStorageError,
     StoreOverloadedError,
+    ThrottledError,
 )
 from tiers.storage.s3.answer_head import MalformedAnswerError
 from tiers.storage.s3.range_connection import LostConnectionError, UnexpectedAnswerError
@@ -73,7 +74,7 @@ _HEALING_EXCEPTIONS = (
 )
 _CONFLICT = 409
 _HEALING_STATUS = {408, 425}
-_TOO_MANY_REQUESTS = 429
+_OVERLOAD_STATUS = {429, 503}
 _PRECONDITION_FAILED = 412
 
 _CODE_ELEMENT = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
@@ -126,8 +127,8 @@ def error_of_answer(bucket: str, key: str, status: int, code: str, said: str = "
         return NoSuchUploadError(f"{where}: {answer}")
     if code in _CONFLICT_CODES or status == _CONFLICT:
         return ConflictError(f"{where}: {answer}")
-    if code in _OVERLOAD or status == _TOO_MANY_REQUESTS:
-        return StoreOverloadedError(f"{where}: {answer}")
+    if code in _OVERLOAD or status in _OVERLOAD_STATUS:
+        return ThrottledError(f"{where}: {answer}")
     if code in _HEALING or status in _HEALING_STATUS:
         return RetriableRemoteStorageError(f"{where}: {answer}")
     if status == _PRECONDITION_FAILED:

@@ -16,7 +16,7 @@ from tiers.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
     RetriableRemoteStorageError,
-    StoreOverloadedError,
+    ThrottledError,
 )
 from tiers.storage.s3.download import S3Downloader
 
@@ -129,11 +129,11 @@ async def answering(answer: bytes) -> AsyncIterator[S3Downloader]:
         (b"HTTP/1.1 404 x\r\n\r\n<Code>NoSuchKey</Code>", RemoteResourceNotFoundError),
         (
             b"HTTP/1.1 503 x\r\nTransfer-Encoding: chunked\r\n\r\n15\r\n<Code>SlowDown</Code>\r\n0\r\n\r\n",
-            StoreOverloadedError,
+            ThrottledError,
         ),
         (b"HTTP/1.1 200 x\r\nContent-Length: 10\r\n\r\n0123456789", RemoteStorageError),
         (b"HTTP/1.1 302 x\r\nLocation: http://elsewhere/\r\nContent-Length: 0\r\n\r\n", RemoteStorageError),
-        (b"HTTP/1.1 503 x\r\nContent-Length: 9\r\n\r\nslow down", RetriableRemoteStorageError),
+        (b"HTTP/1.1 503 x\r\nContent-Length: 9\r\n\r\nslow down", ThrottledError),
         (b"nonsense\r\n\r\n", RetriableRemoteStorageError),
         (b"", RetriableRemoteStorageError),
     ],

@@ -10,6 +10,7 @@ from tiers.errors import (
     RemoteStorageError,
     RetriableRemoteStorageError,
     StoreOverloadedError,
+    ThrottledError,
 )
 from tiers.storage.s3.answer_head import MalformedAnswerError
 from tiers.storage.s3.errors import (
@@ -44,10 +45,11 @@ from tiers.storage.s3.range_reader import TlsRefusedError
         (400, "RequestTimeout", RetriableRemoteStorageError, "400"),
         (409, "OperationAborted", ConflictError, "409"),
         (409, "", ConflictError, "409"),
-        (429, "", StoreOverloadedError, "429"),
+        (429, "", ThrottledError, "429"),
         (500, "InternalError", RetriableRemoteStorageError, "500"),
         (501, "NotImplemented", UnsupportedRequestError, "lacks"),
-        (503, "SlowDown", StoreOverloadedError, "503"),
+        (503, "SlowDown", ThrottledError, "503"),
+        (503, "503", ThrottledError, "503"),
         (400, "InvalidArgument", UnsupportedRequestError, "InvalidArgument"),
     ],
 )
