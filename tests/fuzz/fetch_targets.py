@@ -11,7 +11,7 @@ from protocol.errors import ProtocolError
 from protocol.header import response_body_position
 from protocol.primitives import read_tag, read_tag_count
 from protocol.steps import finished
-from tests.fuzz.wire_targets import is_by_schema, prefixes_are_truncated
+from tests.fuzz.wire_targets import end_of_request, is_by_schema, prefixes_are_truncated
 
 _VERSIONS = range(4, 19)
 
@@ -27,7 +27,8 @@ def fetch_request(data: bytes) -> bool:
         if "UTF-8" not in str(error) and is_by_schema(ApiKey.FETCH, version, "Request", body, 0):
             raise AssertionError("the schema takes it for a request") from error
         return False
-    prefixes_are_truncated(len(body), lambda size: parse_fetch_request(body[:size], 0, version))
+    end = end_of_request(ApiKey.FETCH, version, body)
+    prefixes_are_truncated(end, lambda size: parse_fetch_request(body[:size], 0, version))
     assert topics_of(body, 0, version) == [topic.topic for topic in parsed.topics]
     kept = [n for n in range(len(parsed.partitions)) if mask >> n % 8 & 1]
     fewer = parse_fetch_request(finished(parsed.with_only(set(kept))), 0, version)

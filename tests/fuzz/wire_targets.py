@@ -231,7 +231,8 @@ def partition_answers(data: bytes) -> bool:
         if "UTF-8" not in str(error) and _is_by_schema(plan, body):
             raise AssertionError("the schema takes it for a message") from error
         return False
-    prefixes_are_truncated(len(body), lambda size: (_patched if kind else _asked)(api_key, version, body[:size]))
+    end = len(body) if kind else end_of_request(api_key, version, body)
+    prefixes_are_truncated(end, lambda size: (_patched if kind else _asked)(api_key, version, body[:size]))
     return True
 
 
@@ -247,6 +248,14 @@ def is_by_schema(api_key: int, version: int, kind: str, body: bytes, position: i
     """Whether the schema walker takes all of it for one message."""
     plan = compile_message(api_key, version, "Response" if kind == "Response" else "Request")
     return _is_by_schema(plan, body[position:])
+
+
+def end_of_request(api_key: int, version: int, body: bytes) -> int:
+    """Returns where a request ends by its schema; 0 without an end. A broker ignores what follows."""
+    try:
+        return compile_message(api_key, version, "Request").skip(body, 0)
+    except ProtocolError:
+        return 0
 
 
 def _asked(api_key: int, version: int, body: bytes) -> int:

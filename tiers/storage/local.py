@@ -159,7 +159,7 @@ class LocalFiles:
             return RemoteStorageError(f"{self.name}: {error!r}")
         file = error.filename2 or error.filename or self.name  # the second name of a move is the new one
         if error.errno in _REFUSALS:
-            return RemoteStorageError(f"{file}: {error.strerror}; change the path or its permissions")
+            return RemoteStorageError(f"{file}: {error.strerror}; change `path` or its permissions")
         return RetriableRemoteStorageError(f"{file}: {error.strerror or repr(error)}")
 
     @contextmanager
@@ -173,7 +173,7 @@ class LocalFiles:
     def _require_place(self) -> None:
         if not self._root.is_dir():
             raise RemoteStorageError(
-                f"{self._root} is not a directory: mount it, or change the path; create it only for a new store"
+                f"{self._root} is not a directory: mount it, or change `path`; create it only for a new store"
             )
         if not self._temporaries.is_dir():
             raise RemoteStorageError(

@@ -231,16 +231,19 @@ async def test_parts_follow_the_settings_in_effect_while_they_are_open() -> None
 
 
 def test_no_signal_ends_a_proxy_that_is_still_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, [])
     held: list[set[int]] = []
 
     def note() -> None:
-        held.append(set(signal.pthread_sigmask(signal.SIG_SETMASK, before)) - before)
+        held.append(set(signal.pthread_sigmask(signal.SIG_SETMASK, [])))
 
     monkeypatch.setitem(sys.modules, "proxy.cli", cast(ModuleType, SimpleNamespace(main=note)))
-    for arguments in (["serve", "--config", "f.toml"], ["top"], []):
-        monkeypatch.setattr(sys, "argv", ["tidegate", *arguments])
-        program.main()
+    try:
+        for arguments in (["serve", "--config", "f.toml"], ["top"], []):
+            monkeypatch.setattr(sys, "argv", ["tidegate", *arguments])
+            program.main()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert held == [{signal.SIGHUP, signal.SIGTERM, signal.SIGINT}, set(), set()]
 
 

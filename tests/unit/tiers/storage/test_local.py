@@ -71,7 +71,7 @@ def files(root: Path) -> list[Path]:
 
 async def test_a_directory_that_is_not_there_is_not_created(tmp_path: Path) -> None:
     manager = LocalRemoteStorageManager({"path": str(tmp_path / "not mounted"), "cluster.id": "c"})
-    with pytest.raises(RemoteStorageError, match="mount it, or change the path; create it only") as raised:
+    with pytest.raises(RemoteStorageError, match="mount it, or change `path`; create it only") as raised:
         await manager.open()
     assert not raised.value.retriable
     assert not (tmp_path / "not mounted").exists()
