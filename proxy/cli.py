@@ -35,6 +35,7 @@ from proxy.logging_setup import set_up_logging
 from proxy.process.app import serve as serve_forever
 from proxy.process.processes import serve_processes
 from proxy.process.reload import hold_reloads
+from proxy.process.settings_in_use import settings_in_use
 from proxy.process.tracing import require_tracing
 from proxy.process.unhandled_errors import unhandled_errors_logged
 from tiers.commands.console import FAILED, FINDINGS, INTERRUPTED, ConfigFile, explained
@@ -108,7 +109,7 @@ def serve(config: ConfigFile) -> None:
     settings = load_config(config)
     require_tracing(settings)
     set_up_logging(settings.log.level, settings.log.format)
-    with unhandled_errors_logged():
+    with unhandled_errors_logged(), settings_in_use(config):
         if not settings.is_tiered:
             logger.info("tiered: %s", NOTHING_TIERED)
         if not settings.workers:
@@ -122,10 +123,10 @@ def check(config: ConfigFile) -> None:
     """Contacts every broker and the store, and reports all problems.
 
     Also prints the address at which clients reach each broker through the proxy, and which topics are tiered by which
-    rule. Binds the ports that `tidegate serve` will bind, unless a proxy with this `state.path` runs. Writes a small
-    object to the store and deletes it again. The last line is "no problems", or the number of problems. Exit code 1:
+    rule. Binds the ports that `tidegate serve` will bind, unless a proxy serves by this file now. Writes a small object
+    to the store and deletes it again. The last line is "no problems", or the number of problems. Exit code 1:
     there is a problem."""
-    if not checked(load_config(config)):
+    if not checked(load_config(config), config):
         raise typer.Exit(FINDINGS)
 
 

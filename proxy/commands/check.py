@@ -19,7 +19,7 @@ from proxy.cluster.broker_listeners import shared_ports
 from proxy.cluster.permissions import has_certificate_alone, missing_permissions, principal_of
 from proxy.commands.certificate_check import certificate_findings
 from proxy.commands.metadata_check import manager_trouble, metadata_topic_trouble
-from proxy.commands.port_check import advertised_problems, runs_now, taken_ports
+from proxy.commands.port_check import advertised_problems, taken_ports
 from proxy.commands.store_check import check_store
 from proxy.commands.topic_check import topic_findings
 from proxy.config import TidegateConfig
@@ -27,6 +27,7 @@ from proxy.logging_setup import set_up_logging
 from proxy.process.admin.access import AdminTokenError, admin_access
 from proxy.process.app import listener_addresses
 from proxy.process.probes import state_folders, write_probe
+from proxy.process.settings_in_use import is_in_use
 from proxy.process.tracing import require_tracing
 from proxy.wire.context import Address
 from proxy.wire.tls import listener_tls
@@ -102,18 +103,20 @@ class Report:
                 yield f"{count} problems"
 
 
-def checked(config: TidegateConfig) -> bool:
-    """Prints the report. Returns whether there is no problem."""
+def checked(config: TidegateConfig, file: Path) -> bool:
+    """Prints the report about the settings of the file. Returns whether there is no problem."""
     set_up_logging("error", "text")
     with asyncio.Runner(loop_factory=EventLoop) as runner:
-        report = runner.run(check(config))
+        report = runner.run(check(config, file))
     for line in report.lines():
         typer.echo(line)
     return not report.problems
 
 
-async def check(config: TidegateConfig) -> Report:
-    """Reads the files of the settings, and contacts the brokers and the store. Problems become lines of the report."""
+async def check(config: TidegateConfig, file: Path | None = None) -> Report:
+    """Reads the files of the settings, and contacts the brokers and the store. Problems become lines of the report.
+
+    If a process serves by `file`, it has its ports, and they are not tried."""
     report = Report(tiered="" if config.is_tiered else NOTHING_TIERED)
     for listener in config.listener:
         try:
@@ -142,7 +145,7 @@ async def check(config: TidegateConfig) -> Report:
     except TlsError as error:
         report.problems.append(f"[upstream.tls] {error}")
         await _check_store(config, report)
-        _check_ports(config, report)
+        _check_ports(config, file, report)
         return report
     of_files = len(report.problems)
     try:
@@ -153,7 +156,7 @@ async def check(config: TidegateConfig) -> Report:
     finally:
         await client.close()
     _check_certificates(config, report)
-    _check_ports(config, report)
+    _check_ports(config, file, report)
     return report
 
 
@@ -218,10 +221,10 @@ async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: R
     report.problems += [f"[listener] {line}" for line in shared_ports(listeners, metadata.brokers, admin)]
 
 
-def _check_ports(config: TidegateConfig, report: Report) -> None:
+def _check_ports(config: TidegateConfig, file: Path | None, report: Report) -> None:
     report.problems += advertised_problems(config.listener, [broker.address[0] for broker in report.brokers])
-    if runs_now(config):
-        report.ports = "not tried, because a process with this state.path runs"
+    if file is not None and is_in_use(file):
+        report.ports = "not tried, because a process serves by these settings now"
     else:
         report.problems += taken_ports(config, [broker.node_id for broker in report.brokers])
 

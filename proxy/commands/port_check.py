@@ -8,16 +8,7 @@ from proxy.cluster.broker_listeners import BOOTSTRAP_PORT, ListenerAddresses
 from proxy.config import TidegateConfig, is_loopback
 from proxy.listener_config import ListenerConfig
 from proxy.process.app import listener_addresses
-from proxy.process.remote_log import METADATA_FOLDER
 from proxy.wire.server import bind
-from tiers.metadata.state.writer import is_written
-
-
-def runs_now(config: TidegateConfig) -> bool:
-    """Whether a process with this `state.path` runs. It then has the ports. A proxy without a remote tier has no state.
-
-    Creates nothing."""
-    return config.is_tiered and is_written(config.state.path / METADATA_FOLDER)
 
 
 def taken_ports(config: TidegateConfig, node_ids: Collection[int]) -> Iterator[str]:

@@ -81,7 +81,7 @@ async def test_the_broker_bounds_the_local_tier_and_the_total_is_ours(
         assert await asyncio.to_thread(earliest, bootstrap, topic) == 0
         with consumer_at(bootstrap, topic, 0) as consumer:
             assert await asyncio.to_thread(read, consumer, RECORDS) == list(enumerate(values))
-        report = await check(load_config(proxy.config))
+        report = await check(load_config(proxy.config), proxy.config)
         assert not [problem for problem in report.problems if topic in problem]
 
         # A change that would shorten the total without a number is refused, or leaves the total unchanged.
@@ -92,7 +92,7 @@ async def test_the_broker_bounds_the_local_tier_and_the_total_is_ours(
         # While the file differs, a shorter total expires nothing.
         assert await change({RETENTION_MINUTES: "129599", RETENTION_BYTES: str(2 * MIB)}) == 0
         await wait(lambda: alarms(proxy, topic).get("retention-differs", 0) > 0)
-        report = await check(load_config(proxy.config))
+        report = await check(load_config(proxy.config), proxy.config)
         assert [problem for problem in report.problems if problem.startswith(f"{topic}: nothing expires")]
         assert await asyncio.to_thread(earliest, bootstrap, topic) == 0
         assert set(alarms(proxy, topic)) == {"retention-differs"}

@@ -67,9 +67,9 @@ async def test_no_consumer_jumps_while_the_metadata_topic_is_gone_or_another_one
                 return [(await fetch(client, partition, offset)).error for offset in (0, local_start - 1, local_start)]
 
         async def problems() -> list[str]:
-            return (await check(load_config(tidegate.config))).problems
+            return (await check(load_config(tidegate.config), tidegate.config)).problems
 
-        report = await check(load_config(tidegate.config))
+        report = await check(load_config(tidegate.config), tidegate.config)
         assert (report.rules, report.problems) == ([f"[[topics]] {topic}: matches {topic}"], [])
         await asyncio.to_thread(delete_topic, kafka.bootstrap_servers, metadata_topic)
         [problem] = await problems()

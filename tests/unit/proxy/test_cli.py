@@ -222,7 +222,7 @@ def test_every_command_that_fails_ends_with_the_same_code(
 
 
 def test_a_command_that_is_interrupted_says_nothing(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: object) -> bool:
+    def interrupted(*_: object) -> bool:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "checked", interrupted)

@@ -328,18 +328,6 @@ def forget_freshness(folder: Path) -> None:
         _remove(folder / FRESHNESS_FILE)
 
 
-def is_written(folder: Path) -> bool:
-    """Whether another process keeps the state now. Creates nothing."""
-    try:
-        with (folder / LOCK_FILE).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def _open_env(path: Path, map_size_bytes: int, *, sync: bool) -> lmdb.Environment:
     return lmdb.open(
         str(path),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -12,11 +11,11 @@ import pytest
 from proxy.commands.check import check
 from proxy.commands.port_check import advertised_problems
 from proxy.config import TidegateConfig
+from proxy.process.settings_in_use import settings_in_use
 from proxy.wire.server import bind
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.proxy.parsed_config import parse_config
 from tests.support.servers.ports import free_ports
-from tiers.metadata.state.layout import LOCK_FILE
 
 HOST = "127.0.0.1"
 
@@ -117,19 +116,16 @@ async def test_every_port_that_serve_will_bind_is_tried() -> None:
 
 
 async def test_a_proxy_that_runs_has_its_ports(tmp_path: Path) -> None:
-    ports = free_ports(3)
-    tier = f'[state]\npath = "{tmp_path}"\n[storage]\nimplementation = "local"\npath = "{tmp_path}"\n'
+    ports, file = free_ports(3), tmp_path / "tidegate.toml"
     async with ScriptedBroker(7) as broker:
-        config = config_with_ports(broker, ports, tier)
+        config = config_with_ports(broker, ports)
         with closing(bind(HOST, ports[0], reuse_port=False)):
-            stopped = (await check(config)).problems
-            (tmp_path / "metadata").mkdir()
-            with (tmp_path / "metadata" / LOCK_FILE).open("wb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                running = await check(config)
+            with settings_in_use(file):
+                running = await check(config, file)
+            stopped = (await check(config, file)).problems
     assert [each for each in stopped if each.startswith("[listener]")] != []
     assert [each for each in running.problems if each.startswith("[listener]")] == []
-    assert "ports: not tried, because a process with this state.path runs" in running.lines()
+    assert "ports: not tried, because a process serves by these settings now" in running.lines()
 
 
 @pytest.mark.parametrize(
