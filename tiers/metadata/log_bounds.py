@@ -113,8 +113,8 @@ async def unexplained_runs(
 def unexplained_trim(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int
 ) -> OffsetAndEpoch | None:
-    """Returns the recorded trim if it ends above `log_start` and the recorded gaps there, and no segment lies above
-    `log_start`, or the first one begins where the trim ends.
+    """Returns the recorded trim if it ends above `log_start` and the recorded gaps there, and no segment from
+    `log_start` on begins below its end.
 
     The owner never trims the newest segment, so segments existed below such a trim. The metadata has lost them if the
     leader confirms both `log_start` and the trim. If an operator accepts the loss, the owner records another trim in
@@ -123,7 +123,7 @@ def unexplained_trim(
     if trim is None or trim.offset <= _behind_gaps(metadata, partition, log_start):
         return None
     first = metadata.next_segment(partition, log_start)
-    return trim if first is None or first.start_offset == trim.offset else None
+    return trim if first is None or first.start_offset >= trim.offset else None
 
 
 def last_trim(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> OffsetAndEpoch | None:

@@ -41,6 +41,8 @@ class ExpectedPartition:
     """Every total retention that the topic ever had."""
     has_own_total: bool = False
     """Whether the topic has a total of its own, which is unlimited."""
+    _of_brokers: list[Retention] = field(default_factory=list)
+    """Every retention that the brokers had, while the topic has a total of its own."""
     batches: list[Batch] = field(default_factory=list)
     ever: dict[int, set[bytes]] = field(default_factory=dict)
     """By base offset: the bytes of every batch that was ever committed there."""
@@ -117,14 +119,19 @@ class ExpectedPartition:
 
     def change_retention(self, retention: Retention) -> None:
         """The brokers have another retention. It is the total, unless the topic has one of its own."""
-        if not self.has_own_total:
-            self.retentions.append(retention)
+        (self._of_brokers if self.has_own_total else self.retentions).append(retention)
 
     def take_own_total(self, now_ms: int) -> None:
         """From now on the total is unlimited. What may have expired does not come back."""
         expired = (one.next_offset for one in self.batches if self.may_have_expired(one, now_ms))
         self.expired_to = max(self.expired_to, *expired, 0)
+        if not self.has_own_total:
+            self._of_brokers = self.retentions
         self.has_own_total, self.retentions = True, [Retention(-1, -1)]
+
+    def lose_own_total(self) -> None:
+        """The metadata may have lost the total, and no manifest has it. The brokers' retention is the total again."""
+        self.has_own_total, self.retentions = False, self._of_brokers
 
     def _epoch_at(self, offset: int) -> int:
         """Returns the leader epoch of a record. -1: the log does not have the record."""

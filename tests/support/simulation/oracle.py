@@ -20,9 +20,16 @@ from tests.support.simulation.replica_log import ABORT, Batch
 from tests.support.simulation.store import SimStore
 from tests.support.simulation.truth import MetadataTruth, Place, TrueSegment
 from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogStart, OffsetAndEpoch
-from tiers.storage.object_key import indexes_key, log_key, parse_partition_manifest_key, parse_segment_key
+from tiers.storage.object_key import (
+    indexes_key,
+    log_key,
+    parse_partition_manifest_key,
+    parse_segment_key,
+    partition_manifest_key,
+)
 
 UNAVAILABLE = frozenset(
     {
@@ -319,6 +326,14 @@ class Oracle:
                     f"the log start of {partition} moves to {start.offset} ({start.reason.name}), beyond offset"
                     f" {batch.base_offset}, whose records must be kept"
                 )
+
+    def metadata_is_lost(self) -> None:
+        """A total that the owner has not written into a manifest yet may be lost."""
+        for partition, expected in self.expected.items():
+            place = TopicIdPartition(partition.topic.topic_id, partition.index)
+            stored = self.store.objects.get(partition_manifest_key(CLUSTER_ID, place))
+            if expected.has_own_total and not (stored and _manifest(stored.data).tier_config):
+                expected.lose_own_total()
 
     def _total_recorded(self, topic_id: UUID) -> None:
         for partition, expected in self.expected.items():

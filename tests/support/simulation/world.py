@@ -218,6 +218,7 @@ class World:
 
     def lose_metadata(self, ends: Sequence[int]) -> None:
         """Every replica of the metadata topic loses the records from these offsets on, as in an older copy of it."""
+        self.oracle.metadata_is_lost()
         for partition, end in zip(self._metadata_partitions(), ends, strict=True):
             node = next((one.node_id for one in self.cluster.live_brokers()), None)
             if node is None or end < partition.log.start:

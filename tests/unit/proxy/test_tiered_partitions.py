@@ -11,6 +11,7 @@ from proxy.handlers.base import FetchSettings
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.tiers.segment_metadata import copied, segment
 from tiers.config.settings import RemoteLogConfig
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
@@ -61,10 +62,12 @@ async def test_a_partition_without_copies_begins_at_the_local_log_start(tier: Re
 async def test_a_trim_tells_that_there_were_segments(tier: RemoteTier) -> None:
     tiered = TieredPartitions(tier.rlmm, 1000)
     lost, trim = TopicIdPartition(TOPIC_ID, 3), OffsetAndEpoch(9, 5)
-    for partition in (P0, lost):
-        await tier.rlmm.put_local_log_start(partition, trim)
+    await tier.rlmm.put_local_log_start(P0, OffsetAndEpoch(20, 5))
+    await tier.rlmm.put_local_log_start(lost, trim)
     assert [tiered.unexplained_trim(lost, log_start) for log_start in (0, 8, 9)] == [trim, trim, None]
     assert tiered.unexplained_trim(P0, 0) is None
+    await copied(tier.rlmm, segment(lost, 12, 19))
+    assert tiered.unexplained_trim(lost, 0) == trim, "the records of the trim are not in a later segment"
     assert [tiered.is_at_head(P0, offset, 0) for offset in (9, 10, 30)] == [True, False, False]
     assert [tiered.is_at_head(P0, offset, 30) for offset in (30, 40)] == [True, True]
     await tier.rlmm.accept(lost, "7f")
