@@ -158,7 +158,7 @@ class MetadataTruth:
         elif isinstance(record, RemoteLogClampUpdate):
             self.clamps += 1
             place = record.topic_id_partition.topic_id, record.topic_id_partition.partition
-            for one in self.finished(place):
+            for one in [*self.finished(place), *self.unfinished(place)]:
                 one.is_in_quarantine |= one.metadata.end_offset > record.valid_end_offset
 
     def unfinished(self, place: Place) -> list[TrueSegment]:
