@@ -161,6 +161,8 @@ class SimStore:
         self._check("PUT", key)
         self.counts["bytes written"] += len(data)
         objects = self.seen_by(name)
+        if parse_segment_key(key) is not None and key in objects:
+            return  # the objects of a segment are created, and never replaced
         if objects is self.objects:
             self.on_put(key, name, data)
         # A manifest that the store damaged stops its partition until an operator decides, so manifests stay whole.
