@@ -132,9 +132,10 @@ class PartitionManifestTask:
     async def _check(self) -> None:
         try:
             stored = await self._fetch()
-            if stored is None and self._stored is not None and not self.is_accepted:
+            found = self._decoded(stored)
+            if self._stored is not None and witness_of(stored) != self._stored_witness and not self.is_accepted:
                 await self._check_place()  # before this owner forgets the manifest that it found or wrote
-            self._keep(self._decoded(stored), witness_of(stored))
+            self._keep(found, witness_of(stored))
         except RemoteLogMetadataError as error:
             self._is_unreadable = True
             if self._knew_no_copy is None:

@@ -172,6 +172,9 @@ async def test_an_older_manifest_in_the_folder_below_shows_nothing(bench: Workbe
     bench.log.append(*(batch_of(10 * number, 10, value_bytes=15) for number in range(10, 20)))
     with pytest.raises(MetadataLostError, match="does \\[storage\\] name another place"):
         await bench.copy_all()
+    for _ in range(2):
+        with pytest.raises(MetadataLostError, match="does \\[storage\\] name another place"):
+            await bench.check_manifest()
     assert bench.finished == known
     assert await bench.store.get_object(KEY) == older
 
