@@ -35,9 +35,9 @@ from proxy.logging_setup import set_up_logging
 from proxy.process.app import serve as serve_forever
 from proxy.process.processes import serve_processes
 from proxy.process.reload import hold_reloads
-from proxy.process.settings_in_use import settings_in_use
+from proxy.process.start.settings_in_use import settings_in_use
+from proxy.process.start.unhandled_errors import unhandled_errors_logged
 from proxy.process.tracing import require_tracing
-from proxy.process.unhandled_errors import unhandled_errors_logged
 from tiers.commands.console import FAILED, FINDINGS, INTERRUPTED, ConfigFile, explained
 from tiers.commands.program import Program
 from tiers.config.tiering_text import NOTHING_TIERED

@@ -27,7 +27,7 @@ from proxy.logging_setup import set_up_logging
 from proxy.process.admin.access import AdminTokenError, admin_access
 from proxy.process.app import listener_addresses
 from proxy.process.probes import state_folders, write_probe
-from proxy.process.settings_in_use import is_in_use
+from proxy.process.start.settings_in_use import is_in_use
 from proxy.process.tracing import require_tracing
 from proxy.wire.context import Address
 from proxy.wire.tls import listener_tls

@@ -43,8 +43,6 @@ from proxy.process.admin.http import Health, Reasons, admin_http
 from proxy.process.admin.process_alarms import ProcessAlarm, troubles_of
 from proxy.process.admin.process_state import SERVES_NO_CLIENTS, STATE_LINE, StateMetric
 from proxy.process.admin.process_view import ProcessView
-from proxy.process.end_signals import set_by_end_signals
-from proxy.process.held_ports import HeldPorts
 from proxy.process.live_settings import LiveSettings
 from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.loop_latency import LoopLatency
@@ -55,6 +53,8 @@ from proxy.process.probes import process_fitness, run_probes
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier
+from proxy.process.start.end_signals import set_by_end_signals
+from proxy.process.start.held_ports import HeldPorts
 from proxy.version import installed_version
 from proxy.wire.context import Router
 from proxy.wire.error_log import Incident

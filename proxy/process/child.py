@@ -35,8 +35,8 @@ from proxy.process.port_claims import PortClaims
 from proxy.process.reload import with_live_settings
 from proxy.process.remote_reader import RemoteReaderProcess
 from proxy.process.remote_tier import WorkerPlace
+from proxy.process.start.unhandled_errors import unhandled_errors_logged
 from proxy.process.supervisor import UNUSABLE
-from proxy.process.unhandled_errors import unhandled_errors_logged
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
 from tiers.errors import BrokerRefusedError

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from proxy.process.held_ports import HeldPorts
+from proxy.process.start.held_ports import HeldPorts
 from proxy.wire.server import bind
 from tests.support.servers.ports import free_ports
 

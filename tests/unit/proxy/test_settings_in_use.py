@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.process.settings_in_use import is_in_use, settings_in_use
+from proxy.process.start.settings_in_use import is_in_use, settings_in_use
 
 
 def test_a_file_is_in_use_while_a_process_serves_by_it(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from proxy.logging_setup import set_up_logging
-from proxy.process.unhandled_errors import unhandled_errors_logged
+from proxy.process.start.unhandled_errors import unhandled_errors_logged
 from proxy.wire.connection_log import LINES, WINDOW_MS
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import Wire

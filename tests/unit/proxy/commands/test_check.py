@@ -11,7 +11,7 @@ import pytest
 from proxy.commands.check import check
 from proxy.commands.port_check import advertised_problems
 from proxy.config import TidegateConfig
-from proxy.process.settings_in_use import settings_in_use
+from proxy.process.start.settings_in_use import settings_in_use
 from proxy.wire.server import bind
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.proxy.parsed_config import parse_config

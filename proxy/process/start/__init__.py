@@ -1,0 +1,1 @@
+"""What a process sets up before it serves, and keeps until it ends."""
