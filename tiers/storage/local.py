@@ -37,7 +37,7 @@ class LocalRemoteStorageManager(FileSystemRemoteStorageManager):
     """The storage manager `local`.
 
     The required settings are `path` (an existing directory) and `cluster.id`. Optional are `threads` (16) and
-    `timeout.ms` (30000), the time without progress after which a call ends."""
+    `timeout.ms` (30 s), the time without progress after which a call ends."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         values = read_settings("local", settings, {**DEFAULTS, "path": None})
