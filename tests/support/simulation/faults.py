@@ -265,8 +265,8 @@ def _store_cut(sim: Simulation, fault: Fault) -> Callable[[], None]:
 
 
 def _store_unmounted(sim: Simulation, fault: Fault) -> Callable[[], None] | None:
-    """A machine has an empty folder in place of the store's file system. Before the first manifest, nothing tells."""
-    if not sim.has_all_manifests():
+    """A machine has an empty folder in place of the store's file system."""
+    if not sim.has_proved_place():
         return None
     name = _machine(sim, fault).name
     sim.store.unmounted.add(name)

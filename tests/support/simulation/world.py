@@ -69,10 +69,13 @@ class World:
         partitions = list(self.oracle.expected)
         return partitions[which % len(partitions)]
 
-    def has_all_manifests(self) -> bool:
-        """Whether the store has the manifest of every partition, and no process has another folder in its place."""
+    def has_proved_place(self) -> bool:
+        """Whether the store has all partition manifests and a copy, and no process has another folder in its place.
+
+        While nothing was ever copied, nothing proves a place (docs/design.md, safety rule 5)."""
         known = sum(parse_partition_manifest_key(key) is not None for key in self.store.objects)
-        return not self.store.unmounted and known == len(self.oracle.expected)
+        has_copy = any(one.finished_at_s is not None for one in self.oracle.truth.segments.values())
+        return not self.store.unmounted and has_copy and known == len(self.oracle.expected)
 
     def cut_off_for_long(self, machine: SimMachine, lasts_s: float) -> None:
         links = {(machine.name, node) for node in self.cluster.brokers}
