@@ -27,7 +27,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
-from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.storage.remote_storage_manager import RemoteStorageManager, VersionedObject
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence
 from tiers.tasks.history.stored_manifest import manifest_of, overwrite_manifest, read_manifest, readable_manifest
@@ -259,11 +259,11 @@ async def write_manifests(
     A manifest that reflects a later offset of the same metadata topic stays: an owner that runs already wrote it."""
     planned = {each.topic_id_partition: each for each in plans}
 
-    async def decide(manifest: PartitionManifest, stored: bytes | None) -> PartitionManifest | None:
-        other = readable_manifest(stored)
+    async def decide(manifest: PartitionManifest, stored: VersionedObject) -> PartitionManifest | None:
+        other = readable_manifest(stored.data)
         if other is not None and other.is_later_than(manifest.position):
             return None
-        _check_unchanged(planned[manifest.topic_id_partition], stored)
+        _check_unchanged(planned[manifest.topic_id_partition], stored.data)
         return manifest
 
     for manifest in manifests:

@@ -46,6 +46,7 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStartReason
 from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadata, leader_epoch_at
 from tiers.segment.indexes.indexes_object import decode_indexes_object
+from tiers.storage.remote_storage_manager import VersionedObject
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.history.stop_check import AcceptedLog, AcceptedState, state_to_accept
 from tiers.tasks.history.store_place import has_segment_of
@@ -76,6 +77,8 @@ class PartitionManifestTask:
         self._stored: PartitionManifest | None = None
         """The manifest that this owner found in the store or wrote; None: it found no readable one."""
         self._stored_witness = witness_of(None)
+        self._unanswered: set[str] = set()
+        """The witnesses of the writes over a version that the store has not answered. They may have taken effect."""
         self._segments: dict[UUID, int | None] = {}
         """Where a clamp cuts each segment that the stored manifest accepts; None: nowhere."""
         self._is_unreadable = False
@@ -133,7 +136,7 @@ class PartitionManifestTask:
         try:
             stored = await self._fetch()
             found = self._decoded(stored)
-            if self._stored is not None and witness_of(stored) != self._stored_witness and not self.is_accepted:
+            if self._stored is not None and not self._is_own(stored) and not self.is_accepted:
                 await self._check_place()  # before this owner forgets the manifest that it found or wrote
             self._keep(found, witness_of(stored))
         except RemoteLogMetadataError as error:
@@ -345,16 +348,28 @@ class PartitionManifestTask:
 
     def _keep(self, stored: PartitionManifest | None, witness: str) -> None:
         self._stored, self._stored_witness = stored, witness
+        self._unanswered.clear()
         self._segments = {} if stored is None else {each.id: each.clamped_to for each in stored.segments}
+
+    def _is_own(self, stored: bytes | None) -> bool:
+        """Whether the store has what this owner found or wrote last.
+
+        A write over a version takes effect only at the place that had this version. So it shows the place, even if the
+        store has not answered it."""
+        witness = witness_of(stored)
+        return witness == self._stored_witness or witness in self._unanswered
 
     async def _put(self) -> None:
         """Writes what the metadata says now. Raises the store's errors, and those of `_judge`."""
         services, partition = self._services, self._partition
 
-        async def present(stored: bytes | None) -> PartitionManifest:
-            await self._judge(stored)
+        async def present(stored: VersionedObject) -> PartitionManifest:
+            await self._judge(stored.data)
             services.require_ownership(partition)
-            return manifest_of(services.metadata, services.cluster_id, partition)
+            manifest = manifest_of(services.metadata, services.cluster_id, partition)
+            if stored.version:  # there is an object, and a version
+                self._unanswered.add(witness_of(encode_partition_manifest(manifest)))
+            return manifest
 
         try:
             written = await overwrite_manifest(services.storage, services.cluster_id, partition, present)
@@ -385,7 +400,7 @@ class PartitionManifestTask:
         `RemoteLogMetadataNotReadyError` if it is that of a newer owner. Unreadable content is no witness. With
         another manifest, or without one, the store may be another place: see `_check_place`."""
         services, partition = self._services, self._partition
-        if stored is not None and witness_of(stored) == self._stored_witness:
+        if stored is not None and self._is_own(stored):
             return
         try:
             other = self._decoded(stored)

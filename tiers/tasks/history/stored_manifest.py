@@ -29,7 +29,7 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogStart
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key
-from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.storage.remote_storage_manager import RemoteStorageManager, VersionedObject
 from tiers.tasks.history.stop_check import lacks_settings
 from tiers.tasks.task_services import TaskServices
 
@@ -177,16 +177,16 @@ async def overwrite_manifest(
     storage: RemoteStorageManager,
     cluster_id: str,
     partition: TopicIdPartition,
-    decide: Callable[[bytes | None], Awaitable[PartitionManifest | None]],
+    decide: Callable[[VersionedObject], Awaitable[PartitionManifest | None]],
 ) -> PartitionManifest | None:
     """Replaces the stored manifest by what `decide` makes of it. Returns what was written; None: nothing.
 
-    `decide` gets the stored bytes, and returns None or raises if they must stay. Where conditional writes are proved,
+    `decide` gets the stored object, and returns None or raises if they must stay. Where conditional writes are proved,
     it decides again if another writer was faster. Raises the store's errors."""
     key = partition_manifest_key(cluster_id, partition)
     for attempt in count(1):
         found = await storage.get_versioned(key)
-        manifest = await decide(found.data)
+        manifest = await decide(found)
         if manifest is None:
             return None
         try:
@@ -205,8 +205,8 @@ async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> 
     Unfinished copies are too. Does nothing if the deletion of every segment has begun. Raises the store's errors,
     `OwnershipLostError` and, before anything is deleted, the errors of `refuse_to_forget`."""
 
-    async def buried(stored: bytes | None) -> PartitionManifest | None:
-        other = readable_manifest(stored)
+    async def buried(stored: VersionedObject) -> PartitionManifest | None:
+        other = readable_manifest(stored.data)
         if other is not None and other.is_later_than(services.metadata.position(partition)):
             raise RemoteLogMetadataNotReadyError(f"the manifest of {partition} is that of a newer owner")
         if other is not None:

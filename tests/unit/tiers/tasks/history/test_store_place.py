@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.versioned_storage import VersionedStorage
 from tests.support.tiers import segment_metadata
 from tests.support.tiers.attempts import begun
 from tests.support.tiers.manifests import KEEP_NOTHING, KEY, CountingStorage, Manifests, copied
@@ -26,6 +27,7 @@ from tiers.errors import (
 from tiers.model.ids import TopicIdPartition
 from tiers.storage.locations import LocatedRemoteStorageManager, decode_location
 from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.remote_storage_manager import Version
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.history.store_place import StorePlace
 
@@ -177,6 +179,32 @@ async def test_an_older_manifest_in_the_folder_below_shows_nothing(bench: Workbe
             await bench.check_manifest()
     assert bench.finished == known
     assert await bench.store.get_object(KEY) == older
+
+
+class LosesAnswers(VersionedStorage):
+    loses = False
+
+    async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:
+        version = await super().put_object(key, data, if_match)
+        if self.loses:
+            raise RetriableRemoteStorageError("the store did not answer in time")
+        return version
+
+
+async def test_a_write_over_the_manifest_shows_the_place_without_an_answer(bench: Workbench, tmp_path: Path) -> None:
+    """The partition has no segment that could show the place."""
+    (tmp_path / "store").mkdir()
+    storage = LosesAnswers(tmp_path / "store")
+    await storage.open()
+    await storage.probe()
+    task = PartitionManifestTask(replace(bench.services, storage=storage), PARTITION)
+    await task.check(await bench.log.bounds(PARTITION, 1000))
+    await bench.record_log_start(0)
+    storage.loses = True
+    assert not await task.run()
+    storage.loses = False
+    await bench.record_log_start(5)
+    assert await task.run()
 
 
 async def test_no_attempt_is_finished_in_the_folder_below_that_has_its_objects(
