@@ -181,6 +181,16 @@ class ExpectedPartition:
         place = bisect_left(self.batches, offset + 1, key=lambda one: one.next_offset)
         return self.batches[place] if place < len(self.batches) else None
 
+    def deleted_of(self, batches: list[Batch]) -> int:
+        """Returns up to where users have deleted records of the log of a former leader."""
+        of_its_history = (
+            cut.deleted_to
+            for cut in self.cuts
+            for one in batches
+            if one.base_offset < cut.deleted_to <= one.next_offset and one.leader_epoch == cut.deleted_epoch
+        )
+        return max([self.deleted_to, *of_its_history])
+
     def lacking(self, first: int, end: int, now_ms: int) -> list[Batch]:
         """Returns the batches that begin before `end` and have offsets of [first, end) that must be readable."""
         place = bisect_left(self.batches, first + 1, key=lambda one: one.next_offset)

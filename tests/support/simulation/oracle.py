@@ -179,7 +179,7 @@ class Oracle:
         if offset > log.last_stable_offset:
             self.fail(f"{client} trims {partition} to {offset}, beyond the LSO {log.last_stable_offset}")
         # Users may have deleted the first records of a batch.
-        kept_from = max(log.start, expected.deleted_to)
+        kept_from = max(log.start, expected.deleted_to if is_true_leader else expected.deleted_of(log.batches))
         lacking = [
             one
             for one in log.batches
@@ -412,9 +412,11 @@ class Oracle:
     def _may_not_know_its_head(self, partition: SimPartition, log_start: int) -> bool:
         """Whether the metadata lost all segments of the log, and no owner had `HEAD_GRACE_S` to list the store.
 
-        Until then the answers below the broker's log are the broker's."""
+        Until then the answers below the broker's log are the broker's, also while copies follow there."""
         known = [
-            one for one in self.truth.finished((partition.topic.topic_id, partition.index)) if not one.is_forgotten
+            one
+            for one in self.truth.finished((partition.topic.topic_id, partition.index))
+            if not one.is_forgotten and one.started_at_s <= self.truth.lost_at_s
         ]
         is_head = all(one.metadata.end_offset < log_start for one in known)
         is_early = self.calm_since_s is None or self.loop.time() < self.calm_since_s + HEAD_GRACE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
@@ -64,6 +65,8 @@ class MetadataTruth:
         self.log_starts: dict[Place, list[LogStart]] = {}
         self.lost_records: set[int] = set()
         """The metadata partitions that lost committed records."""
+        self.lost_at_s = math.inf
+        """When records were lost last. Infinite: none was."""
         self.records = 0
         self.marks: dict[str, list[tuple[int, int]]] = {}
         """By kind: the metadata partitions and offsets of its records."""
@@ -110,6 +113,7 @@ class MetadataTruth:
 
     def _lost(self, partition: SimPartition, is_lost: Callable[[int], bool]) -> None:
         self.lost_records.add(partition.index)
+        self.lost_at_s = self._loop.time()
         for one in self.segments.values():
             number, offset = one.written_at
             one.is_forgotten |= number == partition.index and (is_lost(offset) or is_lost(one.finished_at))
