@@ -1,6 +1,6 @@
 """Measures how long costly requests of many clients keep one of another client waiting, and what memory they take.
 
-Run `python -m bench.hostile_requests [clients]`, or `python -m bench.hostile_requests memory [clients]`.
+Run `python -m bench.hostile_requests [clients]`, or with `memory [clients]` or `answers [clients]`.
 
 Each hostile client sends its request again as soon as the last one is decoded or refused. Meanwhile one client sends
 ListOffsets requests for 400 partitions, one after the other. The table has the wall time of their decoding, and the
@@ -8,6 +8,9 @@ longest turn of the event loop meanwhile. There is no broker: the requests go th
 
 For `memory`, each client pipelines ListOffsets requests for 49,000 partitions, to a broker that never answers. The
 table has the memory of the proxy's process, while they send and after they have left.
+
+For `answers`, each client asks for the settings of one topic many times in one DescribeConfigs request, and does not
+read the answer of 5 MiB. Meanwhile one more client sends such requests, and reads its answers.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ import contextlib
 import gc
 import multiprocessing
 import resource
+import select
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import cast
 
 import uvloop
 
@@ -35,7 +40,7 @@ from protocol.apis.list_offsets import parse_list_offsets_request
 from protocol.apis.named_topics import named_topics
 from protocol.errors import ProtocolError
 from protocol.header import build_request_header, parse_request_header
-from protocol.primitives import INT32, write_string
+from protocol.primitives import INT8, INT16, INT32, write_array_length, write_string
 from protocol.steps import Steps
 from proxy.config import LimitsConfig
 from proxy.handlers.base import FetchSettings
@@ -44,12 +49,15 @@ from proxy.metrics import ProxyMetrics
 from proxy.wire.context import Router
 from proxy.wire.server import BrokerEndpoint, ProxyServer
 from tests.support.proxy.list_offsets_bench import bench_of
+from tests.support.proxy.topic_configs_bench import Bench as TopicConfigsBench
 
 HONEST_REQUESTS = 20
 SENDING_S = 15.0
 LEFT_S = 10.0
 """Longer than `half.close.timeout.ms`."""
 LARGEST_BYTES = 950 * 1024
+ANSWER_BYTES = 5 << 20
+ANSWERED_S = 30.0
 NAME = write_string("a", compact=False)
 EPOCHS_AND_OFFSETS = bytes(12)
 
@@ -121,19 +129,63 @@ async def measure(name: str, clients: int) -> None:
 # Memory
 
 
-def serve(pipe: Connection) -> None:
-    asyncio.run(_serve(pipe))
+def serve(pipe: Connection, address: tuple[str, int]) -> None:
+    asyncio.run(_serve(pipe, address))
 
 
-async def _serve(pipe: Connection) -> None:
-    broker = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
-    address = broker.sockets[0].getsockname()[:2]
+async def _serve(pipe: Connection, address: tuple[str, int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        async with bench_of(Path(folder), FetchSettings()) as made:
-            router, limits = Router({ApiKey.LIST_OFFSETS: made.handler}), LimitsConfig()
-            async with ProxyServer(router, limits, ProxyMetrics()) as server:
+        async with bench_of(Path(folder), FetchSettings()) as made, asyncio.TaskGroup() as tasks:
+            describe = TopicConfigsBench(tasks.create_task).describe
+            router = Router({ApiKey.LIST_OFFSETS: made.handler, ApiKey.DESCRIBE_CONFIGS: describe})
+            async with ProxyServer(router, LimitsConfig(), ProxyMetrics()) as server:
                 pipe.send(server.listen("127.0.0.1", 0, BrokerEndpoint(1, lambda: [address])))
                 await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+
+
+class Broker(asyncio.Protocol):
+    """Answers requests of a few bytes with `answer`. It reads larger ones, and does not answer."""
+
+    answer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        size = INT32.unpack_from(data)[0]
+        if self.answer and size + 4 == len(data):
+            self.transport.writelines((INT32.pack(4 + len(self.answer)), data[8:12], self.answer))
+
+
+def serve_as_broker(pipe: Connection, answer: bytes) -> None:
+    async def run() -> None:
+        Broker.answer = answer
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(Broker, "127.0.0.1", 0)
+        pipe.send(server.sockets[0].getsockname()[:2])
+        await loop.run_in_executor(None, pipe.recv)
+
+    asyncio.run(run())
+
+
+@contextlib.contextmanager
+def proxy_in_a_process(answer: bytes = b"") -> Iterator[tuple[int, tuple[str, int]]]:
+    """Yields the id of the proxy's process, and its address."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    context = multiprocessing.get_context("spawn")
+    ends = []
+    address: object = answer
+    process_id = None
+    for target in (serve_as_broker, serve):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=target, args=(theirs, address))
+        process.start()
+        process_id, address = process.pid, ours.recv()
+        ends.append((ours, process))
+    yield cast(int, process_id), cast(tuple[str, int], address)
+    for ours, process in reversed(ends):
+        ours.send(None)
+        process.join()
 
 
 def resident_mib(process_id: int) -> int:
@@ -155,31 +207,68 @@ def send_for(clients: Sequence[socket.socket], data: bytes, process_id: int) -> 
 
 
 def measure_memory(count: int) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    proxy = context.Process(target=serve, args=(theirs,))
-    proxy.start()
-    assert proxy.pid is not None
-    address = ours.recv()
-    before_mib = resident_mib(proxy.pid)
-    clients = [socket.create_connection(address) for _ in range(count)]
-    for client in clients:
-        client.setblocking(False)
     frame = list_offsets(49_000)
-    most_mib = send_for(clients, len(frame).to_bytes(4) + frame, proxy.pid)
-    for client in clients:
-        client.close()
-    time.sleep(LEFT_S)
-    print("| clients | before, MiB | most, MiB | after they left, MiB |\n|---|---|---|---|")
-    print(f"| {count} | {before_mib} | {most_mib} | {resident_mib(proxy.pid)} |")
-    ours.send(None)
-    proxy.join()
+    with proxy_in_a_process() as (process_id, address):
+        before_mib = resident_mib(process_id)
+        clients = [socket.create_connection(address) for _ in range(count)]
+        for client in clients:
+            client.setblocking(False)
+        most_mib = send_for(clients, len(frame).to_bytes(4) + frame, process_id)
+        for client in clients:
+            client.close()
+        time.sleep(LEFT_S)
+        print("| clients | before, MiB | most, MiB | after they left, MiB |\n|---|---|---|---|")
+        print(f"| {count} | {before_mib} | {most_mib} | {resident_mib(process_id)} |")
+
+
+def configs_answer() -> bytes:
+    """Returns the body of a DescribeConfigs answer of version 1 about one topic, as a broker sends it."""
+    entries = write_array_length(40, compact=False)
+    for number in range(40):
+        name = write_string(f"the.setting.{number:02}", compact=False)
+        entries += name + write_string("604800000", compact=False) + b"\x00\x05\x00" + INT32.pack(1)
+        entries += name + write_string("604800000", compact=False) + b"\x05"
+    topic = INT16.pack(0) + write_string(None, compact=False) + INT8.pack(2) + write_string("orders", compact=False)
+    count = ANSWER_BYTES // len(topic + entries)
+    return INT32.pack(0) + INT32.pack(count) + (topic + entries) * count
+
+
+def measure_answers(count: int) -> None:
+    body = INT32.pack(1) + INT8.pack(2) + write_string("orders", compact=False) + INT32.pack(-1) + b"\x00"
+    frame = build_request_header(ApiKey.DESCRIBE_CONFIGS, 1, 1, "c") + body
+    frame = len(frame).to_bytes(4) + frame
+    answer = configs_answer()
+    with proxy_in_a_process(answer) as (process_id, address):
+        before_mib = most_mib = resident_mib(process_id)
+        clients = [socket.create_connection(address) for _ in range(count)]
+        for client in clients:
+            client.sendall(frame)
+        waits_s, until_s = list[float](), time.monotonic() + ANSWERED_S
+        with socket.create_connection(address) as honest:
+            while time.monotonic() < until_s:
+                began_s, received_bytes = time.monotonic(), 0
+                honest.sendall(frame)
+                while received_bytes < len(answer):
+                    if select.select([honest], [], [], 0.05)[0]:
+                        received = honest.recv(1 << 20)
+                        if not received:
+                            raise ConnectionError("the proxy closed the connection of the client that reads")
+                        received_bytes += len(received)
+                    most_mib = max(most_mib, resident_mib(process_id))
+                waits_s.append(time.monotonic() - began_s)
+        for client in clients:
+            client.close()
+        time.sleep(LEFT_S)
+        print("| clients | before, MiB | most, MiB | after, MiB | answers | longest wait, s |")
+        print("|---|---|---|---|---|---|")
+        after_mib = resident_mib(process_id)
+        print(f"| {count} | {before_mib} | {most_mib} | {after_mib} | {len(waits_s)} | {max(waits_s):.1f} |")
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["memory"]:
-        measure_memory(int(sys.argv[2]) if len(sys.argv) > 2 else 1_000)
+    measures = {"memory": measure_memory, "answers": measure_answers}
+    if sys.argv[1:2] and (measure_process := measures.get(sys.argv[1])):
+        measure_process(int(sys.argv[2]) if len(sys.argv) > 2 else 1_000)
         return
     clients = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     gc.collect()

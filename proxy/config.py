@@ -171,14 +171,16 @@ class LimitsConfig(Section):
             "connection gets at most 1/32 of it, and at least 256 KiB."
         ),
     )
-    max_decoded_request_bytes: SizeBytes = Field(
+    max_decoded_bytes: SizeBytes = Field(
         default=128 * MIB,
-        validation_alias="held.requests.max.bytes",
+        validation_alias="held.messages.max.bytes",
         gt=0,
         description=(
-            "The memory for all requests that the proxy decodes, together, until they are answered. A request counts "
-            "25 times its size, because its decoded form may take so much. What does not fit waits. The first 256 KiB "
-            "of a connection do not count."
+            "The memory for all messages that the proxy decodes, together: one half for requests, until they are "
+            "answered, and one for responses, until the clients have received them. A request counts 25 times its "
+            "size, because its decoded form may take so much, and a response twice. What does not fit waits. Of each "
+            "connection, 256 KiB do not count. While a response waits, a client that takes 5 s to receive another one "
+            "is closed."
         ),
     )
     remote_fetch_max_bytes_per_second: SizeBytes | None = Field(

@@ -32,7 +32,7 @@ from protocol.splice import Splice, splice
 from protocol.steps import Steps
 from proxy.handlers.addresses import check_version
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
-from proxy.handlers.turns import in_turns
+from proxy.handlers.turns import alone, in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.paused_work import PAUSE_KEYS
 from tiers.config.topic_settings import REMOTE_STORAGE_ENABLE, TIER_DEFAULTS, TierValue, is_boolean
@@ -74,6 +74,10 @@ class _State:
     async def _complete(self, payload: memoryview) -> Buffers:
         if not self.keys:
             return (payload,)
+        async with alone(len(payload)):
+            return await self._with_tier_settings(payload)
+
+    async def _with_tier_settings(self, payload: memoryview) -> Buffers:
         response, answers = await in_turns(self._shown(payload))
         values = await self.configs.values([answer.name for answer in answers], self.node_id) if answers else {}
         splices = await in_turns(self._splices(response, payload, answers, values))

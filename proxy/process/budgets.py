@@ -39,7 +39,7 @@ def share_of(config: TidegateConfig) -> TidegateConfig:
                         limits.max_unauthenticated_connections_per_address
                     ),
                     "max_held_remote_bytes": part(limits.max_held_remote_bytes),
-                    "max_decoded_request_bytes": part(limits.max_decoded_request_bytes),
+                    "max_decoded_bytes": part(limits.max_decoded_bytes),
                 }
             ),
         }

@@ -23,7 +23,7 @@ from tiers.config.tier_config import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_FIXED_LIMITS = frozenset({"held.remote.responses.max.bytes", "held.requests.max.bytes"})
+_FIXED_LIMITS = frozenset({"held.remote.responses.max.bytes", "held.messages.max.bytes"})
 _QUOTAS = ("remote.log.manager.copy.", "remote.log.manager.fetch.")
 """How the keys of the quotas at the top of the file begin."""
 

@@ -21,7 +21,7 @@ from protocol.addresses import AddressOf
 from protocol.errors import ProtocolError
 from protocol.frame import FramePart, frame_length
 from protocol.primitives import Buffer
-from proxy.wire.admission import Admission, Limit
+from proxy.wire.admission import Admission
 from proxy.wire.connection_log import ConnectionReport
 from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, Endpoint
 from proxy.wire.error_log import FaultyFrame, Sender
@@ -59,6 +59,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.last_active_s = 0.0
         self.is_full = False
         """The client does not read. Until it does, no further response begins, neither the broker's nor the proxy's."""
+        self.full_since_s = 0.0
         self._context = context
         self._endpoint = endpoint
         self._registry = registry
@@ -106,7 +107,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._outlet.attach(transport)
         self._gate.attach(transport)
         self.last_active_s = self._loop.time()
-        self._admission.give_way = self._give_way
+        self._admission.give_way = lambda limit: self.end(limit.cause, limit.said)
         self._registry.add(self)
         self._context.metrics.accepted_connections += 1
         self._context.metrics.open_connections += 1
@@ -167,6 +168,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self.is_full = True
         if self._send_timer is None:
+            self.full_since_s = self._loop.time()
             self._start_send_timer()
         if self._upstream is not None:
             self._upstream.gate.pause(PEER_IS_FULL)
@@ -200,9 +202,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._outlet.sent_bytes >= sent_bytes + READ_BUFFER_BYTES:
             self._start_send_timer()
             return
-        said = "closing the connection: the client does not receive its responses (limits.send.timeout.ms)"
-        self._report.tell("stalled", said)
-        self.abort("stalled")
+        self.end("stalled", "the client does not receive its responses (limits.send.timeout.ms)")
 
     def _must_wait(self, part: FramePart) -> bool:
         """Returns whether the next request must wait, and then pauses reading until the request may go on."""
@@ -398,9 +398,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         awaiting = self.queue.awaiting
         return not self._reader.is_mid_frame and any(slot.api_key not in BEFORE_AUTHENTICATION for slot in awaiting)
 
-    def _give_way(self, limit: Limit) -> None:
-        self._report.tell(limit.cause, f"closing the connection: {limit.said}")
-        self.abort(limit.cause)
+    def end(self, cause: str, said: str) -> None:
+        self._report.tell(cause, f"closing the connection: {said}")
+        self.abort(cause)
 
     def _read_stashed(self) -> None:
         """Processes stashed requests, up to the first that must wait.
@@ -492,9 +492,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.close("idle")
 
     def _on_timeout(self, cause: str) -> None:
-        self._report.log(
-            logging.INFO, cause, "closing the connection: the client does not take its last bytes, or sends none"
-        )
+        said = "closing the connection: the client does not take its last bytes, or sends none"
+        self._report.log(logging.INFO, cause, said)
         self.abort(cause)
 
     def abort(self, cause: str) -> None:

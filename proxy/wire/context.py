@@ -106,11 +106,14 @@ class ConnectionContext:
     """The addresses of brokers whose last attempt to connect failed."""
     upstreams: ConnectionRegistry[Abortable] = field(default_factory=ConnectionRegistry)
     """The connections to brokers. One outlives its client while it has requests left to send."""
-    decoded: HoldBudget = field(init=False)
-    """The memory for requests in decoded form."""
+    requests: HoldBudget = field(init=False)
+    """The memory for requests in decoded form. A request keeps it until its response has been decoded, too."""
+    responses: HoldBudget = field(init=False)
+    """The memory for responses that are held, and for the answers made of them until they have been sent."""
 
     def __post_init__(self) -> None:
-        self.decoded = HoldBudget(self.limits.max_decoded_request_bytes)
+        half_bytes = -(-self.limits.max_decoded_bytes // 2)
+        self.requests, self.responses = HoldBudget(half_bytes), HoldBudget(half_bytes)
 
 
 @dataclass(frozen=True, slots=True)

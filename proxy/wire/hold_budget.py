@@ -9,8 +9,9 @@ the grant lasts. So clients that read slowly hold much memory for a long time, a
   gets what the others leave, so n connections that all read end up with equal grants;
 * the floor: the first answer of a connection gets 256 KiB, even if no memory is free.
 
-A request cannot be cut as an answer can: it is admitted as a whole, or it waits. What a connection holds up to the
-floor is always admitted, and takes no memory from the others. The requests above it are admitted in their order.
+A message that is decoded cannot be cut as an answer with records can: it is admitted as a whole, or it waits. What a
+connection holds up to the floor is always admitted, and takes no memory from the others. The messages above it are
+admitted in their order.
 """
 
 from __future__ import annotations
@@ -81,6 +82,15 @@ class HoldBudget:
     def holding_count(self) -> int:
         """The number of connections that hold memory."""
         return len(self._by_connection)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a message waits for memory."""
+        return bool(self._waiting)
+
+    def holds(self, connection_id: int) -> bool:
+        """Whether the connection holds memory."""
+        return connection_id in self._by_connection
 
     def grant(self, connection_id: int, wanted_bytes: int) -> Grant:
         share_bytes = max(FLOOR_BYTES, (self._total_bytes - self.reserved_bytes) // _SHARES)

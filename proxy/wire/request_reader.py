@@ -187,7 +187,7 @@ class RequestReader:
             self._slot = None
         if self._grant is not None:
             self._grant.release()
-        self._context.decoded.forget(id(self))
+        self._context.requests.forget(id(self))
         self._stash = self._partial = self._begun = None
         self._to_broker.clear()
 
@@ -204,7 +204,7 @@ class RequestReader:
         if api_key not in self._context.router.handlers or part.size > self._context.limits.max_held_request_bytes:
             return True
         if not (is_full and size_bytes > FLOOR_BYTES):
-            self._grant = self._context.decoded.admit(id(self), size_bytes, again)
+            self._grant = self._context.requests.admit(id(self), size_bytes, again)
         self.waits_for_memory = self._grant is None
         return not self.waits_for_memory
 

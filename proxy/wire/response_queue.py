@@ -52,6 +52,8 @@ class Slot:
     state: HandlerState | None = None
     grant: Grant | None = None
     """The memory for the request in decoded form."""
+    response_grant: Grant | None = None
+    """The memory for the broker's response and the answer, then for the answer. `on_sent` releases it."""
     answer: Buffers | None = None
     task: asyncio.Task[None] | None = None
     future: asyncio.Future[memoryview] | None = None
@@ -84,6 +86,10 @@ class Slot:
     def awaits_broker(self) -> bool:
         return self.answer is None and self.task is None
 
+    def holds(self, size_bytes: int) -> bool:
+        """Whether the connection collects a response of this size for `on_response`."""
+        return self.hold_bytes is None or size_bytes <= self.hold_bytes
+
     def runs(self, task: asyncio.Task[None], answer: Coroutine[None, None, Buffers]) -> None:
         """Notes `task`, which awaits `answer`.
 
@@ -107,6 +113,8 @@ class Slot:
         self.state = None
         if self.grant is not None:
             self.grant.release()
+        if self.response_grant is not None and self.answer is not None:
+            self.response_grant.resize(sum(map(len, self.answer)))
 
     def end(self) -> None:
         """Calls `on_sent`, because the answer will not be sent."""

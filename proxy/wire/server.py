@@ -48,11 +48,13 @@ DRAIN_PAUSE_MS = 500
 
 Kafka's clients wait for 50 ms before that (`reconnect.backoff.ms`)."""
 _IDLE_PAUSE_S = 60.0
-END_LOOKS_S = 1.0
-"""How often the proxy looks whether the clients that it does not read from have left."""
+"""How often to look whether there is a limit for idle connections now."""
+LOOKS_S = 1.0
+"""How often to look for clients that have left while the proxy does not read from them, and for slow ones."""
+GIVE_WAY_S = 5.0
+"""How long a client may take to receive a response while another one waits for the memory."""
 _POLLRDHUP = 0x2000
 """The client has sent its last byte. Python's `select` has no name for it."""
-"""How often to look whether there is a limit for idle connections now."""
 
 
 def monotonic_ms() -> int:
@@ -195,7 +197,7 @@ class ProxyServer:
             errors=self.errors,
             pipes=None if self._make_pipes is None else self._make_pipes(),
         )
-        self._sweeps = [self.spawn(self._close_idle()), self.spawn(self._notice_ends())]
+        self._sweeps = [self.spawn(self._close_idle()), self.spawn(self._look_at_clients())]
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -283,19 +285,31 @@ class ProxyServer:
     def spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(coroutine)
 
-    async def _notice_ends(self) -> None:
-        """Ends the connections of clients that have left while the proxy does not read from them."""
+    async def _look_at_clients(self) -> None:
         while True:
-            await asyncio.sleep(END_LOOKS_S)
-            paused = {fd: each for each in self._connections if (fd := each.paused_fd) is not None}
-            poll = select.poll()
-            for fd in paused:
-                poll.register(fd, _POLLRDHUP)
-            for fd, events in poll.poll(0):
-                if events & (select.POLLHUP | select.POLLERR):
-                    paused[fd].abort("client")
-                else:
-                    paused[fd].half_close()
+            await asyncio.sleep(LOOKS_S)
+            self._notice_ends()
+            if self._context.responses.has_waiting:
+                self._close_slow()
+
+    def _notice_ends(self) -> None:
+        """Ends the connections of clients that have left while the proxy does not read from them."""
+        paused = {fd: each for each in self._connections if (fd := each.paused_fd) is not None}
+        poll = select.poll()
+        for fd in paused:
+            poll.register(fd, _POLLRDHUP)
+        for fd, events in poll.poll(0):
+            if events & (select.POLLHUP | select.POLLERR):
+                paused[fd].abort("client")
+            else:
+                paused[fd].half_close()
+
+    def _close_slow(self) -> None:
+        """Closes the connections whose clients take too long to receive a response that was held."""
+        since_s = asyncio.get_running_loop().time() - GIVE_WAY_S
+        for each in self.connections:
+            if each.is_full and each.full_since_s <= since_s and self._context.responses.holds(id(each)):
+                each.end("stalled", "others wait for the memory of its response (limits.held.messages.max.bytes)")
 
     async def _close_idle(self) -> None:
         while True:

@@ -19,6 +19,7 @@ from proxy.wire.context import Address, ConnectionContext, Endpoint
 from proxy.wire.error_log import FaultyFrame, Sender
 from proxy.wire.exchange import Buffers, ResponsePatcher
 from proxy.wire.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
+from proxy.wire.hold_budget import FLOOR_BYTES
 from proxy.wire.response_queue import ResponseQueue, Slot
 from proxy.wire.socket_transport import MIN_SPLICE_BYTES, SocketTransport
 from tiers.broker.tls import explain
@@ -30,6 +31,8 @@ HEAD_BYTES = 4 * 1024
 """What is read where few bytes must be seen. The records behind them then stay in the kernel."""
 MAX_UNREACHABLE = 1_000
 """Addresses to remember. A forgotten address costs one attempt."""
+_COPIES = 2
+"""A response and its answer are in memory together."""
 LEAST_ATTEMPT_S = 0.002
 """An attempt needs more than that. A timer may be a millisecond early."""
 UNKNOWN_BROKER_LOOKS = 20
@@ -120,7 +123,13 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         buffer = self._context.buffers.current
-        return buffer[:HEAD_BYTES] if sizehint < 0 and self._may_splice_behind_head else buffer
+        is_head = self._may_have_to_wait or (sizehint < 0 and self._may_splice_behind_head)
+        return buffer[:HEAD_BYTES] if is_head else buffer
+
+    @property
+    def _may_have_to_wait(self) -> bool:
+        """Whether the next bytes may begin a response that waits for memory. The stash then has its head alone."""
+        return self._context.responses.has_waiting and self._held is None and self.streaming_slot is None
 
     @property
     def _may_splice_behind_head(self) -> bool:
@@ -212,6 +221,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         """Drops the responses that wait, and the one that has arrived in part, because the client is gone."""
         self._stash = []
         self._held = self._begun = None
+        self._context.responses.forget(id(self._client))
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -234,7 +244,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         client = self._client
         for index, part in enumerate(parts):
             if part.is_start:
-                if not self._may_begin():
+                if not self._may_begin(part.size):
                     self.gate.pause(OUT_OF_TURN)
                     self._stash = owned_parts(parts[index:], copy=aliases_pool)
                     break
@@ -244,14 +254,36 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         client.commit_answers(aliases_pool=aliases_pool)
         client.advance()
 
-    def _may_begin(self) -> bool:
+    def _may_begin(self, size_bytes: int) -> bool:
+        """Returns whether the next response may begin. If not, `unblock` is called when it may."""
         queue = self._client.queue
         if not queue.awaiting:
             raise ProtocolError("a response to no request")
         if self._client.is_full:
             return False
         slot = queue.awaiting[0]
-        return slot.future is not None or slot.answer is not None or queue.slots[0] is slot
+        if slot.future is not None or slot.answer is not None:
+            return True
+        return queue.slots[0] is slot and self._may_hold(slot, size_bytes)
+
+    def _may_hold(self, slot: Slot, size_bytes: int) -> bool:
+        """Returns whether there is memory for the response, if it is held. Its handler may have reserved some."""
+        responses, limit_bytes = self._context.responses, self._context.limits.max_held_response_bytes
+        needs_memory = FLOOR_BYTES < size_bytes <= limit_bytes  # above the limit, it is refused
+        if not needs_memory or slot.on_sent is not None or not slot.holds(size_bytes):
+            return True
+        if responses.holds(id(self._client)):
+            return False  # the answer before it is being sent
+        grant = responses.admit(id(self._client), _COPIES * size_bytes, self.unblock)
+        if grant is None:
+            return False
+
+        def on_sent() -> None:
+            grant.release()
+            self._loop.call_soon(self.unblock)
+
+        slot.response_grant, slot.on_sent = grant, on_sent
+        return True
 
     def _begin(self, part: FramePart) -> None:
         slot = self._client.queue.awaiting.popleft()
@@ -263,7 +295,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._begun = part.data[LENGTH_BYTES:]
         if slot.answer is not None:
             return
-        is_held = slot.hold_bytes is None or part.size <= slot.hold_bytes
+        is_held = slot.holds(part.size)
         self._has_streamed = not is_held and part.size >= self._min_splice_bytes
         if is_held:
             if part.size > self._context.limits.max_held_response_bytes:

@@ -12,7 +12,7 @@ BUDGETS = [
     ("limits", "max_connections"),
     ("limits", "max_unauthenticated_connections_per_address"),
     ("limits", "max_held_remote_bytes"),
-    ("limits", "max_decoded_request_bytes"),
+    ("limits", "max_decoded_bytes"),
 ]
 
 

@@ -22,7 +22,7 @@ LEAVING: dict[str, tuple[Callable[[Wire], None], str]] = {
 
 @pytest.mark.parametrize("how", LEAVING)
 async def test_a_client_that_left_is_noticed_while_its_requests_wait(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "END_LOOKS_S", 0.01)
+    monkeypatch.setattr(server, "LOOKS_S", 0.01)
     leave, cause = LEAVING[how]
     handler = PreparingHandler(b"")
     limits = PATIENT.model_copy(update={"half_close_timeout_ms": 1})
