@@ -162,7 +162,7 @@ def test_the_causes_and_reasons_are_those_of_the_code() -> None:
         for node in ast.walk(module):
             match node:
                 case (
-                    ast.Call(func=ast.Attribute(attr="close" | "abort" | "_failed"), args=[argument, *_])
+                    ast.Call(func=ast.Attribute(attr="close" | "abort" | "end" | "_failed"), args=[argument, *_])
                     | ast.Call(func=ast.Attribute(attr="_start_timer"), args=[_, argument])
                 ):
                     causes |= {

@@ -166,7 +166,7 @@ async def test_a_slow_client_gives_way_to_a_response_that_waits(monkeypatch: pyt
         connected(proxy.port) as honest,
     ):
         await slow.send(request(DECODED, 1, 1))
-        while not proxy.server._context.responses.reserved_bytes:  # noqa: ASYNC110 - no event
+        while proxy.server._context.responses.reserved_bytes < len(huge):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.001)
         await honest.send(request(DECODED, 1, 2))
         assert await honest.receive() == response(2, LARGE_RESPONSE)
