@@ -68,6 +68,11 @@ class Exchange(Protocol):
     def address_of(self) -> AddressOf:
         """Returns the address of a broker for the clients of the listener through which the client came."""
 
+    def count_decoded(self) -> None:
+        """Counts the request's decoded form as memory of the connection until the answer is complete.
+
+        Only a Fetch may be decoded late. All other requests count so from the start."""
+
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         """Sends a request of the proxy itself on this connection. The coroutine returns the response's payload.
 

@@ -27,6 +27,12 @@ OVERSHOOT_BYTES: Final = 1024 * KIB
 """One batch may exceed any limit (KIP-74). The default of message.max.bytes is about this size."""
 FLOOR_BYTES: Final = 256 * KIB
 
+DECODED_FACTOR: Final = 25
+"""How much more memory a decoded request takes than its bytes. Those of short names and small entries take most.
+
+A Fetch counts as its bytes at first: it may wait for records for long, and is decoded only if it touches the remote
+tier (`Exchange.count_decoded`)."""
+
 _CAPS: Final = 32
 _SHARES: Final = 8
 

@@ -20,7 +20,7 @@ from protocol.primitives import Buffer
 from proxy.wire.context import ConnectionContext
 from proxy.wire.error_log import FaultyFrame
 from proxy.wire.exchange import Answer, Forward, Handler, HeldRequest, PrefixHandler, Prepare, Request
-from proxy.wire.hold_budget import FLOOR_BYTES, Grant
+from proxy.wire.hold_budget import DECODED_FACTOR, FLOOR_BYTES, Grant
 from proxy.wire.response_queue import ResponseQueue, Slot, SlotOwner
 from proxy.wire.sasl_exchange import AUTHENTICATION_APIS, BEFORE_AUTHENTICATION, SaslExchange
 from proxy.wire.upstream import UpstreamConnection
@@ -29,10 +29,6 @@ _HEAD = struct.Struct(">hhi")
 _REQUEST_LIMIT = "limits.socket.request.max.bytes"
 _HELD_LIMIT = "limits.held.request.max.bytes"
 _UNAUTHENTICATED_LIMIT = "limits.sasl.server.max.receive.size, the limit before authentication"
-DECODED_FACTOR = 25
-"""How much more memory a decoded request takes than its bytes. Those of short names and small entries take most.
-
-A Fetch counts as its bytes: it is decoded only if it touches the remote tier, and it may wait for records for long."""
 MAX_PREFIX_BYTES = 128 * 1024
 """Enough for a client id and a transactional id, at most 32 KiB each, and the fields around them."""
 

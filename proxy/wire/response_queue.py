@@ -15,7 +15,7 @@ from protocol.addresses import AddressOf
 from protocol.api_keys import ApiKey
 from protocol.primitives import Buffer
 from proxy.wire.exchange import BrokerGoneError, Buffers, HandlerState, Request, ResponsePatcher
-from proxy.wire.hold_budget import Grant
+from proxy.wire.hold_budget import DECODED_FACTOR, Grant
 
 
 class SlotOwner(Protocol):
@@ -78,6 +78,10 @@ class Slot:
     @property
     def address_of(self) -> AddressOf:
         return self.owner.address_of
+
+    def count_decoded(self) -> None:
+        if self.grant is not None:
+            self.grant.resize(DECODED_FACTOR * len(self.request.frame))
 
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         return self.owner.try_forward(self, frame)

@@ -282,6 +282,7 @@ class FetchHandler:
         return await self._completer.complete(held, walked)
 
     def _held(self, exchange: Exchange, parsed: FetchRequest, grant: Grant, *, is_sessionless: bool) -> HeldFetch:
+        exchange.count_decoded()
         received_at_ms = exchange.request.received_at_ms
         client_id = client_id_of(exchange.request)
         trace = begin_trace(self._tools.tracer, exchange, parsed, client_id)

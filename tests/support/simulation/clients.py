@@ -70,6 +70,9 @@ class SimExchange:
         topology = self._process.topology
         return None if topology is None else topology.listeners[0].advertised_address(node_id)
 
+    def count_decoded(self) -> None:
+        """Memory is not simulated."""
+
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         return self.forward(bytes(frame))
 

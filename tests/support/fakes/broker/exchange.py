@@ -35,8 +35,12 @@ class FakeExchange:
         self.address_of: AddressOf = lambda node_id: ("proxy", 19092 + node_id)
         self.polls = 0
         self.may_forward = True
+        self.counts_decoded = False
         self._cluster = cluster
         self._answer = answer
+
+    def count_decoded(self) -> None:
+        self.counts_decoded = True
 
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         return self._poll(bytes(frame)) if self.may_forward else None

@@ -85,7 +85,8 @@ async def test_the_log_start_of_local_answers_is_the_tiers(bench: Bench, version
 @pytest.mark.parametrize("version", [7, 12, 13, 18])
 async def test_a_session_without_a_remote_partition_is_the_brokers_own(bench: Bench, version: int) -> None:
     frame = fetch_frame(version, [ask_local(version, 0)], session_epoch=0)
-    action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+    exchange = FakeExchange(bench.cluster, frame)
+    action, state = bench.handler.on_request(exchange)
     assert isinstance(action, Forward)
     assert action.frame == frame
     broker_answer = bench.cluster.answer(frame)
@@ -93,6 +94,7 @@ async def test_a_session_without_a_remote_partition_is_the_brokers_own(bench: Be
     answer = state.on_response(memoryview(broker_answer))
     assert not isinstance(answer, Coroutine)
     assert b"".join(answer) == broker_answer
+    assert not exchange.counts_decoded
 
 
 @pytest.mark.parametrize("session_epoch", [1, 2**31 - 1])
@@ -128,6 +130,7 @@ async def test_an_unseen_offset_of_an_incremental_request_needs_a_full_one(bench
     )
     assert isinstance(answer, Coroutine)
     response = parse(version, await answer)
+    assert exchange.counts_decoded
     assert (codes(response), records(response), response.session_id) == ([0], b"", 0)
     assert response.partitions[0].high_watermark >= 100
     response = await bench.fetch(version, ask(version, 3), session_epoch=0)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from protocol.api_keys import ApiKey
 from proxy.wire import server
 from proxy.wire.exchange import Answer, Buffers, Exchange, Handler, HandlerState, Prepare
-from proxy.wire.hold_budget import FLOOR_BYTES
-from proxy.wire.request_reader import DECODED_FACTOR
+from proxy.wire.hold_budget import DECODED_FACTOR, FLOOR_BYTES
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import Wire, connected, request, response
 from tests.support.proxy.proxy_harness import PATIENT, AnsweringHandler, ForwardingHandler, proxy_before, reply
@@ -67,6 +67,30 @@ async def test_large_requests_wait_for_the_memory_of_others() -> None:
             assert await small.receive() == response(7, b"")
         assert large.most == AT_ONCE
         assert proxy.server._context.requests.reserved_bytes == 0
+
+
+async def test_a_fetch_counts_as_decoded_when_its_handler_decodes_it() -> None:
+    """Until then it counts as its bytes: it may wait for records for long."""
+    fetch = request(ApiKey.FETCH, 4, 7, LARGE)
+    counted: list[int] = []
+
+    class Fetches:
+        def on_request(self, exchange: Exchange) -> tuple[Answer, HandlerState | None]:
+            counted.append(requests.reserved_bytes)
+            exchange.count_decoded()
+            counted.append(requests.reserved_bytes)
+            return Answer(reply(exchange, b"")), None
+
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={ApiKey.FETCH: Fetches()}, limits=LIMITS) as proxy,
+        connected(proxy.port) as client,
+    ):
+        requests = proxy.server._context.requests
+        await client.send(fetch)
+        assert await client.receive() == response(7, b"")
+        assert counted == [len(fetch), DECODED_FACTOR * len(fetch)]
+        assert requests.reserved_bytes == 0
 
 
 async def test_the_memory_of_a_client_that_left_is_free() -> None:
