@@ -417,7 +417,7 @@ async def test_two_large_answers_are_decoded_one_after_the_other(bench: Bench, m
     answer = DescribeConfigsResponse(throttle_time_ms=0, results=[result] * (LARGE_BYTES // 10))
     at_once = most = 0
 
-    async def values(*_: object) -> dict[str, object]:
+    async def values(*asked: object) -> dict[str, object]:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
