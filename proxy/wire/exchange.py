@@ -43,8 +43,14 @@ class ResponsePatcher(Protocol):
     def skip(self, count: int) -> None:
         """Goes on behind `count` bytes that were not fed. They are at most `passing_bytes`."""
 
-    def feed(self, data: memoryview) -> Buffers:
-        """Takes the next bytes of the payload, and returns the bytes that may leave now. They may alias `data`."""
+    @property
+    def untaken_bytes(self) -> int:
+        """How many of the last bytes of a `feed` were not taken. They are fed again."""
+
+    def feed(self, data: memoryview, max_groups: int) -> Buffers:
+        """Takes the next bytes of the payload, and returns the bytes that may leave now. They may alias `data`.
+
+        Takes at most `max_groups` groups of fields, for example partitions."""
 
 
 class Exchange(Protocol):

@@ -31,6 +31,8 @@ HEAD_BYTES = 4 * 1024
 """What is read where few bytes must be seen. The records behind them then stay in the kernel."""
 MAX_UNREACHABLE = 1_000
 """Addresses to remember. A forgotten address costs one attempt."""
+GROUPS_AT_ONCE = 512
+"""How many groups of fields of a streamed response are patched in one turn of the loop. That takes a few ms."""
 _COPIES = 2
 """A response and its answer are in memory together."""
 LEAST_ATTEMPT_S = 0.002
@@ -228,8 +230,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def unblock(self) -> None:
-        """Processes stashed responses, because an earlier response has left."""
-        if not self._stash:
+        """Processes stashed responses, because an earlier response has left, or others have had their turns."""
+        if not self._stash or self._client.is_full:
             return
         stash, self._stash = self._stash, []
         try:
@@ -243,14 +245,17 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _process(self, parts: Sequence[FramePart], *, aliases_pool: bool) -> None:
         client = self._client
         for index, part in enumerate(parts):
-            if part.is_start:
-                if not self._may_begin(part.size):
-                    self.gate.pause(OUT_OF_TURN)
-                    self._stash = owned_parts(parts[index:], copy=aliases_pool)
-                    break
-                self._begin(part)
+            if part.is_start and not self._may_begin(part.size):
+                rest = parts[index:]
             else:
-                self._continue(part)
+                left = self._begin(part) if part.is_start else self._continue(part)
+                if left is None:
+                    continue
+                rest = [left, *parts[index + 1 :]]
+                self._loop.call_soon(self.unblock)  # others have their turns first
+            self.gate.pause(OUT_OF_TURN)
+            self._stash = owned_parts(rest, copy=aliases_pool)
+            break
         client.commit_answers(aliases_pool=aliases_pool)
         client.advance()
 
@@ -285,7 +290,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         slot.response_grant, slot.on_sent = grant, on_sent
         return True
 
-    def _begin(self, part: FramePart) -> None:
+    def _begin(self, part: FramePart) -> FramePart | None:
+        """Begins a response. Returns the rest of the part, of which too much was to be patched at once."""
         slot = self._client.queue.awaiting.popleft()
         self._slot = slot
         if not slot.is_raw_token:
@@ -294,7 +300,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             _check_head(slot, part)
         self._begun = part.data[LENGTH_BYTES:]
         if slot.answer is not None:
-            return
+            return None
         is_held = slot.holds(part.size)
         self._has_streamed = not is_held and part.size >= self._min_splice_bytes
         if is_held:
@@ -308,17 +314,16 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             else:
                 slot.passes = None
                 self._complete(slot, memoryview(bytes(self._begun)))
-            return
+            return None
         self.streaming_slot = slot
-        self._patcher = None if slot.patcher is None else slot.patcher()
-        if self._patcher is None:
-            self._client.emit((part.data,))
-        else:
-            self._client.emit((part.data[:LENGTH_BYTES], *self._patcher.feed(part.data[LENGTH_BYTES:])))
-        if not part.remaining:
-            self._end_stream(slot)
+        if slot.patcher is None:
+            return self._stream(slot, part)
+        self._patcher = slot.patcher()
+        self._client.emit((part.data[:LENGTH_BYTES],))
+        return self._stream(slot, part._replace(data=part.data[LENGTH_BYTES:], is_start=False))
 
-    def _continue(self, part: FramePart) -> None:
+    def _continue(self, part: FramePart) -> FramePart | None:
+        """Goes on with a response. Returns as `_begin`."""
         slot = self._slot
         assert slot is not None
         if self._held is not None:
@@ -327,9 +332,17 @@ class UpstreamConnection(asyncio.BufferedProtocol):
                 held, self._held = self._held, None
                 self._complete(slot, memoryview(held))
         elif self.streaming_slot is slot:
-            self._client.emit((part.data,) if self._patcher is None else self._patcher.feed(part.data))
-            if not part.remaining:
-                self._end_stream(slot)
+            return self._stream(slot, part)
+        return None
+
+    def _stream(self, slot: Slot, part: FramePart) -> FramePart | None:
+        patcher = self._patcher
+        self._client.emit((part.data,) if patcher is None else patcher.feed(part.data, GROUPS_AT_ONCE))
+        if patcher is not None and patcher.untaken_bytes:
+            return part._replace(data=part.data[-patcher.untaken_bytes :])
+        if not part.remaining:
+            self._end_stream(slot)
+        return None
 
     def _end_stream(self, slot: Slot) -> None:
         self.streaming_slot = self._patcher = None

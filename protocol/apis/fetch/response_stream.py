@@ -27,6 +27,8 @@ class StreamedResponse:
         self._passing_bytes = 0
         self._is_finished = False
         self._held = bytearray()
+        self.untaken_bytes = 0
+        """How many of the last bytes of a `feed` were not taken. The caller feeds them again."""
         self._name = name
         self._max_group_bytes = max_group_bytes
 
@@ -44,13 +46,17 @@ class StreamedResponse:
         """Goes on behind `count` bytes that were not fed. They are at most `passing_bytes`."""
         self._passing_bytes -= count
 
-    def feed(self, data: memoryview) -> Sequence[Buffer]:
+    def feed(self, data: memoryview, max_groups: int = MAX_ARRAY_ELEMENTS) -> Sequence[Buffer]:
         """Returns the buffers that the caller may forward now: all bytes except an incomplete last group of fields.
 
-        Most of the buffers alias `data`. Raises `ProtocolError` for malformed bytes and for bytes after the end.
+        Takes at most `max_groups` groups whole: see `untaken_bytes`. Most of the buffers alias `data`. Raises
+        `ProtocolError` for malformed bytes and for bytes after the end.
         """
         out: list[Buffer] = []
-        pos = self._feed_held(data, out) if self._held else 0
+        pos = self.untaken_bytes = 0
+        if self._held:
+            pos = self._feed_held(data, out)
+            max_groups -= 1
         size = len(data)
         start = pos
         edits = self._edits
@@ -62,6 +68,10 @@ class StreamedResponse:
                 continue
             if self._is_finished:
                 raise ProtocolError(f"{size - pos} bytes follow the end of a {self._name} response")
+            if not max_groups:
+                self.untaken_bytes = size - pos
+                break
+            max_groups -= 1
             try:
                 end = self._step(data, pos)
             except TruncatedError:

@@ -69,7 +69,7 @@ class Bench:
             if action.patcher is None:
                 return parse(version, [response])
             patcher = action.patcher()
-            out = [bytes(b) for n in range(0, len(response), 1000) for b in patcher.feed(response[n : n + 1000])]
+            out = [bytes(b) for n in range(0, len(response), 1000) for b in patcher.feed(response[n : n + 1000], 1000)]
             assert sum(map(len, out)) == len(response)
             return parse(version, out)
         assert state is not None

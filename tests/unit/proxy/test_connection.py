@@ -101,9 +101,9 @@ async def test_an_answer_without_the_broker_waits_for_its_turn() -> None:
 
 async def test_responses_above_hold_bytes_stream_through_the_patcher() -> None:
     class Upper:
-        passing_bytes = 0
+        passing_bytes = untaken_bytes = 0
 
-        def feed(self, data: memoryview) -> tuple[bytes]:
+        def feed(self, data: memoryview, max_groups: int) -> tuple[bytes]:
             return (bytes(data).upper(),)
 
         def skip(self, count: int) -> None:

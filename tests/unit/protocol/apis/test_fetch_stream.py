@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Sequence
 from uuid import UUID
 
 import pytest
@@ -43,7 +44,7 @@ patches = st.none() | st.builds(
 class Scripted:
     """Answers with one patch per partition, and remembers what it was asked."""
 
-    def __init__(self, answers: list[PartitionPatch | None]) -> None:
+    def __init__(self, answers: Sequence[PartitionPatch | None]) -> None:
         self.heads: list[PartitionHead] = []
         self._answers = iter(answers)
 
@@ -128,6 +129,21 @@ def test_damage_raises_nothing_but_protocol_errors(message: tuple[int, bytes, in
     with contextlib.suppress(ProtocolError):
         out = stream(StreamingFetchPatcher(version, Scripted([])), chunked(broken, cuts))
         assert broken.startswith(out)
+
+
+@pytest.mark.parametrize("version", [4, 11, 12, 18])
+@pytest.mark.parametrize("max_groups", [1, 3])
+def test_a_response_may_be_fed_a_few_groups_at_a_time(version: int, max_groups: int) -> None:
+    entries = [encode_partition(version, number, records=[b"records"] * (number % 2)) for number in range(5)]
+    payload = b"".join(encode_response(version, 1, [(topic_of(version), entries)] * 2))
+    patches = [PartitionPatch(log_start_offset=3)] * 10
+    whole = stream(StreamingFetchPatcher(version, Scripted(patches)), iter([memoryview(payload)]))
+    patcher, left, out = StreamingFetchPatcher(version, Scripted(patches)), memoryview(payload), b""
+    while left:
+        out += b"".join(map(bytes, patcher.feed(left, max_groups)))
+        left = left[len(left) - patcher.untaken_bytes :]
+    assert patcher.is_complete
+    assert out == whole
 
 
 @pytest.mark.parametrize("version", [4, 11, 12, 18])

@@ -9,14 +9,21 @@ from typing import Any
 
 import pytest
 
+from protocol.api_keys import ApiKey
+from protocol.apis.fetch.encoding import encode_partition, encode_response
+from protocol.apis.fetch.stream import PartitionHead, StreamingFetchPatcher
 from proxy.handlers.fetch.merge import merge
 from proxy.handlers.turns import SLICE_ITEMS, SLICE_STEPS
 from proxy.wire.exchange import Answer, Forward, Prepare
+from proxy.wire.upstream import GROUPS_AT_ONCE
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.exchange import FakeExchange
+from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.fetch_frames import fetch_frame
+from tests.support.fakes.broker.wire import connected, request
 from tests.support.fakes.fetch_bench import Bench, ask, ask_local, bench_of, codes, records
 from tests.support.fakes.remote_tier import TOPIC_ID
+from tests.support.proxy.proxy_harness import ForwardingHandler, proxy_before
 from tests.support.proxy.turn_counter import counted_turns
 from tiers.model.ids import TopicIdPartition
 
@@ -122,3 +129,34 @@ async def test_a_refused_session_of_a_large_fetch_is_answered_by_the_proxy(bench
     assert isinstance(action, Prepare)
     assert isinstance(await action.decide(), Answer)
     await asyncio.sleep(0)
+
+
+async def test_many_small_partitions_of_a_streamed_answer_are_patched_in_slices() -> None:
+    """The broker's bytes arrive in one read, and other clients have their turns in between."""
+    entries = [encode_partition(12, number) for number in range(4 * GROUPS_AT_ONCE)]
+    answer = b"".join(encode_response(12, 7, [("orders", entries)]))
+    async with counted_turns() as turns:
+
+        class Noted:
+            def partition(self, head: PartitionHead) -> None:
+                turns.note()
+
+        handler = ForwardingHandler(
+            lambda exchange, held: (held,), hold_bytes=16, patcher=lambda: StreamingFetchPatcher(12, Noted())
+        )
+        async with (
+            FakeBroker() as broker,
+            proxy_before(broker, handlers={ApiKey.FETCH: handler}) as proxy,
+            connected(proxy.port) as client,
+        ):
+            await client.send(request(ApiKey.FETCH, 12, 7))
+            upstream = await broker.accepted()
+            await upstream.receive()
+            await upstream.send(answer)
+            assert await client.receive() == answer
+            await client.send(request(ApiKey.FETCH, 12, 7))
+            await upstream.receive()
+            await upstream.send(answer)
+            assert await client.receive() == answer
+    assert sum(turns.notes.values()) == 2 * len(entries)
+    assert max(turns.notes.values()) <= GROUPS_AT_ONCE
