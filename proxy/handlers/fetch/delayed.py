@@ -48,7 +48,7 @@ class RemotePartitionRead:
         self.request = request
         self.result: RemoteRead | None = None
         self.error: RemoteLogError | None = None
-        self.on_done: Callable[[], object] = _nothing
+        self.on_done: Callable[[RemotePartitionRead], object] = _nothing
         self._task: asyncio.Task[None] | None = None
         self._lapse: asyncio.TimerHandle | None = None
         self._grant: Grant | None = None
@@ -80,7 +80,7 @@ class RemotePartitionRead:
         called if no other request takes it over within 5 seconds."""
         self._grant = grant
         self._lapse = asyncio.get_running_loop().call_later(_LINGER_S, lapse)
-        self.on_done = lambda: grant.resize(self.size_bytes)
+        self.on_done = lambda _: grant.resize(self.size_bytes)
 
     def take_over(self) -> None:
         """Ends the lingering: the records belong to the grant of another request."""
@@ -109,17 +109,17 @@ class RemotePartitionRead:
             logger.exception("remote read failed", extra=extra)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self.on_done()
+        self.on_done(self)
 
 
-def _nothing() -> None:
+def _nothing(_: object) -> None:
     return
 
 
 class DelayedRemoteFetch:
     """A Fetch that waits for `reads` and for the broker. Times are those of `clock_ms`.
 
-    One event wakes it: a read ended, or the owner updated `local_bytes` or `must_answer` and called `wake`. It also
+    It counts the reads as they end: a Fetch may have thousands of them. One event wakes it: a read ended, or the owner updated `local_bytes` or `must_answer` and called `wake`. It also
     wakes at the client's max.wait and at the deadline."""
 
     def __init__(
@@ -135,15 +135,22 @@ class DelayedRemoteFetch:
         deadline_ms: int,
     ) -> None:
         self.reads = reads
+        self._remote_bytes = 0
+        self._has_failed = has_unavailable
+        self._left = len(reads)
+        self._changed = asyncio.Event()
+        for read in reads:
+            if read.is_done:
+                self._on_done(read)
+            else:
+                read.on_done = self._on_done
         self.local_bytes = local_bytes
         self.must_answer = must_answer
         """Whether the broker reported an error or a divergence for another partition, which cannot wait."""
-        self._has_unavailable = has_unavailable
         self._min_bytes = max(min_bytes, 1)
         self._clock_ms = clock_ms
         self._max_wait_at_ms = max_wait_at_ms
         self._deadline_ms = deadline_ms
-        self._changed = asyncio.Event()
 
     @property
     def has_expired(self) -> bool:
@@ -154,27 +161,27 @@ class DelayedRemoteFetch:
         if self.must_answer:
             return True
         has_waited = self._clock_ms() >= self._max_wait_at_ms
-        total_bytes = self.local_bytes + sum(read.size_bytes for read in self.reads)
-        if all(read.is_done for read in self.reads):
-            has_failed = self._has_unavailable or any(read.error is not None for read in self.reads)
-            return total_bytes > 0 or (not has_failed and has_waited)
+        total_bytes = self.local_bytes + self._remote_bytes
+        if not self._left:
+            return total_bytes > 0 or (not self._has_failed and has_waited)
         return self.local_bytes >= self._min_bytes or (total_bytes >= self._min_bytes and has_waited)
 
     def wake(self) -> None:
         self._changed.set()
 
+    def _on_done(self, read: RemotePartitionRead) -> None:
+        self._left -= 1
+        self._remote_bytes += read.size_bytes
+        self._has_failed = self._has_failed or read.error is not None
+        self._changed.set()
+
+    def close(self) -> None:
+        """Ends the counting. A slow read outlives the Fetch, and must not keep the records of the other reads."""
+        for read in self.reads:
+            read.on_done = _nothing
+
     async def wait(self) -> Completion:
         """Waits until the Fetch is satisfied or the deadline passes."""
-        for read in self.reads:
-            read.on_done = self.wake
-        try:
-            return await self._until_complete()
-        finally:
-            # A slow read outlives the Fetch. It must not keep the records of the other reads.
-            for read in self.reads:
-                read.on_done = _nothing
-
-    async def _until_complete(self) -> Completion:
         while not self.is_satisfied():
             now_ms = self._clock_ms()
             ends_at_deadline = not now_ms < self._max_wait_at_ms < self._deadline_ms
@@ -204,20 +211,20 @@ class DelayedRemoteFetchPurgatory:
 
         If the caller is cancelled because its client is gone, so are the reads. Otherwise the reads in progress
         continue for the client's next request."""
-        if fetch.is_satisfied():
-            self.completed[Completion.SATISFIED] += 1
-            return Completion.SATISFIED
-        if fetch.has_expired:
-            self.completed[Completion.EXPIRED] += 1
-            return Completion.EXPIRED
         completion = Completion.CANCELLED
         self.pending_count += 1
         try:
-            async with asyncio.TaskGroup() as group:
-                polling = group.create_task(poll())
-                completion = await fetch.wait()
-                polling.cancel()
+            if fetch.is_satisfied():
+                completion = Completion.SATISFIED
+            elif fetch.has_expired:
+                completion = Completion.EXPIRED
+            else:
+                async with asyncio.TaskGroup() as group:
+                    polling = group.create_task(poll())
+                    completion = await fetch.wait()
+                    polling.cancel()
         finally:
+            fetch.close()
             self.pending_count -= 1
             self.completed[completion] += 1
             if completion is Completion.CANCELLED:

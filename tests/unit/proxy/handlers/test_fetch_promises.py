@@ -271,7 +271,7 @@ async def test_a_read_in_progress_gets_the_deadline_of_the_waiting_request(tmp_p
         assert records(await bench.fetch(13, ask(13, 60), ask_local(13, 0)), 1)
         (earlier,) = bench.handler.connection(1).reads.values()
         ended = asyncio.Event()
-        earlier.on_done = ended.set
+        earlier.on_done = lambda _: ended.set()
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(bench.fetch(13, ask(13, 60), max_wait_ms=60_000))
             await ended.wait()
