@@ -32,7 +32,7 @@ from protocol.splice import Splice, splice
 from protocol.steps import Steps
 from proxy.handlers.addresses import check_version
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
-from proxy.handlers.turns import alone, in_turns
+from proxy.handlers.turns import in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.paused_work import PAUSE_KEYS
 from tiers.config.topic_settings import REMOTE_STORAGE_ENABLE, TIER_DEFAULTS, TierValue, is_boolean
@@ -74,25 +74,23 @@ class _State:
     async def _complete(self, payload: memoryview) -> Buffers:
         if not self.keys:
             return (payload,)
-        async with alone(len(payload)):
-            return await self._with_tier_settings(payload)
-
-    async def _with_tier_settings(self, payload: memoryview) -> Buffers:
         response, answers = await in_turns(self._shown(payload))
         values = await self.configs.values([answer.name for answer in answers], self.node_id) if answers else {}
         splices = await in_turns(self._splices(response, payload, answers, values))
         return (await in_turns(splice.steps(payload, splices)),) if splices else (payload,)
 
     def _shown(self, payload: memoryview) -> Steps[tuple[ConfigResponse, Sequence[ConfigAnswer]]]:
-        """Returns the response, and the answers in which tier settings are shown. Raises `ProtocolError`."""
+        """Returns the response, and the answers in which tier settings are shown, one for a topic.
+
+        Raises `ProtocolError`."""
         response = yield from parse_config_response.steps(ApiKey.DESCRIBE_CONFIGS, self.version, payload)
         asked = {name for name, keys in self.keys.items() if not keys or TIER_DEFAULTS.keys() & set(keys)}
-        answers = [
-            answer
-            for answer in response.answers
-            if answer.resource_type == TOPIC_RESOURCE and answer.error_code == ErrorCode.NONE and answer.name in asked
-        ]
-        return response, answers
+        answers: dict[str, ConfigAnswer] = {}
+        for answer in response.answers:
+            yield
+            if answer.resource_type == TOPIC_RESOURCE and answer.error_code == ErrorCode.NONE and answer.name in asked:
+                answers.setdefault(answer.name, answer)
+        return response, list(answers.values())
 
     def _splices(
         self,

@@ -16,7 +16,7 @@ from typing import Protocol
 from protocol.api_keys import ApiKey
 from protocol.apis.log_dirs import PartitionSizes, asks_for_all, granted_log_dirs, with_log_dir
 from proxy.handlers.addresses import check_version
-from proxy.handlers.turns import alone, in_turns
+from proxy.handlers.turns import in_turns
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 
 COUNT_TIMEOUT_MS = 5_000
@@ -55,10 +55,6 @@ class _State:
         return self._complete(response)
 
     async def _complete(self, payload: memoryview) -> Buffers:
-        async with alone(len(payload)):
-            return await self._with_remote_log(payload)
-
-    async def _with_remote_log(self, payload: memoryview) -> Buffers:
         version, path = self._version, self._path
         dirs = await in_turns(granted_log_dirs.steps(payload, version))
         if dirs is None:

@@ -11,14 +11,12 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from protocol.steps import Steps, Walk
 from proxy.wire.exchange import Answer, Buffers, Forward, HandlerState, Prepare
 
-LARGE_BYTES: Final = 256 * 1024
 SLICE_STEPS: Final = 512
 SLICE_ITEMS: Final = 64
 """The look-ups for an item take about ten times as long as a step of decoding."""
@@ -38,8 +36,6 @@ class _Turns:
         self._call_soon = loop.call_soon
         self._new_turn = loop.create_future
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self.large = asyncio.Lock()
-        """Held while a large message is worked on alone."""
 
     async def next(self) -> None:
         turn = self._new_turn()
@@ -61,17 +57,13 @@ class _Turns:
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
 
 
-def _turns_of_this_loop() -> _Turns:
+async def next_turn() -> None:
+    """Waits until the caller may do the next slice of its work."""
     loop = asyncio.get_running_loop()
     turns = _turns.get(loop)
     if turns is None:
         turns = _turns[loop] = _Turns(loop)
-    return turns
-
-
-async def next_turn() -> None:
-    """Waits until the caller may do the next slice of its work."""
-    await _turns_of_this_loop().next()
+    await turns.next()
 
 
 async def in_turns(steps: Steps[T]) -> T:
@@ -115,18 +107,6 @@ def decided_later(decide: Callable[[], Coroutine[None, None, Decision]]) -> tupl
         return action
 
     return Prepare(prepare), later
-
-
-@asynccontextmanager
-async def alone(size_bytes: int) -> AsyncIterator[None]:
-    """Waits while another large message is worked on in this context.
-
-    The decoded form of a response takes many times its size. So it is in memory for one large response at a time."""
-    if size_bytes <= LARGE_BYTES:
-        yield
-        return
-    async with _turns_of_this_loop().large:
-        yield
 
 
 class _DecidedLater:

@@ -59,7 +59,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.last_active_s = 0.0
         self.is_full = False
         """The client does not read. Until it does, no further response begins, neither the broker's nor the proxy's."""
-        self.full_since_s = 0.0
         self._context = context
         self._endpoint = endpoint
         self._registry = registry
@@ -70,7 +69,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._reader = RequestReader(context, self, self.queue, self._must_wait, self._prepare)
         self._gate = ReadGate()
-        self._outlet = Outlet(context.buffers)
+        self.outlet = Outlet(context.buffers)
         self._to_client: list[Buffer] = []
         self._on_sent: list[Callable[[], None]] = []
         self._upstream: UpstreamConnection | None = None
@@ -104,7 +103,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return  # the listener has ended it, while it was being opened
         self._transport = transport
         self._endpoint = self._endpoint.named(named_host(transport))
-        self._outlet.attach(transport)
+        self.outlet.attach(transport)
         self._gate.attach(transport)
         self.last_active_s = self._loop.time()
         self._admission.give_way = lambda limit: self.end(limit.cause, limit.said)
@@ -147,7 +146,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closing = True
-        self._outlet.on_lost()
+        self.outlet.on_lost()
         self._flush(aliases_pool=False)
         if self._timer is not None:
             self._timer.cancel()
@@ -168,13 +167,12 @@ class ClientConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self.is_full = True
         if self._send_timer is None:
-            self.full_since_s = self._loop.time()
             self._start_send_timer()
         if self._upstream is not None:
             self._upstream.gate.pause(PEER_IS_FULL)
 
     def resume_writing(self) -> None:
-        if not self._outlet.on_drained():
+        if not self.outlet.on_drained():
             return
         self.is_full = False
         self.last_active_s = self._loop.time()
@@ -188,7 +186,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _start_send_timer(self) -> None:
         due_s = self._loop.time() + self._context.limits.send_timeout_ms / 1000
-        self._send_timer = self._loop.call_at(due_s, self._check_sent, self._outlet.sent_bytes)
+        self._send_timer = self._loop.call_at(due_s, self._check_sent, self.outlet.sent_bytes)
 
     def _stop_send_timer(self) -> None:
         if self._send_timer is not None:
@@ -199,7 +197,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Closes the connection unless the client has received a buffer's worth since `sent_bytes` had left.
 
         A few bytes are no progress: a client that reads a byte now and then would occupy the memory for hours."""
-        if self._outlet.sent_bytes >= sent_bytes + READ_BUFFER_BYTES:
+        if self.outlet.sent_bytes >= sent_bytes + READ_BUFFER_BYTES:
             self._start_send_timer()
             return
         self.end("stalled", "the client does not receive its responses (limits.send.timeout.ms)")
@@ -223,8 +221,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         return not (
             self._upstream is None
             or self._upstream_is_gone
-            or self._is_draining
+            or (self._is_draining and not self._reader.is_mid_frame)
             or self.queue.is_full
+            or (self.is_full and self.queue.has_answer)
             or self._reader.sasl.awaits_answer
             or (self._reader.sasl.is_doubtful and self.queue.slots)
             or self._reader.is_preparing
@@ -287,10 +286,10 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def can_splice(self) -> bool:
-        return self._outlet.can_splice
+        return self.outlet.can_splice
 
     def splice(self, fd: int, max_bytes: int) -> int | None:
-        return self._outlet.splice(fd, max_bytes)
+        return self.outlet.splice(fd, max_bytes)
 
     def on_streamed(self, slot: Slot) -> None:
         """Removes the head slot, because the last byte of its response was emitted."""
@@ -309,13 +308,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         if isinstance(result, Coroutine):
             slot.runs(self._context.spawn(self._finish(slot, result)), result)
             return
-        slot.answer = result
+        slot.complete(result, self._context.responses)
         if not self.is_full:
             self._emit_answers()
 
     async def _finish(self, slot: Slot, answer: Coroutine[None, None, Buffers]) -> None:
         try:
-            slot.answer = await answer
+            slot.complete(await answer, self._context.responses)
         except asyncio.CancelledError:
             # If the connection neither closes nor drains, something that the handler awaited was cancelled.
             if slot.answer is None:
@@ -356,7 +355,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._to_client:
             buffers, self._to_client = self._to_client, []
             on_sent, self._on_sent = self._on_sent, []
-            self._outlet.write(buffers, aliases_pool=aliases_pool, on_sent=on_sent)
+            self.outlet.write(buffers, aliases_pool=aliases_pool, on_sent=on_sent)
 
     def _observe(self, slot: Slot) -> None:
         slot.release()
@@ -413,7 +412,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.fail("client", error, self._reader.faulty_frame)
             return
         self.commit_answers(aliases_pool=False)
-        if self._reader.has_stash and not self._reader.waits_for_memory and self._may_go_on() and self._again is None:
+        if self._reader.has_stash and not self._reader.is_blocked and self._may_go_on() and self._again is None:
             self._again = self._loop.call_soon(self.advance)
 
     def _close_if_done(self) -> None:
@@ -471,7 +470,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._close_cause = cause
         if self._transport is not None:
             self._start_timer(self._context.close_timeout_ms, cause)
-            self._outlet.close()
+            self.outlet.close()
         if self._upstream is not None:
             self._upstream.close()
 

@@ -15,7 +15,7 @@ from proxy.wire.connection_log import ConnectionLog
 from proxy.wire.error_log import ErrorLog
 from proxy.wire.exchange import Buffers, Handler, PrefixHandler
 from proxy.wire.flow_control import BufferPool
-from proxy.wire.hold_budget import HoldBudget
+from proxy.wire.message_budget import MessageBudget
 from proxy.wire.socket_transport import PipePool
 from tiers.broker.tls import TlsContext
 
@@ -106,14 +106,17 @@ class ConnectionContext:
     """The addresses of brokers whose last attempt to connect failed."""
     upstreams: ConnectionRegistry[Abortable] = field(default_factory=ConnectionRegistry)
     """The connections to brokers. One outlives its client while it has requests left to send."""
-    requests: HoldBudget = field(init=False)
-    """The memory for requests in decoded form. A request keeps it until its response has been decoded, too."""
-    responses: HoldBudget = field(init=False)
+    arriving: MessageBudget = field(init=False)
+    """The memory for requests that are held until they are whole."""
+    requests: MessageBudget = field(init=False)
+    """The memory for requests in decoded form, until their answers are complete."""
+    responses: MessageBudget = field(init=False)
     """The memory for responses that are held, and for the answers made of them until they have been sent."""
 
     def __post_init__(self) -> None:
-        half_bytes = -(-self.limits.max_decoded_bytes // 2)
-        self.requests, self.responses = HoldBudget(half_bytes), HoldBudget(half_bytes)
+        quarter_bytes = -(-self.limits.max_decoded_bytes // 4)
+        self.arriving, self.requests = MessageBudget(quarter_bytes), MessageBudget(quarter_bytes)
+        self.responses = MessageBudget(2 * quarter_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ class Outlet:
     __slots__ = (
         "_is_tls",
         "_is_writing",
+        "_looked",
         "_on_sent",
         "_pool",
         "_retained",
@@ -117,6 +118,8 @@ class Outlet:
         self._transport: asyncio.Transport | None = None
         self._is_tls = False
         self._is_writing = False
+        self._looked: tuple[float, int] | None = None
+        """When `stalled_s` saw progress, and what had left then. None: it has not looked since all bytes had left."""
         self._written_bytes = 0
         self._unsent = _NONE_UNSENT
         """TLS only: the bytes that the transport has not been given yet."""
@@ -196,6 +199,12 @@ class Outlet:
         waiting_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self._written_bytes - waiting_bytes - sum(map(len, self._unsent))
 
+    def stalled_s(self, now_s: float) -> float:
+        """How long the peer has not received a buffer's worth, as far as the calls of this method show it."""
+        if self._looked is None or self.sent_bytes >= self._looked[1] + READ_BUFFER_BYTES:
+            self._looked = now_s, self.sent_bytes
+        return now_s - self._looked[0]
+
     def _is_full(self, transport: asyncio.Transport) -> bool:
         return self._is_writing or bool(self._unsent) or transport.get_write_buffer_size() > 0
 
@@ -237,6 +246,7 @@ class Outlet:
         self._end()
 
     def _end(self) -> None:
+        self._looked = None
         if self._retained:
             self._pool.give_back(self._retained)
         called, self._on_sent = self._on_sent, []

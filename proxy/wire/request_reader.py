@@ -20,7 +20,8 @@ from protocol.primitives import Buffer
 from proxy.wire.context import ConnectionContext
 from proxy.wire.error_log import FaultyFrame
 from proxy.wire.exchange import Answer, Forward, Handler, HeldRequest, PrefixHandler, Prepare, Request
-from proxy.wire.hold_budget import DECODED_FACTOR, FLOOR_BYTES, Grant
+from proxy.wire.hold_budget import FLOOR_BYTES
+from proxy.wire.message_budget import DECODED_FACTOR, MessageGrant
 from proxy.wire.response_queue import ResponseQueue, Slot, SlotOwner
 from proxy.wire.sasl_exchange import AUTHENTICATION_APIS, BEFORE_AUTHENTICATION, SaslExchange
 from proxy.wire.upstream import UpstreamConnection
@@ -90,7 +91,7 @@ class RequestReader:
     ) -> None:
         self.upstream: UpstreamConnection | None = None
         self.is_mid_frame = False
-        """A request has begun and is not complete."""
+        """A request has begun, and either its last byte or its handler's decision is missing."""
         self.has_request = False
         """The client's first request has arrived whole."""
         self.client_id: str | None = None
@@ -107,15 +108,22 @@ class RequestReader:
         self._tracker = FrameTracker(REQUEST_HEAD_BYTES, context.limits.max_request_bytes, _REQUEST_LIMIT)
         self._to_broker: list[Buffer] = []
         self._stash: Stash | None = None
+        self._collected: bytearray | None = None
+        """The beginning of a request that is held until it is whole."""
+        self._arriving: MessageGrant | None = None
+        """The memory for such a request, if it is large."""
         self._partial: bytearray | None = None
-        """A request that is held until it is complete, or a prefix that is held until it is long enough."""
+        """A request that is held although its API does not say so, or a prefix that is not long enough yet."""
         self._decidable_from = 0
         """The size at which the prefix is examined again. It doubles, so that a client that sends a byte at a time does
         not make the event loop read the same bytes again and again."""
         self._slot: Slot | None = None
-        self._grant: Grant | None = None
-        """The memory for the next request in decoded form."""
-        self.waits_for_memory = False
+        self._grant: MessageGrant | None = None
+        """The memory for the next request in decoded form, if it is large."""
+        self._decoded_bytes = 0
+        """The size of the next request in decoded form."""
+        self._waits_for_memory = False
+        self._waits_for_own = False
         self._holder: Handler | None = None
         """The handler of the current request, if the request is held until it is complete."""
         self._begun: memoryview | None = None
@@ -127,21 +135,26 @@ class RequestReader:
         A token without a header is secret from its first byte."""
         if self._slot is not None and self._slot.is_raw_token:
             return None
-        data = self._begun if self._partial is None else self._partial
+        data = self._collected or self._partial or self._begun
         return None if data is None else FaultyFrame("client", bytes(memoryview(data)[LENGTH_BYTES:]))
 
     @property
     def has_stash(self) -> bool:
         return self._stash is not None
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the next request waits for the memory of other connections, or for the answers before it."""
+        return self._waits_for_memory or (self._waits_for_own and bool(self._queue.slots))
+
     def pass_on(self, data: memoryview) -> bool:
         """Forwards bytes from the middle of a request that leaves as it arrives. False: these are other bytes.
 
         Nothing that waits can go on because of them."""
         tracker = self._tracker
-        if len(data) >= tracker.remaining or self._partial is not None or self._stash is not None:
+        if len(data) >= tracker.remaining or self._stash is not None or self.upstream is None:
             return False
-        if self.upstream is None:
+        if self._partial is not None or self._collected is not None:
             return False
         tracker.skip(len(data))
         self.upstream.send((data,), aliases_pool=True)
@@ -154,9 +167,12 @@ class RequestReader:
         if not self.has_request:
             self.has_request = any(not part.remaining for part in parts)
         try:
-            for index, part in enumerate(parts):
+            for index, received in enumerate(parts):
+                part = received if self._collected is None else self._collect(received)
+                if part is None:
+                    continue
                 if part.is_start and self._must_wait(part):
-                    self._stash = Stash(parts[index:])
+                    self._stash = Stash([part, *parts[index + 1 :]])
                     break
                 self._process(part)
         finally:  # the requests before a faulty one leave, also if one read has both
@@ -181,28 +197,52 @@ class RequestReader:
         if self._slot is not None:
             self._slot.abandon()
             self._slot = None
-        if self._grant is not None:
-            self._grant.release()
-        self._context.requests.forget(id(self))
-        self._stash = self._partial = self._begun = None
+        for grant in (self._grant, self._arriving):
+            if grant is not None:
+                grant.release()
+        for budget in (self._context.arriving, self._context.requests):
+            budget.forget(id(self._owner))
+        self._stash = self._collected = self._partial = self._begun = None
         self._to_broker.clear()
 
     def may_hold(self, part: FramePart, again: Callable[[], None], *, is_full: bool) -> bool:
-        """Returns whether there is memory for the decoded form of the request that begins with `part`.
+        """Returns whether there is memory for the request that begins with `part`: for its bytes, and, when it is
+        whole, for its decoded form.
 
-        If not, `again` is called when there is. While the client does not read its answers, no large request is
-        decoded: their memory is for clients that do."""
-        self.waits_for_memory = False
+        If there is none, `again` is called when there is. A large request is decoded when the connection has nothing
+        else in progress. The broker would not begin it earlier either, and the client reads its answers."""
+        self._waits_for_memory = self._waits_for_own = False
+        self._decoded_bytes = 0
         if part.size < REQUEST_HEAD_BYTES or self.sasl.raw_tokens_left:
             return True
         api_key, _, _ = _HEAD.unpack_from(part.data, LENGTH_BYTES)
-        size_bytes = part.size * (1 if api_key == ApiKey.FETCH else DECODED_FACTOR)
         if api_key not in self._context.router.handlers or part.size > self._context.limits.max_held_request_bytes:
             return True
-        if not (is_full and size_bytes > FLOOR_BYTES):
-            self._grant = self._context.requests.admit(id(self), size_bytes, again)
-        self.waits_for_memory = self._grant is None
-        return not self.waits_for_memory
+        if part.remaining:
+            if part.size > FLOOR_BYTES and self._arriving is None:
+                self._arriving = self._context.arriving.admit(id(self._owner), part.size, again)
+                self._waits_for_memory = self._arriving is None
+            return not self._waits_for_memory
+        size_bytes = part.size * (1 if api_key == ApiKey.FETCH else DECODED_FACTOR)
+        in_progress_bytes = sum(slot.decoded_bytes for slot in self._queue.slots)
+        if in_progress_bytes + size_bytes > FLOOR_BYTES:
+            self._waits_for_own = bool(self._queue.slots) or is_full
+            if self._waits_for_own:
+                return False
+            if size_bytes > FLOOR_BYTES:
+                self._grant = self._context.requests.admit(id(self._owner), size_bytes, again)
+                self._waits_for_memory = self._grant is None
+        self._decoded_bytes = size_bytes
+        return not self._waits_for_memory
+
+    def _collect(self, part: FramePart) -> FramePart | None:
+        """Takes the next part of a request that is held. Returns the request when it is whole."""
+        assert self._collected is not None
+        self._collected += part.data
+        if part.remaining:
+            return None
+        whole, self._collected = memoryview(self._collected), None
+        return part._replace(data=whole, is_start=True)
 
     def _process(self, part: FramePart) -> None:
         if part.is_start:
@@ -231,13 +271,20 @@ class RequestReader:
         if api_key in AUTHENTICATION_APIS:
             self._begin_authentication(part, api_key, api_version, correlation_id)
             return
-        context.metrics.requests[api_key] += 1
-        slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())
-        slot.grant, self._grant = self._grant, None
-        self._holder = None
         holder = context.router.handlers.get(api_key)
         if holder is not None:
             _check_size(part.size, api_key, context.limits.max_held_request_bytes, _HELD_LIMIT)
+            if part.remaining:
+                self._collected = bytearray(part.data)
+                return
+            if self._arriving is not None:
+                self._arriving.release()
+                self._arriving = None
+        context.metrics.requests[api_key] += 1
+        slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())
+        slot.decoded_bytes, slot.grant, self._grant = self._decoded_bytes, self._grant, None
+        self._holder = None
+        if holder is not None:
             self._await_whole(slot, holder)
         elif api_key not in context.router.prefix_handlers:
             self._queue.push_sent(slot)
@@ -302,6 +349,7 @@ class RequestReader:
         action, slot.state = handler.on_request(slot)
         if isinstance(action, Answer):
             slot.answer = action.payload
+            slot.release()
             self._queue.push_answered(slot)
             return
         if isinstance(action, Prepare):
@@ -314,6 +362,8 @@ class RequestReader:
         slot.passes = action.passes
         self._enqueue(slot, action.no_response)
         self._send(slot, action)
+        if slot.state is None:
+            slot.release()  # the response needs no handler
 
     def _send(self, slot: Slot, action: Forward) -> None:
         if not slot.is_raw_token:
@@ -346,7 +396,7 @@ class RequestReader:
             raise
         if isinstance(decision, HeldRequest):
             size = len(frame) - LENGTH_BYTES + remaining
-            _check_size(size, slot.api_key, self._context.limits.max_held_request_bytes, _HELD_LIMIT)
+            _check_size(size, slot.api_key, MAX_PREFIX_BYTES, "the limit of requests that are held after their head")
             self._await_whole(slot, decision.handler)
             return False
         action, slot.state = decision
@@ -369,7 +419,8 @@ class RequestReader:
 
     def try_forward(self, slot: Slot, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         """Implements `Exchange.try_forward`. The frame leaves at once."""
-        if self.upstream is None or self._queue.last_sent is not slot or (self.is_mid_frame and self._partial is None):
+        is_held = any(each is not None for each in (self._partial, self._collected, self._stash))
+        if self.upstream is None or self._queue.last_sent is not slot or (self.is_mid_frame and not is_held):
             return None
         head = parse_request_head(frame)
         ours = Slot(self._owner, head.api_key, head.api_version, head.correlation_id, self._loop.time())

@@ -15,7 +15,8 @@ from protocol.addresses import AddressOf
 from protocol.api_keys import ApiKey
 from protocol.primitives import Buffer
 from proxy.wire.exchange import BrokerGoneError, Buffers, HandlerState, Request, ResponsePatcher
-from proxy.wire.hold_budget import DECODED_FACTOR, Grant
+from proxy.wire.hold_budget import FLOOR_BYTES
+from proxy.wire.message_budget import DECODED_FACTOR, MessageBudget, MessageGrant
 
 
 class SlotOwner(Protocol):
@@ -50,9 +51,11 @@ class Slot:
     patcher: Callable[[], ResponsePatcher] | None = None
     passes: Callable[[memoryview], bool] | None = None
     state: HandlerState | None = None
-    grant: Grant | None = None
-    """The memory for the request in decoded form."""
-    response_grant: Grant | None = None
+    decoded_bytes = 0
+    """The size of the request in decoded form. 0: it is not decoded, or its answer is complete."""
+    grant: MessageGrant | None = None
+    """The memory for the request in decoded form, if it is large."""
+    response_grant: MessageGrant | None = None
     """The memory for the broker's response and the answer, then for the answer. `on_sent` releases it."""
     answer: Buffers | None = None
     task: asyncio.Task[None] | None = None
@@ -80,8 +83,9 @@ class Slot:
         return self.owner.address_of
 
     def count_decoded(self) -> None:
+        self.decoded_bytes = DECODED_FACTOR * len(self.request.frame)
         if self.grant is not None:
-            self.grant.resize(DECODED_FACTOR * len(self.request.frame))
+            self.grant.resize(self.decoded_bytes)
 
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         return self.owner.try_forward(self, frame)
@@ -101,6 +105,16 @@ class Slot:
         self.task = task
         task.add_done_callback(lambda _: answer.close())
 
+    def complete(self, answer: Buffers, responses: MessageBudget) -> None:
+        """Takes the answer that a handler made of the broker's response. A large one counts until it has been sent."""
+        self.answer = answer
+        owner, size_bytes = id(self.owner), sum(map(len, answer))
+        if self.response_grant is not None:
+            self.response_grant.resize(size_bytes)
+        elif size_bytes > FLOOR_BYTES and self.on_sent is None and responses.held(owner) is None:
+            self.response_grant = responses.charge(owner, size_bytes)
+            self.on_sent = self.response_grant.release
+
     def abandon(self) -> None:
         """Ends all work for this request. The connection calls it once, and only while there is no answer."""
         if self.future is not None and not self.future.done():
@@ -113,12 +127,11 @@ class Slot:
         self.end()
 
     def release(self) -> None:
-        """Frees the decoded form of the request, because its answer is complete or will not be built."""
+        """Frees the decoded form of the request, because its answer is complete or needs no handler."""
         self.state = None
+        self.decoded_bytes = 0
         if self.grant is not None:
             self.grant.release()
-        if self.response_grant is not None and self.answer is not None:
-            self.response_grant.resize(sum(map(len, self.answer)))
 
     def end(self) -> None:
         """Calls `on_sent`, because the answer will not be sent."""

@@ -52,7 +52,10 @@ _IDLE_PAUSE_S = 60.0
 LOOKS_S = 1.0
 """How often to look for clients that have left while the proxy does not read from them, and for slow ones."""
 GIVE_WAY_S = 5.0
-"""How long a client may take to receive a response while another one waits for the memory."""
+"""While a message waits for memory: how long a client may take to send a large request, or to receive 256 KiB."""
+ANSWERED_S = 30.0
+"""While a request waits for memory: how long another one may be in progress. Kafka's clients wait as long."""
+_OTHERS_WAIT = "others wait for the memory of its {} (limits.held.messages.max.bytes)"
 _POLLRDHUP = 0x2000
 """The client has sent its last byte. Python's `select` has no name for it."""
 
@@ -289,8 +292,7 @@ class ProxyServer:
         while True:
             await asyncio.sleep(LOOKS_S)
             self._notice_ends()
-            if self._context.responses.has_waiting:
-                self._close_slow()
+            self._close_slow()
 
     def _notice_ends(self) -> None:
         """Ends the connections of clients that have left while the proxy does not read from them."""
@@ -305,11 +307,17 @@ class ProxyServer:
                 paused[fd].half_close()
 
     def _close_slow(self) -> None:
-        """Closes the connections whose clients take too long to receive a response that was held."""
-        since_s = asyncio.get_running_loop().time() - GIVE_WAY_S
-        for each in self.connections:
-            if each.is_full and each.full_since_s <= since_s and self._context.responses.holds(id(each)):
-                each.end("stalled", "others wait for the memory of its response (limits.held.messages.max.bytes)")
+        """Closes the connections that keep memory for too long while others wait for it."""
+        context, now_s = self._context, asyncio.get_running_loop().time()
+        for each in self.connections if context.responses.has_waiting else ():
+            is_holding = each.is_full and context.responses.held(id(each)) is not None
+            if is_holding and each.outlet.stalled_s(now_s) >= GIVE_WAY_S:
+                each.end("stalled", _OTHERS_WAIT.format("response"))
+        for budget, within_s in ((context.arriving, GIVE_WAY_S), (context.requests, ANSWERED_S)):
+            for each in self.connections if budget.has_waiting else ():
+                grant = budget.held(id(each))
+                if grant is not None and grant.since_s <= now_s - within_s:
+                    each.end("stalled", _OTHERS_WAIT.format("request"))
 
     async def _close_idle(self) -> None:
         while True:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from protocol.api_keys import ApiKey
 from protocol.errors import FrameSizeError, ProtocolError, TruncatedError
 from protocol.frame import LENGTH_BYTES, MAX_INT32, RESPONSE_HEAD_BYTES, FramePart, FrameTracker
 from protocol.primitives import INT32, Buffer
@@ -20,6 +21,7 @@ from proxy.wire.error_log import FaultyFrame, Sender
 from proxy.wire.exchange import Buffers, ResponsePatcher
 from proxy.wire.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
 from proxy.wire.hold_budget import FLOOR_BYTES
+from proxy.wire.message_budget import DECODED_FACTOR
 from proxy.wire.response_queue import ResponseQueue, Slot
 from proxy.wire.socket_transport import MIN_SPLICE_BYTES, SocketTransport
 from tiers.broker.tls import explain
@@ -35,6 +37,8 @@ GROUPS_AT_ONCE = 512
 """How many groups of fields of a streamed response are patched in one turn of the loop. That takes a few ms."""
 _COPIES = 2
 """A response and its answer are in memory together."""
+_DECODED_WHOLE = (ApiKey.DESCRIBE_CONFIGS, ApiKey.DESCRIBE_LOG_DIRS)
+"""The APIs whose responses are decoded whole, and may have any size. Other responses are as large as their requests."""
 LEAST_ATTEMPT_S = 0.002
 """An attempt needs more than that. A timer may be a millisecond early."""
 UNKNOWN_BROKER_LOOKS = 20
@@ -277,17 +281,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         needs_memory = FLOOR_BYTES < size_bytes <= limit_bytes  # above the limit, it is refused
         if not needs_memory or slot.on_sent is not None or not slot.holds(size_bytes):
             return True
-        if responses.holds(id(self._client)):
-            return False  # the answer before it is being sent
-        grant = responses.admit(id(self._client), _COPIES * size_bytes, self.unblock)
-        if grant is None:
+        counted_bytes = size_bytes * (DECODED_FACTOR if slot.api_key in _DECODED_WHOLE else _COPIES)
+        slot.response_grant = responses.admit(id(self._client), counted_bytes, self.unblock)
+        if slot.response_grant is None:
             return False
-
-        def on_sent() -> None:
-            grant.release()
-            self._loop.call_soon(self.unblock)
-
-        slot.response_grant, slot.on_sent = grant, on_sent
+        slot.on_sent = slot.response_grant.release
         return True
 
     def _begin(self, part: FramePart) -> FramePart | None:

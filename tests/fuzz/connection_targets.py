@@ -308,7 +308,7 @@ def buffered_bytes(connection: ClientConnection) -> int:
     reader, upstream = connection._reader, connection._upstream
     answers = [slot.answer for slot in connection.queue.slots if slot.answer is not None]
     found = sum(len(buffer) for answer in answers for buffer in answer)
-    found += sum(map(len, connection._outlet._unsent)) + sum(map(len, connection._to_client))
+    found += sum(map(len, connection.outlet._unsent)) + sum(map(len, connection._to_client))
     found += (0 if reader._stash is None else reader._stash.size_bytes) + len(reader._partial or b"")
     found += sum(map(len, reader._to_broker))
     if connection._transport is not None:

@@ -119,8 +119,9 @@ def _nothing(_: object) -> None:
 class DelayedRemoteFetch:
     """A Fetch that waits for `reads` and for the broker. Times are those of `clock_ms`.
 
-    It counts the reads as they end: a Fetch may have thousands of them. One event wakes it: a read ended, or the owner updated `local_bytes` or `must_answer` and called `wake`. It also
-    wakes at the client's max.wait and at the deadline."""
+    It counts the reads as they end: a Fetch may have thousands of them. One event wakes it: a read ended, or the owner
+    updated `local_bytes` or `must_answer` and called `wake`. It also wakes at the client's max.wait and at the
+    deadline."""
 
     def __init__(
         self,

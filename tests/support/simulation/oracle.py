@@ -48,6 +48,8 @@ UNAVAILABLE = frozenset(
 
 HEAD_GRACE_S = 30.0
 """Within this time after the last fault, an owner has listed the objects of a partition whose metadata was lost."""
+_LISTED_WITHIN_S = 5.0
+"""An owner tries again within this time to list the store."""
 _CONFIRMED_WITHIN_S = 2.001
 """Processes count whole milliseconds."""
 
@@ -412,11 +414,13 @@ class Oracle:
     def _may_not_know_its_head(self, partition: SimPartition, log_start: int) -> bool:
         """Whether the metadata lost all segments of the log, and no owner had `HEAD_GRACE_S` to list the store.
 
-        Until then the answers below the broker's log are the broker's, also while copies follow there."""
+        Until then the answers below the broker's log are the broker's. While the store fails, copies that follow there
+        do not end that: the owner could not list it before them."""
+        fails = self.loop.time() - self.store.failed_at_s < _LISTED_WITHIN_S
         known = [
             one
             for one in self.truth.finished((partition.topic.topic_id, partition.index))
-            if not one.is_forgotten and one.started_at_s <= self.truth.lost_at_s
+            if not one.is_forgotten and (one.started_at_s <= self.truth.lost_at_s or not fails)
         ]
         is_head = all(one.metadata.end_offset < log_start for one in known)
         is_early = self.calm_since_s is None or self.loop.time() < self.calm_since_s + HEAD_GRACE_S

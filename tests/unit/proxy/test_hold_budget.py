@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,59 +90,3 @@ def test_readers_that_come_back_end_up_with_equal_grants() -> None:
 def test_without_free_memory_a_connection_gets_the_floor() -> None:
     budget = HoldBudget(1)
     assert [answered(budget, connection_id).max_bytes for connection_id in range(3)] == [FLOOR_BYTES] * 3
-
-
-LARGE_BYTES = 10 * FLOOR_BYTES
-
-
-async def test_requests_wait_for_memory_and_are_admitted_in_their_order() -> None:
-    budget = HoldBudget(3 * LARGE_BYTES)
-    admitted: list[int] = []
-
-    def ask(connection_id: int) -> Grant | None:
-        grant = budget.admit(connection_id, LARGE_BYTES, lambda: ask_again(connection_id))
-        if grant is not None:
-            admitted.append(connection_id)
-        return grant
-
-    def ask_again(connection_id: int) -> None:
-        ask(connection_id)
-
-    grants = [ask(number) for number in range(6)]
-    assert [grant is not None for grant in grants] == [True] * 3 + [False] * 3
-    budget.forget(4)
-    for grant in grants[:2]:
-        assert grant is not None
-        grant.release()
-    assert ask(6) is None  # its turn comes after those that wait
-    await asyncio.sleep(0)
-    assert admitted == [0, 1, 2, 3, 5]
-    assert budget.reserved_bytes == 3 * LARGE_BYTES
-
-
-def test_the_floors_of_many_connections_take_nothing_from_a_large_request() -> None:
-    budget = HoldBudget(LARGE_BYTES)
-    for number in range(1000):
-        assert budget.admit(number, FLOOR_BYTES, never) is not None
-    assert budget.admit(1000, LARGE_BYTES, never) is not None
-    assert budget.admit(1001, LARGE_BYTES, never) is None
-    assert budget.admit(1001, FLOOR_BYTES, never) is not None
-
-
-def test_a_request_above_the_total_is_admitted_alone() -> None:
-    budget = HoldBudget(LARGE_BYTES)
-    grant = budget.admit(1, 2 * LARGE_BYTES, never)
-    assert grant is not None
-    assert budget.admit(2, LARGE_BYTES, never) is None
-
-
-def test_a_connection_above_its_cap_takes_no_turn() -> None:
-    budget = HoldBudget(320 * FLOOR_BYTES)
-    assert budget.cap_bytes == LARGE_BYTES
-    assert budget.admit(1, LARGE_BYTES, never) is not None
-    assert budget.admit(1, LARGE_BYTES, never) is None
-    assert budget.admit(2, LARGE_BYTES, never) is not None
-
-
-def never() -> None:
-    raise AssertionError

@@ -11,7 +11,7 @@ from proxy.wire.exchange import Handler
 from proxy.wire.flow_control import READ_BUFFER_BYTES
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import Wire, connected, frame, request, response
-from tests.support.proxy.proxy_harness import PATIENT, AnsweringHandler, Proxy, proxy_before
+from tests.support.proxy.proxy_harness import AnsweringHandler, Proxy, proxy_before
 from tests.support.proxy.tls_sides import client_side, connected_by_tls, for_clients
 from tests.support.servers.certificates import Authority
 
@@ -57,7 +57,7 @@ async def check_what_is_held(proxy: Proxy, client: Wire) -> None:
     sending.cancel()
     (connection,) = proxy.server.connections
     assert connection.is_full
-    assert len(connection.queue.slots) == PATIENT.max_in_flight
+    assert len(connection.queue.slots) == 1
     answered_bytes = proxy.metrics.requests[ANSWERED] * len(frame(ANSWER))
     assert answered_bytes < IN_THE_SOCKETS_BYTES
     unprocessed_bytes = proxy.metrics.bytes_from_clients - proxy.metrics.requests[ANSWERED] * len(REQUEST)
