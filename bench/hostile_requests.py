@@ -25,7 +25,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
@@ -182,10 +182,12 @@ def proxy_in_a_process(answer: bytes = b"") -> Iterator[tuple[int, tuple[str, in
         process.start()
         process_id, address = process.pid, ours.recv()
         ends.append((ours, process))
-    yield cast(int, process_id), cast(tuple[str, int], address)
-    for ours, process in reversed(ends):
-        ours.send(None)
-        process.join()
+    try:
+        yield cast(int, process_id), cast(tuple[str, int], address)
+    finally:
+        for ours, process in reversed(ends):
+            ours.send(None)
+            process.join()
 
 
 def resident_mib(process_id: int) -> int:
@@ -193,14 +195,27 @@ def resident_mib(process_id: int) -> int:
     return (resident - of_files) * resource.getpagesize() >> 20
 
 
-def send_for(clients: Sequence[socket.socket], data: bytes, process_id: int) -> int:
-    """Lets the clients send as fast as the proxy reads. Returns the most memory that it had."""
-    sent, most_mib = dict.fromkeys(clients, 0), 0
+def connect(address: tuple[str, int]) -> socket.socket:
+    client = socket.create_connection(address)
+    client.setblocking(False)
+    return client
+
+
+def send_for(address: tuple[str, int], clients: list[socket.socket], data: bytes, process_id: int) -> int:
+    """Lets the clients send as fast as the proxy reads. Returns the most memory that it had.
+
+    A client whose connection the proxy has closed connects again."""
+    sent, most_mib = [0] * len(clients), 0
     until_s = time.monotonic() + SENDING_S
     while time.monotonic() < until_s:
-        for client in clients:
-            with contextlib.suppress(BlockingIOError):
-                sent[client] += client.send(memoryview(data)[sent[client] % len(data) :])
+        for number, client in enumerate(clients):
+            try:
+                sent[number] += client.send(memoryview(data)[sent[number] % len(data) :])
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                client.close()
+                clients[number], sent[number] = connect(address), 0
         most_mib = max(most_mib, resident_mib(process_id))
         time.sleep(0.001)
     return most_mib
@@ -210,10 +225,8 @@ def measure_memory(count: int) -> None:
     frame = list_offsets(49_000)
     with proxy_in_a_process() as (process_id, address):
         before_mib = resident_mib(process_id)
-        clients = [socket.create_connection(address) for _ in range(count)]
-        for client in clients:
-            client.setblocking(False)
-        most_mib = send_for(clients, len(frame).to_bytes(4) + frame, process_id)
+        clients = [connect(address) for _ in range(count)]
+        most_mib = send_for(address, clients, len(frame).to_bytes(4) + frame, process_id)
         for client in clients:
             client.close()
         time.sleep(LEFT_S)
