@@ -5,9 +5,13 @@
 * A call ends when it makes no progress for the time of its deadline. The child tells the parent of its progress.
 * If a call passes its deadline, its child is retired. A retired child takes no new calls, and the next call starts
   another child. The retired child ends with the last of its calls, each of which has a deadline.
-* A child is also retired when the store refuses its credentials. The library keeps those that it read first, and
-  another child reads them again.
-* There are at most `MAX_RETIRED` retired children. Before there are more, the oldest is killed, and its calls fail.
+* The library keeps the credentials that it read first, and a newer child reads them again. So a call that the store
+  refuses is repeated in a newer child. Once such a call succeeds there, the newer child takes all new calls, and the
+  former one is retired. The store may also refuse a call for another reason, such as a missing right. Then the former
+  child stays, and its other calls go on.
+* There are at most `MAX_RETIRED` retired children with calls. Before a deadline retires one more, the oldest is killed,
+  and its calls fail. Refused credentials kill no child. Without room for one more, the former child stays beside the
+  newer one.
 * The parent tells a child about each abandoned call, so that the child can undo it. If a child has not ended `grace_s`
   after the parent closed its connection, the parent kills it.
 * The messages between the two are pickles, each after its length. Pickle is safe here: both ends of the socket pair are
@@ -30,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiers.errors import RetriableRemoteStorageError
+from tiers.errors import CredentialsRefusedError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.activity import Activity, while_active
 from tiers.storage.credentials import CredentialsRenewal
@@ -118,6 +122,7 @@ class ChildStorageManager:
         self._name = made.name
         self._timeout_s = made.timeout_s or _START_S
         self._child: _Child | None = None
+        self._newer: _Child | None = None
         self._retired: list[_Child] = []
         self._starting = asyncio.Lock()
         self._is_open = False
@@ -173,9 +178,10 @@ class ChildStorageManager:
             yield stored
 
     async def close(self) -> None:
-        self._is_open = False
-        children = [*self._retired, *([] if self._child is None else [self._child])]
-        self._child = None
+        async with self._starting:
+            self._is_open = False
+            children = self._children
+            self._child = self._newer = None
         for child in children:
             child.hang_up()
         for child in children:
@@ -185,27 +191,65 @@ class ChildStorageManager:
     @property
     def processes(self) -> list[int]:
         """The process ids of the children that have not ended; the active one is last."""
-        children = [*self._retired, *([] if self._child is None else [self._child])]
-        return [child.pid for child in children if child.is_alive()]
+        return [child.pid for child in self._children if child.is_alive()]
+
+    @property
+    def _children(self) -> list[_Child]:
+        known = (*self._retired, self._newer, self._child)  # a retired one may be there twice
+        return list(dict.fromkeys(child for child in known if child is not None))
 
     async def _call(self, method: str, *arguments: object, timeout_s: float | None = None) -> Any:
         timeout_s = timeout_s or self._timeout_s
-        return await self._renewal.tried(lambda: self._call_once(method, arguments, timeout_s))
+        try:
+            return await self._call_once(None, method, arguments, timeout_s)
+        except CredentialsRefusedError as error:
+            refusal = error
+
+        async def once_more() -> Any:
+            newer = self._newer
+            if newer is None or newer.is_retired:
+                raise refusal
+            result = await self._call_once(newer, method, arguments, timeout_s)
+            await self._take_over(newer)
+            return result
+
+        return await self._renewal.tried(once_more)
 
     async def _read_credentials_again(self) -> None:
         self._task.make(self._task.settings)  # a file with a secret may be missing now
-        if self._child is not None and not self._child.is_retired:
-            self._retire(self._child, "the store refused the credentials")
+        async with self._starting:
+            if not self._is_open:
+                raise ValueError(f"{self._name} is not open")
+            if self._newer is not None and not self._newer.is_retired:
+                if self._newer.is_busy and not self._has_room():
+                    raise ValueError(f"{self._name}: too many of its processes have calls")
+                self._retire(self._newer, "its credentials are not the newest")
+            self._newer = await _start(self._name, self._task)
 
-    async def _call_once(self, method: str, arguments: tuple[object, ...], timeout_s: float) -> Any:
-        child, was_ready = None, False
+    async def _take_over(self, newer: _Child) -> None:
+        """Gives all new calls to `newer`, whose credentials the store has accepted, if there is room for the former."""
+        async with self._starting:
+            if newer is not self._newer or newer.is_retired:
+                return
+            if self._child is not None and self._child not in self._retired:
+                if self._child.is_busy and not self._has_room():
+                    return
+                self._retire(self._child, "the store refused the credentials")
+            self._child, self._newer = newer, None
+
+    async def _call_once(
+        self, child: _Child | None, method: str, arguments: tuple[object, ...], timeout_s: float
+    ) -> Any:
+        """Asks `child`, or the one that takes the new calls."""
+        was_ready = False
         try:
             async with while_active(timeout_s) as activity:
-                child = await self._in_service()
+                child = child or await self._in_service()
                 was_ready = child.is_ready
                 return await child.call(method, arguments, activity)
         except TimeoutError as error:
             if child is not None and was_ready and not child.is_retired:
+                self._make_room()
                 self._retire(child, "a call passed its deadline")
             raise RetriableRemoteStorageError(f"{self._name}: no progress in {timeout_s} s") from error
 
@@ -219,12 +263,19 @@ class ChildStorageManager:
                 self._child = await _start(self._name, self._task)
             return self._child
 
-    def _retire(self, child: _Child, reason: str) -> None:
-        logger.warning("replacing the child process of a store", extra={"store": self._name, "reason": reason})
+    def _has_room(self) -> bool:
+        return sum(one.is_alive() and one.is_busy for one in self._retired) < MAX_RETIRED
+
+    def _make_room(self) -> None:
         self._retired = [one for one in self._retired if one.is_alive()]
         while len(self._retired) >= MAX_RETIRED:
-            self._retired.pop(0).kill()
-        self._retired.append(child)
+            oldest = min(self._retired, key=lambda one: one.is_busy)  # of those without calls, if there are any
+            self._retired.remove(oldest)
+            oldest.kill()
+
+    def _retire(self, child: _Child, reason: str) -> None:
+        logger.warning("replacing the child process of a store", extra={"store": self._name, "reason": reason})
+        self._retired = [*(one for one in self._retired if one.is_alive()), child]
         child.retire()
 
 
@@ -249,6 +300,10 @@ class _Child(asyncio.Protocol):
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pending)
 
     def is_alive(self) -> bool:
         return self._process.poll() is None

@@ -17,6 +17,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.fakes.stalling_files import make, make_with_custom_metadata
 from tiers.errors import CredentialsRefusedError, RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tiers.storage import credentials
 from tiers.storage.child_storage import MAX_RETIRED, ChildStorageManager, FrameBuffer, frame_of
 from tiers.storage.remote_storage_manager import LogSegmentData
 
@@ -71,6 +72,27 @@ async def test_a_new_process_takes_over_when_the_credentials_are_refused(tmp_pat
         (tmp_path / "accepted").write_bytes(b"others")
         with pytest.raises(CredentialsRefusedError):
             await storage.get_object("k")
+
+
+async def test_a_right_that_is_missing_for_good_ends_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "PAUSE_MS", 0)
+    built = build_segment(tmp_path / "log", [batch_of(0, 3)])
+    folder = tmp_path / "store"
+    folder.mkdir()
+    async with opened(folder) as storage, asyncio.TaskGroup() as copies:
+        await storage.put_object("k", b"data")
+        (folder / "hold").touch()
+        (folder / "accepted").write_bytes(b"others")
+        for number in range(MAX_RETIRED + 2):
+            metadata = metadata_of(built)
+            copies.create_task(storage.copy_log_segment_data(metadata, built.log_segment_data(metadata)))
+            await until(lambda number=number: len([*folder.rglob("*.log")]) > number)  # type: ignore[misc]
+            with pytest.raises(CredentialsRefusedError):
+                await storage.get_object("k")
+        assert len(storage.processes) <= MAX_RETIRED + 2
+        (folder / "ticket").write_bytes(b"others")
+        assert await storage.get_object("k") == b"data"
+        (folder / "hold").unlink()
 
 
 async def test_a_copy_returns_the_custom_metadata_of_the_child(tmp_path: Path) -> None:
