@@ -7,7 +7,7 @@ some readers of Iceberg tables lack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ ROW_GROUP_BYTES = 64 << 20
 """Size in Arrow's memory. A call holds about this much while it writes, whatever the number of files."""
 MAX_OPEN_FILES = 500
 
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 _REPEATED = ("topic", "partition", "timestampType")
 _FILTERED_BY = ("partition", "offset", "timestamp", "timestampType", "topic")
 
@@ -29,6 +30,10 @@ class Part(NamedTuple):
     values: tuple[Any, ...]
     path: Path
     records: int
+
+
+PartsOf = Callable[[pa.RecordBatch], Iterable[tuple[tuple[Any, ...], pa.RecordBatch]]]
+"""Divides a batch by the values that its records have in common."""
 
 
 class _OpenFile:
@@ -80,29 +85,53 @@ def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Sche
         return file.finish().records
 
 
-def write_parts(
+def write_parts(folder: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, parts_of: PartsOf) -> list[Part]:
+    """Writes a file to `folder` for each combination of values, and returns the files.
+
+    If too many files are open, the records of all further values wait in one more file. They are divided after the open
+    files are finished."""
+    parts: list[Part] = []
+    while True:
+        later = folder / f"later-{len(parts)}.arrow"
+        with ExitStack() as stack:
+            parts += _write_first_parts(folder, len(parts), batches, schema, parts_of, later, stack)
+        if not later.exists():
+            return parts
+        batches = _taken(later)
+
+
+def _write_first_parts(
     folder: Path,
+    number: int,
     batches: Iterable[pa.RecordBatch],
     schema: pa.Schema,
-    parts_of: Callable[[pa.RecordBatch], Iterable[tuple[tuple[Any, ...], pa.RecordBatch]]],
+    parts_of: PartsOf,
+    later: Path,
+    stack: ExitStack,
 ) -> list[Part]:
-    """Writes files to `folder`, each with records of the same values, and returns them.
-
-    `parts_of` divides a batch by these values. If too many files are open, the one that was not used for the longest
-    time is finished, so some values may have several files."""
-    parts: list[Part] = []
+    """Writes files with `number` and the next numbers, and the records for which no file could be opened to `later`."""
     opened: dict[tuple[Any, ...], _OpenFile] = {}
-    with ExitStack() as stack:
-        for batch in batches:
-            for values, part in parts_of(batch):
-                file = opened.pop(values, None)
-                if file is None:
-                    if len(opened) >= MAX_OPEN_FILES:
-                        parts.append(opened.pop(next(iter(opened))).finish())
-                    file = _OpenFile(values, folder / f"{len(parts) + len(opened)}.parquet", schema)
-                    stack.callback(file.close)
-                opened[values] = file
-                file.add(part)
-                if sum(one.held_bytes for one in opened.values()) > ROW_GROUP_BYTES:
-                    max(opened.values(), key=lambda one: one.held_bytes).flush()
-        return parts + [file.finish() for file in opened.values()]
+    waiting: pa.RecordBatchStreamWriter | None = None
+    for batch in batches:
+        rest: list[pa.RecordBatch] = []
+        for values, part in parts_of(batch):
+            file = opened.get(values)
+            if file is None and len(opened) < MAX_OPEN_FILES:
+                file = opened[values] = _OpenFile(values, folder / f"{number + len(opened)}.parquet", schema)
+                stack.callback(file.close)
+            if file is None:
+                rest.append(part)
+                continue
+            file.add(part)
+            if sum(one.held_bytes for one in opened.values()) > ROW_GROUP_BYTES:
+                max(opened.values(), key=lambda one: one.held_bytes).flush()
+        if rest:
+            waiting = waiting or stack.enter_context(pa.ipc.new_stream(later, schema, options=_COMPRESSED))
+            waiting.write_batch(pa.concat_batches(rest))
+    return [file.finish() for file in opened.values()]
+
+
+def _taken(path: Path) -> Iterator[pa.RecordBatch]:
+    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        path.unlink()
+        yield from stream
