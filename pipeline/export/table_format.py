@@ -7,10 +7,11 @@ A data file holds the records of one partition value, in the table's current par
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -23,11 +24,14 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.transforms import MonthTransform, Transform, YearTransform
 from pyiceberg.typedef import Record
+from pyiceberg.types import DateType, IcebergType
 
 from pipeline.export.parquet_writer import Part
 
 _METRICS = "write.metadata.metrics."
+_DAY_US = 86_400_000_000
 
 logging.getLogger("pyiceberg.io.pyarrow").setLevel(logging.ERROR)  # it warns of each column without statistics
 
@@ -67,7 +71,7 @@ class TableFormat:
         try:
             column, *below = name.split(".")
             found = _internal(pc.struct_field(batch.column(column), below) if below else batch.column(column))
-            transform = field.transform.transform(self.schema.find_type(field.source_id))
+            transform = _transform(field.transform, self.schema.find_type(field.source_id))
             if pa.types.is_integer(found.type) and field.transform.preserves_order and not found.null_count:
                 # The records of a batch are of one day, as a rule. This avoids a call for each of them.
                 least, most = pc.min_max(found).as_py().values()
@@ -95,6 +99,25 @@ class TableFormat:
             file_size_in_bytes=part.path.stat().st_size,
             **statistics.to_serialized_dict(),
         )
+
+
+def _transform(transform: Transform[Any, Any], source: IcebergType) -> Callable[[Any], Any]:
+    """Returns pyiceberg's own function, or another one where that knows only the years from 1 to 9999."""
+    match transform:
+        case MonthTransform():
+            unit = "M"
+        case YearTransform():
+            unit = "Y"
+        case _:
+            return transform.transform(source)
+    units_of_a_day = 1 if isinstance(source, DateType) else _DAY_US
+
+    def since_1970(value: int | None) -> int | None:
+        if value is None:
+            return None
+        return int(np.datetime64(value // units_of_a_day, "D").astype(f"datetime64[{unit}]").astype(np.int64))
+
+    return since_1970
 
 
 def _internal(values: pa.Array) -> pa.Array:
