@@ -6,7 +6,7 @@ import base64
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 import typer
@@ -49,8 +49,8 @@ def sql(
     options = key_values("--option", option)
     with job_session(master, conf, "sql") as session:
         answer = job.sql(session, query, config, topics, options)
-        if as_json and (twice := [name for name, times in Counter(answer.columns).items() if times > 1]):
-            raise typer.BadParameter(f"several columns are named {', '.join(twice)}: --json needs an alias for each")
+        for reason in _reasons([answer.schema] if as_json else [field.dataType for field in answer.schema]):
+            raise typer.BadParameter(reason)
         with one_job(session, "query", None, progress=TERMINAL):
             found = _readable(answer.limit(rows + 1)).collect()
         if as_json:
@@ -60,6 +60,22 @@ def sql(
             show_table(answer.columns, ([_text(cell) for cell in row] for row in found[:rows]), numbers)
         if len(found) > rows:
             say(f"there are more than these {rows} rows: --rows shows more")
+
+
+def _reasons(kinds: Iterable[DataType]) -> Iterator[str]:
+    """Yields why values of these types cannot be shown."""
+    for kind in kinds:
+        match kind:
+            case ArrayType():
+                yield from _reasons([kind.elementType])
+            case MapType():
+                if isinstance(kind.keyType, ArrayType | StructType):
+                    yield f"{kind.simpleString()} has arrays or structs as keys: map_entries() makes an array of it"
+                yield from _reasons([kind.valueType])
+            case StructType():
+                if twice := [name for name, times in Counter(kind.names).items() if times > 1]:
+                    yield f"several columns or fields are named {', '.join(twice)}: each needs an alias"
+                yield from _reasons(field.dataType for field in kind)
 
 
 def _readable(answer: DataFrame) -> DataFrame:

@@ -61,7 +61,14 @@ def test_no_more_rows_than_asked_for_and_it_says_so(arguments: list[str], capsys
         (["select nothing from tiered"], "UNRESOLVED_COLUMN"),
         (["select count(*) from tiered", "--option", "startingOffset=earliest"], "did you mean startingOffsets?"),
         (["select 1", "--option", "earliest"], "expected KEY=VALUE"),
-        (["select 1 as a, 2 as b, 3 as a", "--json"], "several columns are named a: --json needs an alias for each"),
+        (["select 1 as a, 2 as b, 3 as a", "--json"], "several columns or fields are named a: each needs an alias"),
+        (["select struct(1 as a, 2 as a)"], "several columns or fields are named a: each needs an alias"),
+        (["select array(map(1, struct(2 as b, 3 as b)))", "--json"], "several columns or fields are named b"),
+        (
+            ["select map(array(1), 2)"],
+            "map<array<int>,int> has arrays or structs as keys: map_entries() makes an array",
+        ),
+        (["select struct(map(struct(array(1)), 2))", "--json"], "has arrays or structs as keys"),
     ],
 )
 def test_a_wrong_query_is_one_line(
@@ -84,6 +91,7 @@ def test_a_wrong_query_is_one_line(
         ("array(date'+12000-01-01', null)", '["+12000-01-01", null]', ["+12000-01-01", None]),
         ("map(date'+12000-01-01', 1)", '{"+12000-01-01": 1}', {"+12000-01-01": 1}),
         ("named_struct('day', date'+12000-01-01')", '{"day": "+12000-01-01"}', {"day": "+12000-01-01"}),
+        ("map_entries(map(array(1), 2))", '[{"key": [1], "value": 2}]', [{"key": [1], "value": 2}]),
         ("interval '1' month", "INTERVAL '1' MONTH", "INTERVAL '1' MONTH"),
         ("make_interval(1, 2)", "1 years 2 months", "1 years 2 months"),
     ],
