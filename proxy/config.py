@@ -176,11 +176,12 @@ class LimitsConfig(Section):
         validation_alias="held.messages.max.bytes",
         gt=0,
         description=(
-            "The memory for all messages that the proxy decodes, together: one half for requests, until they are "
-            "answered, and one for responses, until the clients have received them. A request counts 25 times its "
-            "size, because its decoded form may take so much, and a response twice. What does not fit waits. Of each "
-            "connection, 256 KiB do not count. While a response waits, a client that takes 5 s to receive another one "
-            "is closed."
+            "The memory for the large messages that the proxy holds or decodes, together: a quarter for requests that "
+            "arrive, a quarter for requests in decoded form, until they are answered, and half for responses, until "
+            "the clients have received them. A decoded message counts 25 times its size. What does not fit waits. "
+            "Messages of up to 256 KiB, so counted, wait for none of that. A message above an eighth of its part waits "
+            "for those of its size alone. While a message waits, the proxy closes a client that takes 5 s to send "
+            "another one, or to receive 256 KiB, and one whose request takes 30 s."
         ),
     )
     remote_fetch_max_bytes_per_second: SizeBytes | None = Field(
