@@ -178,10 +178,10 @@ class LimitsConfig(Section):
         description=(
             "The memory for the large messages that the proxy holds or decodes, together: a quarter for requests that "
             "arrive, a quarter for requests in decoded form, until they are answered, and half for responses, until "
-            "the clients have received them. A decoded message counts 25 times its size. What does not fit waits. "
-            "Messages of up to 256 KiB, so counted, wait for none of that. A message above an eighth of its part waits "
-            "for those of its size alone. While a message waits, the proxy closes a client that takes 5 s to send "
-            "another one, or to receive 256 KiB, and one whose request takes 30 s."
+            "the clients have received them. A decoded message counts 25 times its size, and any other response "
+            "twice. What does not fit waits. Messages of up to 256 KiB, so counted, wait for none of that. A message "
+            "above an eighth of its part waits for those of its size alone. While a message waits, the proxy closes a "
+            "client that takes 5 s to send another one, or to receive 256 KiB, and one whose request takes 30 s."
         ),
     )
     remote_fetch_max_bytes_per_second: SizeBytes | None = Field(

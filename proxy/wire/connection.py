@@ -412,7 +412,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.fail("client", error, self._reader.faulty_frame)
             return
         self.commit_answers(aliases_pool=False)
-        if self._reader.has_stash and not self._reader.is_blocked and self._may_go_on() and self._again is None:
+        is_blocked = self.is_full or self._reader.is_blocked
+        if self._reader.has_stash and not is_blocked and self._may_go_on() and self._again is None:
             self._again = self._loop.call_soon(self.advance)
 
     def _close_if_done(self) -> None:

@@ -110,7 +110,7 @@ class Slot:
         self.answer = answer
         owner, size_bytes = id(self.owner), sum(map(len, answer))
         if self.response_grant is not None:
-            self.response_grant.resize(size_bytes)
+            self.response_grant.resize(size_bytes if size_bytes > FLOOR_BYTES else 0)
         elif size_bytes > FLOOR_BYTES and self.on_sent is None and responses.held(owner) is None:
             self.response_grant = responses.charge(owner, size_bytes)
             self.on_sent = self.response_grant.release

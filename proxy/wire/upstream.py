@@ -278,10 +278,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _may_hold(self, slot: Slot, size_bytes: int) -> bool:
         """Returns whether there is memory for the response, if it is held. Its handler may have reserved some."""
         responses, limit_bytes = self._context.responses, self._context.limits.max_held_response_bytes
-        needs_memory = FLOOR_BYTES < size_bytes <= limit_bytes  # above the limit, it is refused
+        counted_bytes = size_bytes * (DECODED_FACTOR if slot.api_key in _DECODED_WHOLE else _COPIES)
+        needs_memory = counted_bytes > FLOOR_BYTES and size_bytes <= limit_bytes  # above the limit, it is refused
         if not needs_memory or slot.on_sent is not None or not slot.holds(size_bytes):
             return True
-        counted_bytes = size_bytes * (DECODED_FACTOR if slot.api_key in _DECODED_WHOLE else _COPIES)
         slot.response_grant = responses.admit(id(self._client), counted_bytes, self.unblock)
         if slot.response_grant is None:
             return False

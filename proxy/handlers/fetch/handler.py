@@ -76,24 +76,22 @@ class FetchHandler:
         body_position = request_body_position(request.api_key, version, frame)
         if version < _REPLICA_STATE_FROM and is_replica(read_int32(frame, body_position)[0]):
             return Forward(frame), None
+        if version >= _REPLICA_STATE_FROM and _is_from_follower(frame):
+            return Forward(frame), None
         connection = self._connections.find(exchange.connection_id)
-        if connection is None and not _may_be_from_follower(frame, version):
+        if connection is None:
             return self._pass(exchange, body_position)
-
         return decide_in_turns(self._decided(exchange, connection, body_position))
 
-    def _decided(
-        self, exchange: Exchange, connection: FetchConnectionState | None, body_position: int
-    ) -> Steps[Decision]:
+    def _decided(self, exchange: Exchange, connection: FetchConnectionState, body_position: int) -> Steps[Decision]:
         request = exchange.request
         parsed = yield from parse_fetch_request.steps(request.frame, body_position, request.api_version)
         if parsed.is_from_follower:
             return Forward(request.frame), None
-        if connection is not None:
-            foreseen = yield from self._foreseen(connection, parsed)
-            remembered = yield from self._on_remembered(exchange, connection, parsed, foreseen)
-            if remembered is not None:
-                return remembered
+        foreseen = yield from self._foreseen(connection, parsed)
+        remembered = yield from self._on_remembered(exchange, connection, parsed, foreseen)
+        if remembered is not None:
+            return remembered
         return self._pass(exchange, parsed.body_position)
 
     def _pass(self, exchange: Exchange, body_position: int) -> Decision:
@@ -306,10 +304,12 @@ def _parsed(version: int, response: memoryview) -> Steps[FetchResponse]:
     return parse_fetch_response.steps(response, response_body_position(ApiKey.FETCH, version, response), version)
 
 
-def _may_be_from_follower(frame: bytes, version: int) -> bool:
-    """Whether the end of the request looks like that of a follower's."""
-    end = frame[-len(_REPLICA_STATE_HEAD) - _REPLICA_STATE_BYTES : -_REPLICA_STATE_BYTES]
-    return version >= _REPLICA_STATE_FROM and end == _REPLICA_STATE_HEAD
+def _is_from_follower(frame: bytes) -> bool:
+    """Whether the end of the request is that of a follower's, whose id is below 2^24.
+
+    In place of the id, a consumer may have a rack of 12 characters. The first of them is no zero byte."""
+    head_at = -len(_REPLICA_STATE_HEAD) - _REPLICA_STATE_BYTES
+    return frame[head_at : 1 - _REPLICA_STATE_BYTES] == _REPLICA_STATE_HEAD + b"\0"
 
 
 @dataclass(slots=True)

@@ -197,7 +197,7 @@ async def test_every_other_broker_is_served_in_the_first_half_of_a_drain() -> No
 
 
 async def test_a_short_drain_halves_its_pause() -> None:
-    limits = LimitsConfig(drain_timeout_ms=20)
+    limits = LimitsConfig(drain_timeout_ms=400)
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy:
         _, port = proxy.server.listen("127.0.0.1", 0, BrokerEndpoint(2, lambda: broker.addresses))
         async with connected(proxy.port), connected(port):

@@ -57,7 +57,7 @@ async def check_what_is_held(proxy: Proxy, client: Wire) -> None:
     sending.cancel()
     (connection,) = proxy.server.connections
     assert connection.is_full
-    assert len(connection.queue.slots) == 1
+    assert len(connection.queue.slots) <= 1
     answered_bytes = proxy.metrics.requests[ANSWERED] * len(frame(ANSWER))
     assert answered_bytes < IN_THE_SOCKETS_BYTES
     unprocessed_bytes = proxy.metrics.bytes_from_clients - proxy.metrics.requests[ANSWERED] * len(REQUEST)

@@ -31,6 +31,8 @@ VERSIONS = (4, 12, 18)
 MANY = 3 * SLICE_STEPS
 FOLLOWERS_END = b"\x01\x01\x0d" + bytes(13)
 """One tagged field: the ReplicaState of a follower."""
+CONSUMERS_END = b"\x01\x01\x0dus-east-1a-x\x00"
+"""No topics, no forgotten ones, and a rack of 12 characters."""
 
 
 @pytest.fixture
@@ -56,13 +58,15 @@ async def test_a_large_fetch_of_both_tiers_is_merged_in_slices(
     assert max(turns.notes.values()) <= SLICE_STEPS
 
 
-async def test_a_fetch_that_looks_like_a_followers_is_decoded_in_slices(bench: Bench) -> None:
-    frame = fetch_frame(17, [ask_local(17, 0)] * MANY)
-    action, _ = bench.handler.on_request(FakeExchange(bench.cluster, frame[:-1] + FOLLOWERS_END))
-    assert isinstance(action, Prepare)
-    forwarded = await action.decide()
-    assert isinstance(forwarded, Forward)
-    assert forwarded.frame == frame[:-1] + FOLLOWERS_END
+@pytest.mark.parametrize(("end", "is_followers"), [(FOLLOWERS_END, True), (CONSUMERS_END, False)])
+async def test_a_large_fetch_of_a_follower_is_known_without_decoding(
+    bench: Bench, end: bytes, is_followers: bool
+) -> None:
+    frame = fetch_frame(17, [ask_local(17, 0)] * MANY)[:-1] + end
+    action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+    assert isinstance(action, Forward)
+    assert action.frame == frame
+    assert (state is None) == is_followers
 
 
 async def test_the_partitions_of_a_large_fetch_leave_the_loop_its_turns(
