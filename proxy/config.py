@@ -176,12 +176,14 @@ class LimitsConfig(Section):
         validation_alias="held.messages.max.bytes",
         gt=0,
         description=(
-            "The memory for the large messages that the proxy holds or decodes, together: a quarter for requests that "
-            "arrive, a quarter for requests in decoded form, until they are answered, and half for responses, until "
-            "the clients have received them. A decoded message counts 25 times its size, and any other response "
-            "twice. What does not fit waits. Messages of up to 256 KiB, so counted, wait for none of that. A message "
-            "above an eighth of its part waits for those of its size alone. While a message waits, the proxy closes a "
-            "client that takes 5 s to send another one, or to receive 256 KiB, and one whose request takes 30 s."
+            "The memory for large messages. A quarter is for requests while they arrive, a quarter for decoded "
+            "requests until they are answered, and half for responses until the clients have received them. A decoded "
+            "message counts 25 times its size, and another response twice its size. A message that counts at most 256 "
+            "KiB needs none of this memory. A larger one waits until there is room. A message that needs more than an "
+            "eighth of its quarter or half waits for other messages of this kind, and for no smaller ones. While a "
+            "message waits, the proxy closes a client that takes longer than 5 s to send a request or to receive 256 "
+            "KiB. It also closes a client whose request has been in progress for 30 s. Raise the setting if honest "
+            "clients are closed with the cause `stalled`."
         ),
     )
     remote_fetch_max_bytes_per_second: SizeBytes | None = Field(

@@ -23,6 +23,8 @@ def _host_names(value: object) -> object:
 
 def _advertised_host(value: str) -> str:
     check_host(value.replace("{id}", "0"))
+    if value.strip("[]") in ("0.0.0.0", "::"):
+        raise ValueError(f"no client can connect to {value}: expected the name or an address of this machine")
     return value
 
 

@@ -336,6 +336,7 @@ def test_one_listener_or_several() -> None:
         ('advertised.host = "b{id}"\nadvertised.base.port = 7\nadvertised.port = 7', "remove one of them"),
         ("advertised.port = 7", "put {id} into advertised.host"),
         ('advertised.host = "{id}-{id}"', "once"),
+        ('advertised.host = "0.0.0.0"', "no client can connect to 0.0.0.0"),
         ("[[listener]]", "two listeners have 0.0.0.0:9092"),
         ("bootstrap.port = 9190", "admin.port and listener.bootstrap.port are both 9190"),
     ],
