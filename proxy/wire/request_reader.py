@@ -223,6 +223,7 @@ class RequestReader:
                 self._arriving = self._context.arriving.admit(id(self._owner), part.size, again)
                 self._waits_for_memory = self._arriving is None
             return not self._waits_for_memory
+        # A Fetch may wait for records for long, and is decoded only if it touches the remote tier (`count_decoded`).
         size_bytes = part.size * (1 if api_key == ApiKey.FETCH else DECODED_FACTOR)
         in_progress_bytes = sum(slot.decoded_bytes for slot in self._queue.slots)
         if in_progress_bytes + size_bytes > FLOOR_BYTES:

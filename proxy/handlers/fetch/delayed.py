@@ -135,12 +135,12 @@ class DelayedRemoteFetch:
         max_wait_at_ms: int,
         deadline_ms: int,
     ) -> None:
-        self.reads = reads
+        self.reads = list(dict.fromkeys(reads))  # a request may name a partition twice
         self._remote_bytes = 0
         self._has_failed = has_unavailable
-        self._left = len(reads)
+        self._left = len(self.reads)
         self._changed = asyncio.Event()
-        for read in reads:
+        for read in self.reads:
             if read.is_done:
                 self._on_done(read)
             else:

@@ -211,3 +211,22 @@ async def test_a_read_that_ends_is_counted_once(stage: Stage, monkeypatch: pytes
         await asyncio.sleep(0)
     assert await waiting is Completion.SATISFIED
     assert looks == reads
+
+
+async def test_a_read_of_two_entries_of_a_request_is_counted_once(stage: Stage) -> None:
+    """The request names its partition twice."""
+    (read,) = stage.fetch().reads
+    fetch = DelayedRemoteFetch(
+        [read, read],
+        monotonic_ms,
+        min_bytes=1,
+        local_bytes=0,
+        must_answer=False,
+        has_unavailable=False,
+        max_wait_at_ms=monotonic_ms() + NEVER_MS,
+        deadline_ms=monotonic_ms() + NEVER_MS,
+    )
+    waiting = stage.wait(fetch)
+    await stage.until_pending()
+    await stage.reader.end(0, 10)
+    assert await waiting is Completion.SATISFIED
