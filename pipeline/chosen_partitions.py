@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from pipeline.spark.job import JobError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.texts import did_you_mean
 
 
 class NothingChosenError(JobError):
     """The pattern is invalid or matches no topic. The user can correct that."""
+
+
+def nothing_chosen(what: str, topics: str, known: Iterable[str]) -> NothingChosenError:
+    """Returns the error for a pattern that matches none of the `known` topics. It names the nearest of them."""
+    return NothingChosenError(f"no {what} matches {topics!r}{did_you_mean(topics, known)}")
 
 
 def chosen_partitions(metadata: RemoteLogMetadataReader, topics: str | None) -> list[TopicIdPartition]:
@@ -21,7 +28,8 @@ def chosen_partitions(metadata: RemoteLogMetadataReader, topics: str | None) -> 
         pattern = re.compile(".*" if topics is None else topics, re.DOTALL)
     except re.error as error:
         raise NothingChosenError(f"{topics!r} is not a regular expression: {error}") from None
-    found = [each for each in metadata.partitions() if pattern.fullmatch(each.topic)]
+    known = metadata.partitions()
+    found = [each for each in known if pattern.fullmatch(each.topic)]
     if topics is not None and not found:
-        raise NothingChosenError(f"no topic in the remote tier matches {topics}")
+        raise nothing_chosen("topic in the remote tier", topics, {each.topic for each in known})
     return sorted(found, key=lambda each: (each.topic, each.topic_id, each.partition))

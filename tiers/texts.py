@@ -1,7 +1,9 @@
-"""Writes sizes, durations and times for people. The values of programs are in JSON and metrics."""
+"""Writes sizes, durations, times and names for people. The values of programs are in JSON and metrics."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -41,3 +43,10 @@ def moment_text(time_ms: int) -> str:
 
 def three_digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Returns the end of a message about an unknown name: the nearest of the `known` ones, or "" if none is near."""
+    names = {name.lower(): name for name in known}
+    nearest = difflib.get_close_matches(given.lower(), names, 1, 0.6)
+    return f"; did you mean {names[nearest[0]]}?" if nearest else ""

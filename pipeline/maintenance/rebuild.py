@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from pipeline.chosen_partitions import chosen_partitions
+from pipeline.chosen_partitions import chosen_partitions, nothing_chosen
 from pipeline.config import PipelineConfig
 from pipeline.job_services import run_beside
 from pipeline.maintenance.indexes_task import IndexesResult, IndexesTask, make_indexes
@@ -80,6 +80,13 @@ async def _accepted(
     """Returns the segments that the manifests name and whose `.log` object still exists."""
     found: list[RemoteLogSegmentMetadata] = []
     scan = await scan_store(config, runner, cluster_id)
+    known = {
+        each.manifest.topic_id_partition.topic
+        for each in scan.partitions.values()
+        if isinstance(each.manifest, PartitionManifest)
+    }
+    if known and not any(re.fullmatch(topics, topic) for topic in known):
+        raise nothing_chosen("topic in the remote tier", topics, known)
     for partition in scan.partitions.values():
         manifest = partition.manifest
         if isinstance(manifest, PartitionManifest) and re.fullmatch(topics, manifest.topic_id_partition.topic):

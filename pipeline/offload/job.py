@@ -21,7 +21,7 @@ from typing import Final, Never
 
 from pyspark.sql import SparkSession
 
-from pipeline.chosen_partitions import NothingChosenError
+from pipeline.chosen_partitions import NothingChosenError, nothing_chosen
 from pipeline.config import PipelineConfig
 from pipeline.job_services import job_services, tiered_policies
 from pipeline.offload.driver import NothingTieredYet, OffloadDriver, OffloadOptions, OffloadReport, PlannedPartition
@@ -168,10 +168,10 @@ async def _policies(tier: OpenTier, options: OffloadOptions) -> list[TopicPolicy
         wanted = re.compile(options.topics)
     except re.error as error:
         raise NothingChosenError(f"{options.topics!r} is not a regular expression: {error}") from error
-    found = await tiered_policies(tier)
-    chosen = [policy for policy in found if wanted.fullmatch(policy.topic) and copy_hold(policy) is None]
+    copied = [policy for policy in await tiered_policies(tier) if copy_hold(policy) is None]
+    chosen = [policy for policy in copied if wanted.fullmatch(policy.topic)]
     if not chosen:
-        raise NothingChosenError(f"no tiered topic with copying enabled matches {options.topics!r}")
+        raise nothing_chosen("tiered topic with copying enabled", options.topics, (one.topic for one in copied))
     return sorted(chosen, key=lambda policy: policy.topic)
 
 

@@ -6,7 +6,6 @@ default a batch reads from `earliest` to `latest`, and a stream starts at `lates
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import re
@@ -20,6 +19,7 @@ from pipeline.config import PipelineConfig, load_pipeline_config
 from pipeline.source.kafka_identity import IDENTITY, WITHOUT_EFFECT, upstream_of_options
 from pipeline.source.local_read import TIMEOUT_MS
 from tiers.config.upstream_config import UpstreamConfig
+from tiers.texts import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -210,16 +210,16 @@ class _Given:
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = {key.lower(): value for key, value in options.items()}
+        self._names = list(options)
 
     def check_names(self) -> None:
         for key, why in REFUSED.items():
             if key in self.options:
                 raise OptionError(f"Kafka option '{key.removeprefix('kafka.')}' {why}")
         known = {name.lower(): name for name in (*_OPTIONS, *_OF_SPARK)} | _IGNORED
-        for key in self.options:
-            if key not in known:
-                nearest = difflib.get_close_matches(key, known, 1, 0.6)
-                raise OptionError(f"unknown option {key}" + (f"; did you mean {known[nearest[0]]}?" if nearest else ""))
+        for name in self._names:
+            if name.lower() not in known:
+                raise OptionError(f"unknown option {name}{did_you_mean(name, known.values())}")
 
     def has(self, name: str) -> bool:
         return name.lower() in self.options

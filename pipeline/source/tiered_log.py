@@ -35,6 +35,7 @@ from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.stored_segment import StoredSegment
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
+from tiers.texts import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +90,12 @@ class TieredLog:
         metadata = await self._metadata()
         subscription = self._options.subscription
         found: list[TopicIdPartition] = []
-        for name in subscription.topics_among(
-            topic.name for topic in metadata.topics.values() if not topic.is_internal
-        ):
+        public = _public_topics(metadata)
+        for name in subscription.topics_among(public):
             topic = metadata.topics.get(name)
             if topic is None or topic.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise OptionError(f"there is no topic {name}, or this reader may not describe it")
+                nearest = did_you_mean(name, (known for known in public if known != name))
+                raise OptionError(f"there is no topic {name}, or this reader may not describe it{nearest}")
             if topic.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                 raise AccessDeniedError(f"not allowed to read the topic {name}")
             found += [TopicIdPartition(topic.topic_id, index, name) for index in sorted(topic.partitions)]
@@ -106,6 +107,10 @@ class TieredLog:
             if (topic_name, index) not in known:
                 raise OptionError(f"there is no partition {topic_name}-{index}")
         return [known[one] for one in dict.fromkeys(subscription.assigned)]
+
+    async def topics(self) -> list[str]:
+        """Returns the names of all topics that the reader may describe, without the brokers' internal ones."""
+        return _public_topics(await self._metadata())
 
     async def _metadata(self) -> ClusterMetadata:
         """Returns current metadata from a broker that knows all topics that another broker knows. Brokers learn of a
@@ -311,6 +316,10 @@ def report_data_loss(options: ReadOptions, what: str) -> None:
             "source option failOnDataLoss to false, or run the export with --allow-loss"
         )
     logger.warning("%s; failOnDataLoss is false", what)
+
+
+def _public_topics(metadata: ClusterMetadata) -> list[str]:
+    return [topic.name for topic in metadata.topics.values() if not topic.is_internal]
 
 
 def client_config(options: ReadOptions) -> PipelineConfig:

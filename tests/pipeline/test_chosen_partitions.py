@@ -68,7 +68,7 @@ class Gone:
 async def test_patterns_are_for_whole_names_and_refused_where_they_match_nothing(bench: JobBench) -> None:
     assert chosen_partitions(bench.metadata, None) == [bench.partition]
     assert chosen_partitions(bench.metadata, "ord.*") == [bench.partition]
-    with pytest.raises(NothingChosenError, match="no topic in the remote tier matches ord"):
+    with pytest.raises(NothingChosenError, match="no topic in the remote tier matches 'ord'; did you mean orders\\?"):
         chosen_partitions(bench.metadata, "ord")
     with pytest.raises(NothingChosenError):
         chosen_partitions(bench.metadata, "")
@@ -80,7 +80,8 @@ async def test_a_pattern_that_matches_nothing_is_misuse(
 ) -> None:
     arguments = [command, "--config", "tidegate.toml", "--topics", "ord"]
     assert await asyncio.to_thread(cli.run, arguments) == 2
-    assert capsys.readouterr().err == "tidegate-pipeline: no topic in the remote tier matches ord\n"
+    said = "no topic in the remote tier matches 'ord'; did you mean orders?"
+    assert capsys.readouterr().err == f"tidegate-pipeline: {said}\n"
 
 
 async def test_retention_of_a_topic_that_is_not_tiered_is_misuse(

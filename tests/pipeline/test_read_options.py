@@ -94,7 +94,7 @@ def test_the_more_specific_position_wins() -> None:
         ({"kafka.key.deserializer": "x"}, "'key.deserializer' is not supported"),
         ({"kafka.enable.auto.commit": "true"}, "'enable.auto.commit' is not supported"),
         ({"kafka.isolation.level": "serializable"}, "read_committed or read_uncommitted"),
-        ({"failOnDataLos": "false"}, r"unknown option failondatalos; did you mean failOnDataLoss\?"),
+        ({"failOnDataLos": "false"}, r"unknown option failOnDataLos; did you mean failOnDataLoss\?"),
         ({"kafka.isolation.levl": "read_committed"}, r"kafka\.isolation\.levl; did you mean kafka\.isolation\.level\?"),
         ({"kafka.sasl.mecanism": "PLAIN"}, r"kafka\.sasl\.mecanism; did you mean kafka\.sasl\.mechanism\?"),
         ({"kafka.transactional.id": "x"}, r"unknown option kafka\.transactional\.id"),

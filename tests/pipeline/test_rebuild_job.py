@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from struct import pack
+from types import SimpleNamespace
 
 import pytest
 
+from pipeline.chosen_partitions import NothingChosenError
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.maintenance.indexes_task import Verdict, make_indexes
-from pipeline.maintenance.rebuild import plan_indexes
+from pipeline.maintenance.rebuild import plan_indexes, rebuild_indexes
 from pipeline.maintenance.store_scan import planned_rebuild
 from tests.support.fakes.segments import PARTITION
 from tests.support.pipeline.job_bench import InlineRunner
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench, command_bench
+from tiers.access.open_tier import RemoteTierError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import MAGIC, VERSION, encode_sections
 from tiers.segment.segment_encryption import KeyRing
@@ -133,6 +137,22 @@ async def test_a_full_disk_of_an_executor_refuses_one_and_ends_no_run(
     assert "No space left" in what
     assert [each.startswith("tidegate-indexes-") for each in scratch] == [True]
     assert list(spark.iterdir()) == []
+
+
+async def test_a_pattern_that_fits_no_manifest_is_misuse(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def without_metadata(*_: object, **__: object) -> AsyncIterator[tuple[None, SimpleNamespace]]:
+        yield None, SimpleNamespace(cluster_id=CLUSTER_ID, topics={})
+
+    monkeypatch.setattr("pipeline.maintenance.rebuild.tiered_cluster", without_metadata)
+    config, runner = config_of(bench), InlineRunner()
+    with pytest.raises(RemoteTierError, match="the store has no manifest"):
+        await rebuild_indexes(config, runner, ".*", is_applied=False)
+    await bench.tiered(0)
+    await bench.put_manifest()
+    assert len(await rebuild_indexes(config, runner, "ord.*", is_applied=False)) == 1
+    with pytest.raises(NothingChosenError, match=r"matches 'ordrs'; did you mean orders\?"):
+        await rebuild_indexes(config, runner, "ordrs", is_applied=False)
 
 
 def test_only_neighbours_without_a_gap_tell_anything_of_each_other(bench: CommandBench) -> None:

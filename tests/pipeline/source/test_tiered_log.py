@@ -122,6 +122,11 @@ async def test_a_broker_that_leaves_a_partition_out_is_not_asked_for_ever(
     assert len(broker.received(ListOffsetsRequest)) == 3
 
 
+async def test_a_topic_that_is_not_there_is_named_with_the_nearest(broker: ScriptedBroker) -> None:
+    with pytest.raises(OptionError, match=r"there is no topic ordrs, .* did you mean orders\?"):
+        await bounds_of(broker, {"subscribe": "ordrs"})
+
+
 async def test_a_topic_that_one_broker_does_not_know_yet_is_not_missing(broker: ScriptedBroker) -> None:
     def lags(response: object) -> None:
         response.topics = []  # type: ignore[attr-defined]  # kafka-python's

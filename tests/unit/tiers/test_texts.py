@@ -1,10 +1,10 @@
-"""Sizes, durations and times for people."""
+"""Sizes, durations, times and names for people."""
 
 from __future__ import annotations
 
 import pytest
 
-from tiers.texts import duration_text, moment_text, size_text
+from tiers.texts import did_you_mean, duration_text, moment_text, size_text
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,9 @@ def test_a_duration_has_two_units(ms: int, text: str) -> None:
 )
 def test_a_time_is_in_utc(time_ms: int, text: str) -> None:
     assert moment_text(time_ms) == text
+
+
+def test_the_nearest_known_name_is_offered_as_it_is_written() -> None:
+    known = ["startingOffsets", "endingOffsets"]
+    assert did_you_mean("StartingOffset", known) == "; did you mean startingOffsets?"
+    assert did_you_mean("unlike", known) == did_you_mean("x", []) == ""
