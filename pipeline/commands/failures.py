@@ -11,6 +11,7 @@ from pyspark.errors import AnalysisException, PySparkException, PySparkRuntimeEr
 from pipeline.chosen_partitions import NothingChosenError
 from pipeline.export.schema_error import ValueSchemaError
 from pipeline.export.target import TargetError
+from pipeline.source.options import OptionError
 from pipeline.spark.job import JobError, spark_cause
 from pipeline.spark.session import SparkMasterError, SparkSettingError
 from tiers.commands.console import FAILED, MISUSED, explained
@@ -28,7 +29,7 @@ def explain(error: Exception) -> tuple[str, int]:
     match error:
         case ExceptionGroup(exceptions=(only,)):
             return explain(only)
-        case SparkSettingError() | NothingChosenError() | TargetError() | ValueSchemaError():
+        case SparkSettingError() | NothingChosenError() | OptionError() | TargetError() | ValueSchemaError():
             said, code = str(error), MISUSED
         case AnalysisException():
             # Spark also raises AnalysisException when the Python code of a data source fails.

@@ -24,7 +24,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, job_session, key_values
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, job_session, key_values, regular_expression
+from pipeline.config import load_pipeline_config
 from pipeline.source import sql as job
 from pipeline.spark.job import one_job
 from tiers.commands.console import TERMINAL, say, show_table
@@ -35,7 +36,15 @@ DEFAULT_ROWS = 1_000
 def sql(
     config: ConfigFile,
     query: Annotated[str, typer.Argument(help="A query over the views tiered and tiered_segments.")],
-    topics: Annotated[str, typer.Option("--topics", metavar="REGEX", help="Matches whole names.")] = ".*",
+    topics: Annotated[
+        str | None,
+        typer.Option(
+            "--topics",
+            parser=regular_expression,
+            metavar="REGEX",
+            help="Matches whole names. Default: all but internal topics, whose names begin with __.",
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="KEY=VALUE", help="A data source option; docs/pipeline.md lists them."),
@@ -45,8 +54,12 @@ def sql(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Runs one SQL query over topics in both tiers."""
+    """Runs one SQL query over topics in both tiers.
+
+    Records of aborted transactions are read too: --option kafka.isolation.level=read_committed omits them."""
     options = key_values("--option", option)
+    load_pipeline_config(config)
+    job.check_topics(query, config, topics, options)
     with job_session(master, conf, "sql") as session:
         answer = job.sql(session, query, config, topics, options)
         for reason in _reasons([answer.schema] if as_json else [field.dataType for field in answer.schema]):

@@ -1,8 +1,8 @@
 """The relation `kafka_tiered_segments`: one row for each segment that the remote tier's metadata knows.
 
 Counting and sizing need no record: `select topic, sum(size_bytes) ... group by topic`. The options are `config` and, to
-limit the topics, `subscribe` or `subscribePattern`. The relation asks no broker for permission: every user who has the
-configuration file may read it.
+limit the topics, `subscribe` or `subscribePattern`. A topic that the tier lacks is an error. The relation asks no
+broker for permission: every user who has the configuration file may read it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pipeline.spark.worker import worker
 from tiers.access.open_tier import OpenTier, location_of, open_tier
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.texts import did_you_mean
 
 NAME = "kafka_tiered_segments"
 
@@ -65,13 +66,25 @@ class SegmentsReader(DataSourceReader):
     async def _rows(self) -> list[SegmentRow]:
         async with open_tier(self._config) as tier:
             names = {partition: _topic_name(tier, partition) for partition in tier.metadata.partitions()}
-            shown = None if self._subscription is None else self._subscription.topics_among(names.values())
+            shown = self._shown(set(names.values()))
             return [
                 _row(tier, segment, name)
                 for partition, name in names.items()
-                if shown is None or name in shown
+                if name in shown
                 for segment in tier.metadata.list_remote_log_segments(partition)
             ]
+
+    def _shown(self, known: set[str]) -> set[str]:
+        """Returns the topics of the subscription. Raises `OptionError` for a topic that is not `known`, and for a
+        pattern that matches none of them."""
+        if self._subscription is None:
+            return known
+        shown = set(self._subscription.topics_among(known))
+        missing = sorted(shown - known) if shown else [self._subscription.pattern]
+        if missing:
+            nearest = did_you_mean(missing[0], known)
+            raise OptionError(f"no topic in the remote tier matches {missing[0]!r}{nearest}")
+        return shown
 
 
 def _topic_name(tier: OpenTier, partition: TopicIdPartition) -> str:

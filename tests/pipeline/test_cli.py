@@ -29,6 +29,7 @@ from tiers.errors import RetriableRemoteStorageError
         ([], "Missing command"),
         (["usage", "--config", "x", "--by", "week"], "'--by': 'week' is not one of 'topic', 'partition', 'day'"),
         (["merge", "--config", "x", "--below", "big"], "'--below': 'big': expected a number of bytes, or"),
+        (["sql", "--config", "x", "--topics", "[", "select 1"], "'--topics': '[' is not a regular expression: "),
         (
             ["sql", "--config", "x", "--option", "a=1", "--option", "a=2", "select 1"],
             "--option: a is given more than once",

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from pipeline.config import parse_pipeline_config
 from pipeline.source import segments_relation
-from pipeline.source.options import OptionError
+from pipeline.source.options import OptionError, Subscription
 from pipeline.source.segments_relation import SegmentsDataSource, SegmentsReader
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
@@ -37,6 +37,26 @@ async def test_times_that_no_python_has_end_no_query(tmp_path: Path, monkeypatch
     rows = SegmentsReader(config, None).read(InputPartition(None))
     last = datetime(9999, 12, 30, tzinfo=UTC)
     assert [row[9] for row in rows] == [datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC), last, last]
+
+
+async def test_topics_that_the_tier_lacks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = RemoteTier(tmp_path)
+    await tier.add(TopicIdPartition(TOPIC_ID, 0, "orders"), [batch_of(0, 1)], 0)
+
+    @asynccontextmanager
+    async def opened(config: object) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(metadata=tier.rlmm, cluster=SimpleNamespace(topics_by_id={}))
+
+    monkeypatch.setattr(segments_relation, "open_tier", opened)
+    config = parse_pipeline_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
+
+    def rows_of(subscription: Subscription) -> int:
+        return len(list(SegmentsReader(config, subscription).read(InputPartition(None))))
+
+    assert rows_of(Subscription(pattern="ord.*")) == rows_of(Subscription(topics=("orders",))) == 1
+    for wrong in (Subscription(pattern="ordrs"), Subscription(topics=("orders", "ordrs"))):
+        with pytest.raises(OptionError, match=r"no topic in the remote tier matches 'ordrs'; did you mean orders\?"):
+            rows_of(wrong)
 
 
 @pytest.mark.parametrize(
