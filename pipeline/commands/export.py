@@ -12,7 +12,7 @@ from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings,
 from pipeline.config import load_pipeline_config
 from pipeline.export import job
 from pipeline.export.schema_error import ValueSchemaError
-from pipeline.export.target import target_settings
+from pipeline.export.target import FORMS, target_settings
 from pipeline.export.typed_values import TypedValues, read_value_schema
 from tiers.commands.console import TERMINAL, say, show_json, show_table
 
@@ -32,7 +32,7 @@ class Isolation(StrEnum):
 def export(
     config: ConfigFile,
     topic: Annotated[str, typer.Option("--topic", help="The topic to export.")],
-    to: Annotated[str, typer.Option("--to", metavar="URL", help="A folder, s3://BUCKET/PREFIX or hdfs://HOST/PATH.")],
+    to: Annotated[str, typer.Option("--to", metavar="URL", help=f"Where to write: {FORMS}.")],
     to_setting: Annotated[
         list[str] | None,
         typer.Option("--to-setting", metavar="KEY=VALUE", help="A setting of the target's store; overrides [storage]."),
@@ -107,7 +107,7 @@ def _values(schema: str | None, confluent_id: int | None) -> TypedValues | None:
         return None
     try:
         return read_value_schema(schema, confluent_id)
-    except (ValueSchemaError, OSError) as error:
+    except ValueSchemaError as error:
         raise typer.BadParameter(f"--value-schema: {error}") from error
 
 

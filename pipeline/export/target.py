@@ -38,9 +38,8 @@ _HDFS_SETTINGS = (
     "web.url",
     "timeout.ms",
 )
-
-
 _FOLDER = "file://"
+FORMS = "a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH"
 
 
 class TargetError(JobError):
@@ -112,7 +111,7 @@ def target_settings(to: str, config: PipelineConfig, given: Mapping[str, str]) -
         return TargetSettings(f"{_FOLDER}{Path(unquote(url.path) if url.scheme else to).resolve()}")
     known = {"s3": _S3_SETTINGS, "s3a": _S3_SETTINGS, "hdfs": _HDFS_SETTINGS}.get(url.scheme)
     if known is None or not url.netloc:
-        raise TargetError(f"{to}: expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH")
+        raise TargetError(f"{to}: expected {FORMS}")
     if wrong := given.keys() - set(known):
         raise TargetError(
             f"unknown setting of {url.scheme}: {', '.join(sorted(wrong))}; the settings are {', '.join(known)}"

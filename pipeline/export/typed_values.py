@@ -97,13 +97,15 @@ def _text(error: Exception) -> str:
 
 
 def read_value_schema(text: str, confluent_id: int | None = None) -> TypedValues:
-    """Reads the schema of `json:FILE` or `avro:FILE`. Raises `ValueSchemaError`, `OSError`."""
+    """Reads the schema of `json:FILE` or `avro:FILE`. Raises `ValueSchemaError`."""
     kind, colon, file = text.partition(":")
     if not colon or not file or kind not in KINDS:
         raise ValueSchemaError(f"expected json:FILE or avro:FILE, not {text!r}")
     try:
         values = TypedValues(kind, Path(file).read_text(), confluent_id)
         values.schema(pa.schema([("value", pa.binary())]))
+    except OSError as error:
+        raise ValueSchemaError(f"{file}: {error.strerror}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueSchemaError(f"{file}: not JSON: {error}") from error
     except ValueSchemaError as error:

@@ -55,7 +55,7 @@ TIDEGATE_TOML = '[upstream]\n"bootstrap.servers" = "k:9092"\n[storage]\nimplemen
         (["--to", "ftp://x"], "ftp://x: expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH"),
         (
             ["--to", "x", "--value-schema", "json:nowhere.json"],
-            "No such file or directory: 'nowhere.json'. See: tidegate-pipeline export --help",
+            " --value-schema: nowhere.json: No such file or directory. See: tidegate-pipeline export --help",
         ),
     ],
 )

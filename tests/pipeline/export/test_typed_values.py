@@ -263,6 +263,10 @@ def test_an_avro_schema_that_is_no_column_is_refused(schema: object, error: str,
 def test_a_schema_is_named_by_its_kind_and_its_file(tmp_path: Path) -> None:
     with pytest.raises(ValueSchemaError, match=r"expected json:FILE or avro:FILE, not 'schema.json'"):
         read_value_schema("schema.json")
+    for path, said in (("nowhere.json", "No such file or directory"), (str(tmp_path), "Is a directory")):
+        with pytest.raises(ValueSchemaError) as raised:
+            read_value_schema(f"avro:{path}")
+        assert str(raised.value) == f"{path}: {said}"
     for broken in (b"{", b"\xff\xfe{"):
         (tmp_path / "broken.json").write_bytes(broken)
         with pytest.raises(ValueSchemaError, match="not JSON"):
