@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from tiers.config.setting_keys import file_keys, kinds_of
+from tiers.config.topic_pattern import TopicPattern
 from tiers.metadata.topic.metadata_topic import DEFAULT_PARTITION_COUNT, DEFAULT_TOPIC_NAME, MetadataTopicSettings
 from tiers.quota import DEFAULT_WINDOW_NUM, DEFAULT_WINDOW_SIZE_MS, QuotaWindow
 from tiers.storage.settings import DURATION, SIZE, read_secret
@@ -461,9 +462,8 @@ class StorageLocationConfig(_StoreSettings):
         ge=0,
         description="The location's share of new segments. With 0 it takes none; its segments stay until they expire.",
     )
-    topics: str = Field(
+    topics: TopicPattern = Field(
         default="*",
-        min_length=1,
         description="A shell pattern: the location only takes new segments of topics that match.",
     )
     implementation: str = Field(

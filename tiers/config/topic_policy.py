@@ -19,6 +19,7 @@ from pydantic import AliasChoices, Field, model_validator
 
 from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
 from tiers.config.settings import MIB, DurationMs, Section, SizeBytes
+from tiers.config.topic_pattern import TopicPattern
 from tiers.config.total_retention import (
     MAX_MINUTES,
     NO_TOTAL,
@@ -50,9 +51,8 @@ _LEAST_NUMBERS = {
 class TopicConfig(Section):
     """The tiered topics. There may be any number of `[[topics]]`; the first that matches a topic decides."""
 
-    pattern: str = Field(
+    pattern: TopicPattern = Field(
         validation_alias=AliasChoices("name", "pattern"),
-        min_length=1,
         description="The topic's name, or a shell pattern such as `orders-*`, for which the key may be `pattern`.",
     )
     remote_storage_enable: bool = Field(

@@ -1,0 +1,37 @@
+"""Patterns for topics in the settings file."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.proxy.parsed_config import parse_config
+from tiers.config.tier_config import ConfigError
+from tiers.config.topic_pattern import check_pattern
+
+BASE = '[upstream]\nbootstrap.servers = "b:1"\n[storage]\nimplementation = "local"\npath = "/x"\n'
+
+
+@pytest.mark.parametrize("pattern", ["orders", "orders-*", "logs-200?", "[a-z]*", "[!_]*.v[12]", "__internal"])
+def test_names_and_shell_patterns_are_accepted(pattern: str) -> None:
+    assert check_pattern(pattern) == pattern
+
+
+@pytest.mark.parametrize("pattern", ["", "[", "orders-[1", "orders-[!]", "orders,logs", "orders-{a,b}", "^orders.+$"])
+def test_a_pattern_that_matches_no_topic_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="matches no topic: a topic name has letters"):
+        check_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("[[topics]]\npattern = '['", "[topics] pattern"),
+        ("[[topics]]\nname = '['", "[topics] name"),
+        ("[[storage.locations]]\nname = 'a'\ntopics = '['", "[storage.locations] topics"),
+    ],
+)
+def test_the_settings_file_is_refused_with_the_key(section: str, key: str) -> None:
+    parse_config(BASE + section.replace("'['", "'*'"))
+    with pytest.raises(ConfigError) as raised:
+        parse_config(BASE + section)
+    assert str(raised.value).startswith(f"configuration: {key}: '[' matches no topic: ")
