@@ -1,7 +1,7 @@
 """The command `tidegate-pipeline`. It reports every failure in one line.
 
-Exit codes: 0 success, 1 findings, 2 usage error, 3 failure, 130 interrupted. Spark, Arrow and pyiceberg take seconds to
-import, so the program imports only the command that is called.
+Exit codes: 0 success, 1 findings, 2 usage error, 3 failure, 130 ended by SIGINT or SIGTERM. Spark, Arrow and pyiceberg
+take seconds to import, so the program imports only the command that is called.
 """
 
 from __future__ import annotations

@@ -89,13 +89,13 @@ def offload(
     if dry_run:
         show_plan(plan_offload(settings, options, TERMINAL), as_json)
         return
-    with job_session(master, conf, "offload") as session:
-        if interval is None:
-            report = run_offload(session, settings, options, TERMINAL)
-            show_report(report, as_json)
-            findings(report.troubles)
-            return
-        try:
+    try:
+        with job_session(master, conf, "offload") as session:
+            if interval is None:
+                report = run_offload(session, settings, options, TERMINAL)
+                show_report(report, as_json)
+                findings(report.troubles)
+                return
             offload_rounds(
                 lambda: bool(plan_offload(settings, options, TERMINAL)),
                 lambda: run_offload(session, settings, options, TERMINAL),
@@ -104,8 +104,10 @@ def offload(
                 time.sleep,
                 say,
             )
-        except KeyboardInterrupt:
-            say("offload: ended")
+    except KeyboardInterrupt:
+        if interval is None:
+            raise
+        say("offload: ended")
 
 
 _NOTHING = (
