@@ -315,7 +315,7 @@ async def test_only_the_topics_that_were_asked_for(bench: ScrubBench) -> None:
     segments = await three(bench)
     bench.file(segments[0], ".log").unlink()
     assert len((await scrubbed(bench, META, topics="ord.*")).findings) == 1
-    with pytest.raises(JobError, match="no topic in the remote tier matches ord"):
+    with pytest.raises(JobError, match="no topic in the remote tier matches 'ord'"):
         await scrubbed(bench, META, topics="ord")
     with pytest.raises(JobError, match="is not a regular expression"):
         await scrubbed(bench, META, topics="(")
