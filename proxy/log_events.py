@@ -58,6 +58,7 @@ ALARMS: Final = {
     "the brokers reject the proxy": "proxy-rejected",
     "… lacks …": "missing-right",
     "the listener for broker … cannot be opened": "listener-not-open",
+    "two proxies of the cluster have different settings": "settings-differ",
     "the settings are not reloaded, because they are wrong": "settings-not-reloaded",
     "clients' connections cannot be accepted, trying again": "connections-not-accepted",
     "connections to the admin port cannot be accepted, trying again": "admin-connections-not-accepted",

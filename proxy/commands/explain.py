@@ -154,6 +154,7 @@ async def explain_topic(
             members,
             TIMEOUT_MS,
             tuple(remarks),
+            config.shared_digests(),
         )
         own = metadata.topic_tier_config(partitions[0].topic_id)
         policy = policy_from(

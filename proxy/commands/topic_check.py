@@ -17,6 +17,7 @@ from protocol.records.record_batch import iterate_batches
 from proxy.commands.rule_check import is_never_trimmed, rule_lines, useless_local_retentions
 from proxy.commands.store_check import absent_segments
 from proxy.config import TidegateConfig
+from proxy.process.member_settings import other_settings
 from tiers.access.open_tier import RemoteTierError, metadata_to_now
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import READ_UNCOMMITTED, FetchPosition, fetch_raw
@@ -26,6 +27,7 @@ from tiers.config.topic_policy import TopicPolicy, exclusion
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.topic.group.group_members import group_members
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.tasks.metrics import RemoteLogManagerMetrics
@@ -94,6 +96,9 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicF
             ]
             if metadata is not None:
                 found.problems += await _risks(client, metadata, policies)
+                members = await group_members(client, config.remote_log.metadata_topic, TIMEOUT_MS)
+                others = other_settings(config.shared_digests(), members, "this file: all proxies need the same")
+                rules += [f"warning: {line}" for line in others]
                 try:
                     absent = await absent_segments(config, cluster.cluster_id, metadata)
                 except (RemoteLogError, RemoteTierError) as error:

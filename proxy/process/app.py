@@ -303,7 +303,7 @@ class RemoteLogProcess:
         await OwnRights(client, self._live, self.view.alarms).open(stack)
         storage = await open_storage(stack, config, cluster_id, registry)
         fitness = process_fitness(config)
-        metadata = await open_metadata(stack, config, client, storage, cluster_id, fitness)
+        metadata = await open_metadata(stack, self._live, client, storage, cluster_id, fitness)
         await run_probes(stack, config, storage, fitness, registry)
         indexes = await writer_of_local_indexes(stack, config)
         if indexes is not None:

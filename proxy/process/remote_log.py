@@ -99,7 +99,7 @@ async def open_storage(
 
 async def open_metadata(
     stack: AsyncExitStack,
-    config: TidegateConfig,
+    live: LiveSettings,
     client: BrokerClient,
     storage: InstrumentedRemoteStorageManager,
     cluster_id: str | None,
@@ -108,7 +108,7 @@ async def open_metadata(
     """Opens the remote log metadata; the stack closes it. `cluster_id` is the cluster's own.
 
     Raises `RemoteTierError`."""
-    remote_log = config.remote_log
+    config, remote_log = live.config, live.config.remote_log
     context = MetadataManagerContext(
         metadata_folder(config),
         client,
@@ -116,6 +116,7 @@ async def open_metadata(
         remote_log.metadata_topic_settings,
         refusal_to_create=lambda: _segments_without_metadata(config, client, storage),
         fitness=fitness,
+        declares=lambda: live.config.shared_digests(),
         max_age_ms=remote_log.fresh_within_ms,
     )
     try:

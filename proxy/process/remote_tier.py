@@ -118,7 +118,7 @@ async def remote_tier(proxy: ProxyParts, worker: WorkerPlace | None) -> AsyncIte
             storage = await open_storage(stack, config, cluster_id, registry)
             await asyncio.to_thread(remove_other_chunk_folders, config, [worker])
             fitness = process_fitness(config)
-            metadata = await open_metadata(stack, config, client, storage, cluster_id, fitness)
+            metadata = await open_metadata(stack, proxy.live, client, storage, cluster_id, fitness)
             await run_probes(stack, config, storage, fitness, registry)
             indexes = await writer_of_local_indexes(stack, config)
             running = await run_remote_log_manager(

@@ -7,6 +7,7 @@ per mistake in the file.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,9 @@ from tiers.config.topic_policy import TopicConfig
 from tiers.config.total_retention import BROKERS_KEYS, REPLACED_KEYS, TOTAL_KEYS
 from tiers.config.upstream_config import UpstreamConfig, UpstreamSaslConfig, UpstreamTlsConfig
 from tiers.storage.locations import encode_location
+
+_PLACE_KEYS = ("bucket", "prefix", "uri", "url", "path", "cluster.id")
+"""The settings of stores that say where objects are, without secrets."""
 
 
 class ConfigError(Exception):
@@ -103,6 +107,17 @@ class TierConfig(CheckedModel):
         """Whether there is a remote tier."""
         return self.storage is not None and self.remote_log.enabled
 
+    def shared_digests(self) -> str:
+        """Returns digests, without secrets, of the sections that all proxies of a cluster need the same.
+
+        Values that are Tidegate's defaults do not count, so proxies of two releases have the same digest."""
+        store = self.storage
+        stores = [] if store is None else [(store.implementation, store.plain_settings())]
+        stores += [] if store is None else map(store.place_of, store.locations)
+        places = [(made_by, *(settings.get(key, "") for key in _PLACE_KEYS)) for made_by, settings in stores]
+        rules = [each.model_dump_json(exclude_defaults=True) for each in self.topics]
+        return f"[storage]={_digest(places)} [[topics]]={_digest(rules)}"
+
     @classmethod
     def settings_by_variable(cls) -> Settings:
         """Returns the settings by the environment variables that set them."""
@@ -130,6 +145,10 @@ class TierConfig(CheckedModel):
     def sections(cls) -> list[str]:
         """Returns the sections that are not part of another section."""
         return [section for section in cls.section_models if section and "." not in section]
+
+
+def _digest(values: object) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
 C = TypeVar("C", bound=TierConfig)

@@ -94,7 +94,7 @@ class _Explanation:
         facts = self._facts
         match facts.policy:
             case None:
-                yield "No setting tiers this topic."
+                yield "This proxy's file does not tier the topic, and no setting of the topic does."
             case Refusal(reason=reason):
                 yield f"The topic cannot be tiered: {reason}."
             case TopicPolicy() as policy:
@@ -426,8 +426,8 @@ class _Explanation:
 
     def _not_tiered(self, question: Question) -> Why:
         policy = self._facts.policy
-        reason = policy.reason if isinstance(policy, Refusal) else "no setting tiers it"
-        return why(question, StateReason.NOT_TIERED, f"No owner manages the topic: {reason}.")
+        reason = policy.reason if isinstance(policy, Refusal) else "this proxy's file does not tier it"
+        return why(question, StateReason.NOT_TIERED, f"This proxy does not manage the topic: {reason}.")
 
     def _due(self, question: Question, verb: str) -> Why:
         sentence = f"Nothing holds it: the owner {verb} it in one of its next rounds."

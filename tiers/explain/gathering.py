@@ -22,6 +22,7 @@ from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of
 from tiers.metadata.attempts import copy_failing_since_ms
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.metadata.topic.group.assignor import differing
 from tiers.metadata.topic.group.group_members import OwnerMember
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
@@ -66,6 +67,8 @@ class Surroundings:
     members: Sequence[OwnerMember] | None
     timeout_ms: int
     remarks: tuple[str, ...] = field(default=())
+    settings: str = ""
+    """Digests of the settings that all proxies need the same."""
 
 
 def policy_from(
@@ -156,6 +159,8 @@ def _owner(
     if owner is None:
         remarks.append("No running process owns the partition: nothing is copied, trimmed or expired.")
         return OwnerFacts("", accepted=accepted, stopped=stopped)
+    if names := differing(around.settings, owner.settings):
+        remarks.append(f"The owner has another {names} than this file. The reasons are those of this file.")
     unfit = "" if owner.is_fit else "it cannot write its disk or use the store (alarm `unfit`)"
     return OwnerFacts(owner.name, accepted=accepted, stopped=stopped, unfit=unfit)
 

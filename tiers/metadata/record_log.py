@@ -31,6 +31,8 @@ class MetadataManagerContext:
     """Called before missing metadata is created. It returns why that must not happen, for an operator, or None."""
     fitness: Fitness | None = None
     """Whether this process can work as an owner. A manager may add probes, before it is open."""
+    declares: Callable[[], str] = str
+    """Returns digests of the settings that all proxies of a cluster need the same."""
     max_age_ms: int = MAX_AGE_MS
     """The age up to which metadata is fresh, half of T_vis. A manager should read often enough for that."""
 

@@ -298,6 +298,17 @@ STATES: Final[tuple[Alarm, ...]] = (
         heading="the listener for a broker cannot be opened",
     ),
     Alarm(
+        "settings-differ",
+        Kind.PROCESS,
+        ("two proxies of the cluster have different settings",),
+        (
+            "Another proxy of the cluster has another `[[topics]]` or `[storage]` than this one, for 30 s or longer. "
+            "The line names the proxy and the sections."
+        ),
+        "Nothing. But the owner of a partition goes by its own file: it may leave topics uncopied.",
+        "Give all proxies the same `[[topics]]` and `[storage]`, and reload or restart those that you changed.",
+    ),
+    Alarm(
         "settings-not-reloaded",
         Kind.PROCESS,
         ("the settings are not reloaded, because they are wrong",),

@@ -27,6 +27,7 @@ class ProcessAlarm(StrEnum):
     MISSING_RIGHT = "missing-right"
     NO_BROKER_ANSWERS = "no-broker-answers"
     PROXY_REJECTED = "proxy-rejected"
+    SETTINGS_DIFFER = "settings-differ"
     SETTINGS_NOT_RELOADED = "settings-not-reloaded"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -18,10 +19,11 @@ from proxy.admin.tier_look import TierParts
 from proxy.admin.tier_view import TierView
 from proxy.cluster.broker_configs import BrokerConfigs
 from proxy.metrics import ProxyMetrics
-from proxy.process.admin.process_alarms import ProcessAlarms
+from proxy.process.admin.process_alarms import ProcessAlarm, ProcessAlarms
 from proxy.process.admin.process_report import CountedParts, process_report
 from proxy.process.admin.recent_events import RecentEvents
 from proxy.process.live_settings import LiveSettings
+from proxy.process.member_settings import compare_members
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal
@@ -112,6 +114,11 @@ class ProcessView:
         )
         topic = config.remote_log.metadata_topic
         is_topic_based = isinstance(metadata, TopicBasedRemoteLogMetadataManager)
+        if is_topic_based:
+            differing: list[str] = []
+            self.alarms.watch(ProcessAlarm.SETTINGS_DIFFER, lambda: differing)
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            stack.callback(tasks.create_task(compare_members(client, topic, live, differing)).cancel)
         self.parts.tier = await stack.enter_async_context(view)
         self.parts.cluster = ClusterView(
             client,

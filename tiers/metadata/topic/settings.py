@@ -43,6 +43,8 @@ class TopicBasedSettings:
 
     fitness: Fitness | None = None
     """Whether this process can work as an owner. None: it always can."""
+    declares: Callable[[], str] = str
+    """Returns digests of the settings that all members of the group need the same."""
     refusal_to_create: Callable[[], Awaitable[str | None]] | None = None
     """Called before a missing topic is created. It returns why that must not happen, for an operator, or None."""
 

@@ -96,6 +96,7 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
             topic=context.topic,
             max_age_ms=context.max_age_ms,
             fitness=context.fitness,
+            declares=context.declares,
             refusal_to_create=context.refusal_to_create,
         )
         return cls(context.client, topic_settings)
@@ -157,7 +158,7 @@ class TopicBasedRemoteLogMetadataManager(RecordBackedMetadataManager):
                 self._client,
                 topic,
                 self._follower,
-                MembershipSettings(settings.group_id, claims=settings.claims),
+                MembershipSettings(settings.group_id, claims=settings.claims, declares=settings.declares),
                 transactional_id_prefix=settings.group_id,
                 clock_ms=self._clock_ms,
                 clock_skew=self._clock_skew,

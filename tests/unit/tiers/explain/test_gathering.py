@@ -56,6 +56,7 @@ async def explained(
         10_000,
         members,
         1000,
+        settings="[[topics]]=1",
     )
     return explain(await gather(around, PARTITION, policy, manifest, bench.wall_ms))
 
@@ -100,8 +101,13 @@ async def test_offsets_in_neither_tier_are_a_remark(copied: Workbench) -> None:
 
 async def test_a_topic_that_nothing_tiers_has_no_owner(copied: Workbench) -> None:
     answer = await explained(copied, await manifest_of(copied), policy=None)
-    assert (answer.owner, answer.notes) == ("", ("No setting tiers this topic.",))
-    assert answer.uncopied.whys[0].sentence == "No owner manages the topic: no setting tiers it."
+    assert (answer.owner, answer.notes) == (
+        "",
+        ("This proxy's file does not tier the topic, and no setting of the topic does.",),
+    )
+    assert answer.uncopied.whys[0].sentence == (
+        "This proxy does not manage the topic: this proxy's file does not tier it."
+    )
 
 
 async def test_a_store_that_does_not_answer_is_a_remark(copied: Workbench) -> None:
@@ -124,6 +130,11 @@ async def test_a_leader_that_does_not_answer_is_a_remark(copied: Workbench) -> N
         ([], "", "No running process owns the partition"),
         ([OwnerMember("tidegate-2", "b", frozenset({1}), is_fit=True)], "", "No running process owns the partition"),
         ([OwnerMember("tidegate-1", "a", frozenset({3}), is_fit=False)], "a (tidegate-1)", "The owner is unfit"),
+        (
+            [OwnerMember("tidegate-1", "a", frozenset({3}), True, "[[topics]]=2")],
+            "a (tidegate-1)",
+            "The owner has another [[topics]] than this file. The reasons are those of this file.",
+        ),
     ],
 )
 async def test_the_owner_is_told(

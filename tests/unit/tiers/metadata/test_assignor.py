@@ -16,6 +16,7 @@ from tiers.metadata.topic.group.assignor import (
     assign,
     decode_assignment,
     decode_subscription,
+    differing,
     encode_assignment,
     encode_assignments,
     encode_subscription,
@@ -25,7 +26,12 @@ COUNT = 12
 numbers = st.frozensets(st.integers(0, COUNT - 1))
 record_types = st.frozensets(st.builds(RecordType, st.integers(0, 3000), st.integers(0, 9)))
 subscriptions = st.builds(
-    Subscription, owned=numbers, claims=st.none() | numbers, record_types=record_types, is_fit=st.booleans()
+    Subscription,
+    owned=numbers,
+    claims=st.none() | numbers,
+    record_types=record_types,
+    is_fit=st.booleans(),
+    settings=st.text("ab= ", max_size=9),
 )
 groups = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), subscriptions, min_size=1, max_size=6)
 
@@ -80,7 +86,7 @@ def test_if_all_members_are_sick_all_keep_their_share() -> None:
 def test_a_member_of_a_release_without_fitness_is_fit_and_reads_the_others() -> None:
     with_fitness = encode_subscription("topic", Subscription(is_fit=False))
     assert not decode_subscription(with_fitness).is_fit
-    assert decode_subscription(with_fitness[:-2]).is_fit
+    assert decode_subscription(with_fitness[:-4]).is_fit
     assert decode_subscription(with_fitness + b"later fields") == decode_subscription(with_fitness)
 
 
@@ -106,9 +112,9 @@ def test_torn_bytes_are_an_error() -> None:
         with pytest.raises(RemoteLogMetadataError):
             decode_assignment(whole[:length], "topic")
     whole = encode_subscription("topic", Subscription(frozenset({1}), frozenset({2}), known_record_types()))
-    declared_from = len(encode_subscription("topic", Subscription(frozenset({1}), frozenset({2}), frozenset()))) - 6
-    with_record_types = len(whole) - 2
-    for length in {*range(len(whole))} - {declared_from, with_record_types}:
+    declared_from = len(encode_subscription("topic", Subscription(frozenset({1}), frozenset({2}), frozenset()))) - 8
+    with_record_types, with_fitness = len(whole) - 4, len(whole) - 2
+    for length in {*range(len(whole))} - {declared_from, with_record_types, with_fitness}:
         with pytest.raises(RemoteLogMetadataError):
             decode_subscription(whole[:length])
 
@@ -156,3 +162,22 @@ def test_a_claim_that_was_granted_stays_when_another_one_comes() -> None:
     claimed = Subscription(owned=frozenset({1, 2}), claims=frozenset({1, 2}))
     members = {"proxy": Subscription(), "b-first": claimed, "a-second": Subscription(claims=frozenset({2, 3}))}
     assert assign(4, members) == {"proxy": [0], "b-first": [1, 2], "a-second": [3]}
+
+
+def test_a_member_of_a_release_without_settings_declares_none() -> None:
+    encoded = encode_subscription("topic", Subscription(is_fit=False))
+    assert decode_subscription(encoded[:-2]) == Subscription(is_fit=False)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "names"),
+    [
+        ("a=1 b=2", "a=1 b=2", ""),
+        ("a=1 b=2", "a=1 b=3", "b"),
+        ("a=1 b=2", "b=3 a=2", "a and b"),
+        ("a=1", "", ""),
+        ("", "a=1", ""),
+    ],
+)
+def test_settings_that_differ_are_named(one: str, other: str, names: str) -> None:
+    assert differing(one, other) == names

@@ -10,8 +10,9 @@ that became the leader would decide the same.
 
 The bytes are Kafka's consumer protocol, so that `kafka-consumer-groups.sh` shows the owners. Tidegate's own fields are
 in the user data. A member declares the record types that it reads behind the user data of its subscription, and behind
-them whether it is fit. Brokers do not read those bytes, and neither do members of releases without these fields. The
-user data of each assignment has the record types that all members read (`record_types`).
+them whether it is fit, and digests of the settings that all members need the same. Brokers do not read those bytes, and
+neither do members of releases without these fields. The user data of each assignment has the record types that all
+members read (`record_types`).
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Subscription:
     claims: frozenset[int] | None = None
     record_types: frozenset[RecordType] = FIRST_RECORD_TYPES
     is_fit: bool = True
+    settings: str = ""
+    """`NAME=DIGEST` for each of the settings that all members need the same. Empty: they are not known."""
 
 
 class Assigned(NamedTuple):
@@ -119,6 +122,7 @@ def encode_subscription(topic: str, subscription: Subscription) -> bytes:
         + user_data
         + encode_record_types(subscription.record_types)
         + INT16.pack(subscription.is_fit)
+        + write_string(subscription.settings, compact=False)
     )
 
 
@@ -135,10 +139,17 @@ def decode_subscription(buf: Buffer) -> Subscription:
         owned, pos = _decode_numbers(buf, pos)
         claims = None if pos >= end else _decode_numbers(buf, pos)[0]
         record_types, pos = (FIRST_RECORD_TYPES, end) if end >= len(buf) else decode_record_types(buf, end)
-        is_fit = pos >= len(buf) or read_int16(buf, pos)[0] != 0
+        is_fit, pos = (True, pos) if pos >= len(buf) else read_int16(buf, pos)
+        settings = read_string(buf, pos, compact=False)[0] if pos < len(buf) else None
     except ProtocolError as error:
         raise RemoteLogMetadataError(f"a member's subscription cannot be read: {error}") from error
-    return Subscription(owned, claims, record_types, is_fit)
+    return Subscription(owned, claims, record_types, is_fit != 0, settings or "")
+
+
+def differing(one: str, other: str) -> str:
+    """Names the settings that differ between two members that declare them; empty: none."""
+    differ = set(one.split()) ^ set(other.split()) if one and other else set()
+    return " and ".join(sorted({each.partition("=")[0] for each in differ}))
 
 
 def encode_assignment(topic: str, assigned: Assigned) -> bytes:

@@ -12,7 +12,7 @@ from kafka.protocol.admin import DescribeGroupsRequest
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError, RemoteLogMetadataError
-from tiers.metadata.topic.group.assignor import decode_assignment, decode_subscription
+from tiers.metadata.topic.group.assignor import Subscription, decode_assignment, decode_subscription
 from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, find_coordinator
 from tiers.metadata.topic.settings import metadata_group_id
 
@@ -29,12 +29,13 @@ _AGAIN_MS: Final = 100
 class OwnerMember:
     """A member of the group. `metadata_partitions` are those that the group assigned to it.
 
-    They are empty during a rebalance. `is_fit` is what the member declared when it joined."""
+    They are empty during a rebalance. `is_fit` and `settings` are what the member declared when it joined."""
 
     member_id: str
     host: str
     metadata_partitions: frozenset[int]
     is_fit: bool
+    settings: str = ""
 
     @property
     def name(self) -> str:
@@ -66,7 +67,8 @@ async def group_members(client: BrokerClient, topic_name: str, timeout_ms: int) 
 def _member(member: Any, topic_name: str) -> OwnerMember:
     try:
         assigned = decode_assignment(member.member_assignment or b"", topic_name).metadata_partitions
-        is_fit = not member.member_metadata or decode_subscription(member.member_metadata).is_fit
+        said = decode_subscription(member.member_metadata) if member.member_metadata else Subscription()
     except RemoteLogMetadataError:  # a member of a later release: what it owns is not known
-        assigned, is_fit = frozenset(), True
-    return OwnerMember(member.member_id, str(member.client_host).removeprefix("/"), assigned, is_fit)
+        assigned, said = frozenset(), Subscription()
+    host = str(member.client_host).removeprefix("/")
+    return OwnerMember(member.member_id, host, assigned, said.is_fit, said.settings)

@@ -6,7 +6,7 @@ time of the last heartbeat that the coordinator answered for the current generat
 owner acts only while that time is less than 2 s ago). If the coordinator cannot be reached, the member keeps its
 generation until the coordinator ends it.
 
-A member declares with each join whether it is fit. It joins again when that changes.
+A member declares with each join whether it is fit, and its settings. It joins again when that changes.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class MembershipSettings:
     rebalance_timeout_ms: int = 6_000
     heartbeat_interval_ms: int = 1_000
     claims: frozenset[int] | None = None
+    declares: Callable[[], str] = str
+    """Returns the `settings` of the subscription."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class GroupMembership:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._is_fit = is_fit
-        self._declared_fit = True
+        self._declared: tuple[bool, str] = (True, "")
         self._jitter = jitter
         self._session_timeout_ms = settings.session_timeout_ms
         self._coordinator: int | None = None
@@ -150,8 +152,8 @@ class GroupMembership:
         try:
             while True:
                 await self._heartbeat()
-                if self._is_fit() != self._declared_fit:
-                    raise _RejoinError("the fitness of this process changed")
+                if self._facts() != self._declared:
+                    raise _RejoinError("the fitness or the settings of this process changed")
                 try:
                     async with asyncio.timeout(self._settings.heartbeat_interval_ms / 1000):
                         await self._rejoin.wait()
@@ -244,9 +246,12 @@ class GroupMembership:
             *decode_assignment(sync.assignment, self._topic.name),
         )
 
+    def _facts(self) -> tuple[bool, str]:
+        return self._is_fit(), self._settings.declares()
+
     async def _join_group(self) -> Any:
-        self._declared_fit = self._is_fit()
-        subscription = Subscription(self._owned, self._settings.claims, known_record_types(), self._declared_fit)
+        self._declared = self._facts()
+        subscription = Subscription(self._owned, self._settings.claims, known_record_types(), *self._declared)
         message = JoinGroupRequest(
             group_id=self._settings.group_id,
             session_timeout_ms=self._session_timeout_ms,
