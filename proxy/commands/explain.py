@@ -184,7 +184,7 @@ def _partitions(cluster: ClusterMetadata, topic: str, number: int | None, *, nee
     if number is not None and number not in known.partitions:
         raise RemoteTierError(f"{topic} has no partition {number}: it has {len(known.partitions)}, from 0 on")
     if number is None and needs_one and len(known.partitions) > 1:
-        raise RemoteTierError(f"{topic} has {len(known.partitions)} partitions: name one, such as {topic}:0")
+        raise typer.BadParameter(f"{topic} has {len(known.partitions)} partitions: name one, such as {topic}:0")
     numbers = sorted(known.partitions) if number is None else [number]
     return [TopicIdPartition(known.topic_id, each, topic) for each in numbers]
 

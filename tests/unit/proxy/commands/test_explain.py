@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 import pytest
+import typer
 
+from protocol.apis.metadata import PartitionMetadata
 from proxy import cli
-from proxy.commands.explain import Explained, lines_of
+from proxy.commands.explain import Explained, _partitions, lines_of
 from tests.support.tiers.workbench import POLICY
+from tiers.broker.cluster_metadata import ClusterMetadata, TopicMetadata
 from tiers.explain.answers import (
     OffsetAnswer,
     PartitionAnswer,
@@ -106,3 +110,13 @@ def test_a_mistake_on_the_command_line_is_one_line(
     captured = capsys.readouterr()
     assert (captured.out, len(captured.err.splitlines())) == ("", 1)
     assert said in captured.err
+
+
+def test_an_offset_needs_a_partition_unless_the_topic_has_one() -> None:
+    partitions = {number: PartitionMetadata(number, 1, 0) for number in range(2)}
+    two = TopicMetadata("orders", UUID(int=1), partitions)
+    cluster = ClusterMetadata("c", 1, {}, {"orders": two}, 0, {})
+    with pytest.raises(typer.BadParameter, match="orders has 2 partitions: name one, such as orders:0"):
+        _partitions(cluster, "orders", None, needs_one=True)
+    assert len(_partitions(cluster, "orders", None, needs_one=False)) == 2
+    assert len(_partitions(cluster, "orders", 1, needs_one=True)) == 1
