@@ -36,10 +36,11 @@ from proxy.process.app import serve as serve_forever
 from proxy.process.processes import serve_processes
 from proxy.process.reload import hold_reloads
 from proxy.process.start.settings_in_use import settings_in_use
+from proxy.process.start.settings_mistakes import settings_mistakes
 from proxy.process.start.unhandled_errors import unhandled_errors_logged
-from proxy.process.tracing import require_tracing
-from tiers.commands.console import FAILED, FINDINGS, INTERRUPTED, ConfigFile, explained
+from tiers.commands.console import FAILED, INTERRUPTED, ConfigFile, explained
 from tiers.commands.program import Program
+from tiers.config.tier_config import ConfigError
 from tiers.config.tiering_text import NOTHING_TIERED
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,8 @@ def serve(config: ConfigFile) -> None:
     needs a restart."""
     hold_reloads()
     settings = load_config(config)
-    require_tracing(settings)
+    if mistakes := list(settings_mistakes(settings)):
+        raise ConfigError("\n".join(mistakes))
     set_up_logging(settings.log.level, settings.log.format)
     with unhandled_errors_logged(), settings_in_use(config):
         if not settings.is_tiered:
@@ -125,9 +127,8 @@ def check(config: ConfigFile) -> None:
     Also prints the address at which clients reach each broker through the proxy, and which topics are tiered by which
     rule. Binds the ports that `tidegate serve` will bind, unless a proxy serves by this file now. Writes a small object
     to the store and deletes it again. The last line is "no problems", or the number of problems. Exit code 1:
-    there is a problem."""
-    if not checked(load_config(config), config):
-        raise typer.Exit(FINDINGS)
+    there is a problem. Exit code 2: a problem lies in the settings or in a file that they name."""
+    raise typer.Exit(checked(load_config(config), config))
 
 
 app.command()(init)

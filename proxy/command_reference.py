@@ -30,7 +30,7 @@ The exit codes of all commands, also those of `tidegate-pipeline`:
 |---|---|
 | 0 | The command succeeded, and found nothing wrong. SIGTERM or SIGINT ended `serve`, or Ctrl-C ended `top`. |
 | 1 | The command worked, and found something that needs an operator: a problem, damage, or records at risk. |
-| 2 | The command line or the settings file is wrong. |
+| 2 | The command line or the settings file is wrong, or a file that it names: a certificate, a key, a secret. |
 | 3 | The command failed, or `tidegate serve` could not start. One line on standard error says why. |
 | 130 | Ctrl-C interrupted another command. |
 """

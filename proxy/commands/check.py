@@ -24,22 +24,21 @@ from proxy.commands.store_check import check_store
 from proxy.commands.topic_check import topic_findings
 from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
-from proxy.process.admin.access import AdminTokenError, admin_access
 from proxy.process.app import listener_addresses
 from proxy.process.probes import state_folders, write_probe
 from proxy.process.start.settings_in_use import is_in_use
-from proxy.process.tracing import require_tracing
+from proxy.process.start.settings_mistakes import settings_mistakes
 from proxy.wire.context import Address
-from proxy.wire.tls import listener_tls
 from tiers.broker.client import BrokerClient
 from tiers.broker.tls import TlsError
-from tiers.config.tier_config import ConfigError
+from tiers.commands.console import FINDINGS, MISUSED
 from tiers.config.tiering_text import NOTHING_TIERED
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError
 from tiers.event_loop import EventLoop
 
 TIMEOUT_MS = 10_000
+_OF_TIER = ("the proxy's rights", "the topics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,10 @@ class Report:
     topic_remarks: list[str] = field(default_factory=list)
     """What an operator should know of topics, and what is no problem."""
     problems: list[str] = field(default_factory=list)
+    is_misused: bool = False
+    """Whether a problem lies in the settings, or in a file that they name."""
+    skipped: list[str] = field(default_factory=list)
+    """What was not checked, because it depends on a check that found a problem."""
 
     def lines(self) -> Iterator[str]:
         if self.cluster_id is not None:
@@ -94,6 +97,8 @@ class Report:
         yield from (f"warning: {warning}" for warning in self.warnings)
         for problem in self.problems:
             yield f"problem: {problem}"
+        if self.skipped:
+            yield f"not checked, because of these problems: {', '.join(self.skipped)}"
         match len(self.problems):
             case 0:
                 yield "no problems"
@@ -103,38 +108,24 @@ class Report:
                 yield f"{count} problems"
 
 
-def checked(config: TidegateConfig, file: Path) -> bool:
-    """Prints the report about the settings of the file. Returns whether there is no problem."""
+def checked(config: TidegateConfig, file: Path) -> int:
+    """Prints the report about the settings of the file, and returns the exit code."""
     set_up_logging("error", "text")
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         report = runner.run(check(config, file))
     for line in report.lines():
         typer.echo(line)
-    return not report.problems
+    return MISUSED if report.is_misused else FINDINGS if report.problems else 0
 
 
 async def check(config: TidegateConfig, file: Path | None = None) -> Report:
     """Reads the files of the settings, and contacts the brokers and the store. Problems become lines of the report.
 
     If a process serves by `file`, it has its ports, and they are not tried."""
-    report = Report(tiered="" if config.is_tiered else NOTHING_TIERED)
-    for listener in config.listener:
-        try:
-            listener_tls(listener.tls)
-        except TlsError as error:
-            report.problems.append(f"[listener.tls] {error}")
-    try:
-        admin_access(config.admin)
-    except TlsError as error:
-        report.problems.append(f"[admin.tls] {error}")
-    except AdminTokenError as error:
-        report.problems.append(str(error))
-    try:
-        require_tracing(config)
-    except ConfigError as error:
-        report.problems.append(str(error))
+    mistakes = list(settings_mistakes(config))
+    report = Report(tiered="" if config.is_tiered else NOTHING_TIERED, problems=mistakes, is_misused=bool(mistakes))
     if config.is_tiered:
-        report.problems += _file_problems(config)
+        report.problems += _folder_problems(config)
     if has_certificate_alone(config):
         report.problems.append(
             "[upstream.tls] certificate without [upstream.sasl]: the brokers take each client for the proxy itself,"
@@ -142,17 +133,16 @@ async def check(config: TidegateConfig, file: Path | None = None) -> Report:
         )
     try:
         client = broker_client(config.upstream)
-    except TlsError as error:
-        report.problems.append(f"[upstream.tls] {error}")
+    except TlsError:  # one of the mistakes
+        report.skipped += ["the brokers", *([*_OF_TIER] if config.is_tiered else [])]
         await _check_store(config, report)
         _check_ports(config, file, report)
         return report
-    of_files = len(report.problems)
     try:
-        await _check_brokers(config, client, report)
-        await _check_store(config, report)
+        is_reached = await _check_brokers(config, client, report)
+        has_store = await _check_store(config, report)
         if config.is_tiered:
-            await _check_tier(config, client, report, of_files)
+            await _check_tier(config, client, report, is_reached=is_reached, has_store=has_store)
     finally:
         await client.close()
     _check_certificates(config, report)
@@ -160,28 +150,31 @@ async def check(config: TidegateConfig, file: Path | None = None) -> Report:
     return report
 
 
-async def _check_tier(config: TidegateConfig, client: BrokerClient, report: Report, of_files: int) -> None:
-    """`of_files` is the number of problems with files of the settings, which hide nothing of the cluster."""
+async def _check_tier(
+    config: TidegateConfig, client: BrokerClient, report: Report, *, is_reached: bool, has_store: bool
+) -> None:
+    """Runs the checks that do not depend on one that failed. They would report its problem once more."""
     if (trouble := manager_trouble(config, client, report.cluster_id)) is not None:
         report.problems.append(trouble)
+        report.is_misused = True
     if report.cluster_id is None:
+        report.skipped += _OF_TIER
         return
-    await _check_rights(config, client, report)
-    # The next checks need the brokers, the rights and the store. They would report a problem of these once more.
-    if len(report.problems) == of_files and config.remote_log.is_topic_based:
+    can_read = await _has_rights(config, client, report) and is_reached
+    if can_read and has_store and config.remote_log.is_topic_based:
         lost = await metadata_topic_trouble(config, client, report.cluster_id, TIMEOUT_MS)
         report.problems += [] if lost is None else [lost]
-    if len(report.problems) == of_files:
-        found = await topic_findings(config, client)
-        report.tiered, report.rules, report.topic_remarks = found.tiered, found.rules, found.remarks
-        report.problems += found.problems
+        can_read = lost is None
+    if not can_read:
+        report.skipped.append("the topics")
+        return
+    report.skipped += [] if has_store else ["whether the metadata fits the store"]
+    found = await topic_findings(config, client, has_store=has_store)
+    report.tiered, report.rules, report.topic_remarks = found.tiered, found.rules, found.remarks
+    report.problems += found.problems
 
 
-def _file_problems(config: TidegateConfig) -> Iterator[str]:
-    try:
-        config.encryption.key_ring()
-    except ValueError as error:
-        yield f"[encryption] {error}"
+def _folder_problems(config: TidegateConfig) -> Iterator[str]:
     for folder in sorted({_nearest(each) for each in state_folders(config).values()}):
         if not folder.is_dir():
             yield f"[state] path: {folder} is not a folder: change `path`"
@@ -198,13 +191,14 @@ def _nearest(path: Path) -> Path:
     return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
 
 
-async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: Report) -> None:
+async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: Report) -> bool:
+    """Returns whether each broker can be reached."""
     try:
         metadata = await client.metadata(0, TIMEOUT_MS)
     except BrokerError as error:
         servers = ", ".join(map(_text, config.upstream.bootstrap_servers))
         report.problems.append(f"[upstream] no broker answers at {servers}: {error}")
-        return
+        return False
     report.cluster_id = metadata.cluster_id
     listeners = [listener_addresses(each) for each in config.listener]
     brokers = sorted(metadata.brokers.items())
@@ -219,6 +213,7 @@ async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: R
                 report.problems.append(f"broker {node_id} has no address at {each.name}: {no_address}")
     admin = (config.admin.host, config.admin.port) if config.admin.port else None
     report.problems += [f"[listener] {line}" for line in shared_ports(listeners, metadata.brokers, admin)]
+    return not any(troubles)
 
 
 def _check_ports(config: TidegateConfig, file: Path | None, report: Report) -> None:
@@ -243,13 +238,14 @@ def _check_certificates(config: TidegateConfig, report: Report) -> None:
         report.warnings += [f"[listener.tls] {warning}" for warning in warnings]
 
 
-async def _check_rights(config: TidegateConfig, client: BrokerClient, report: Report) -> None:
+async def _has_rights(config: TidegateConfig, client: BrokerClient, report: Report) -> bool:
     try:
         essential, others = await missing_permissions(client, config, TIMEOUT_MS)
     except BrokerError as error:
         report.problems.append(f"the proxy's own rights cannot be read: {error}")
-        return
+        return False
     report.problems += [f"{principal_of(config)} lacks {right}" for right in (*essential, *others)]
+    return not essential and not others
 
 
 async def _reach(client: BrokerClient, node_id: int) -> str | None:
@@ -260,13 +256,16 @@ async def _reach(client: BrokerClient, node_id: int) -> str | None:
     return None
 
 
-async def _check_store(config: TidegateConfig, report: Report) -> None:
+async def _check_store(config: TidegateConfig, report: Report) -> bool:
+    """Returns whether there is a store, and it works."""
     if config.storage is None:
-        return
+        return False
     found = await check_store(config.storage, report.cluster_id or "unknown", TIMEOUT_MS * 3)
-    report.problems += [f"[storage] {problem}" for problem in found.problems]
-    if not found.problems:
+    problems = [f"[storage] {problem}" for problem in found.problems]
+    report.problems += [each for each in problems if each not in report.problems]  # a mistake in the settings is there
+    if not problems:
         report.store, report.store_findings = config.storage.implementation, found.findings
+    return not problems
 
 
 def _text(address: Address) -> str:

@@ -124,7 +124,7 @@ def init(
             asked("path", "--path", path, "Folder of the remote tier")
     write(file, answers)
     say(f"{file} was written.")
-    if check and not checked(load_config(file), file):
+    if check and checked(load_config(file), file):
         say(f"Correct {file}, and run: tidegate check --config {file}")
         raise typer.Exit(FINDINGS)
     say(f"Start the proxy: tidegate serve --config {file}")

@@ -52,7 +52,7 @@ class TopicFindings:
     remarks: list[str] = field(default_factory=list)
 
 
-async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicFindings:
+async def topic_findings(config: TidegateConfig, client: BrokerClient, *, has_store: bool = True) -> TopicFindings:
     """Returns what is to be said of all topics that the settings name.
 
     Returns the rules alone with another metadata manager than the topic-based one: only the running proxy can read the
@@ -99,6 +99,7 @@ async def topic_findings(config: TidegateConfig, client: BrokerClient) -> TopicF
                 members = await group_members(client, config.remote_log.metadata_topic, TIMEOUT_MS)
                 others = other_settings(config.shared_digests(), members, "this file: all proxies need the same")
                 rules += [f"warning: {line}" for line in others]
+            if metadata is not None and has_store:
                 try:
                     absent = await absent_segments(config, cluster.cluster_id, metadata)
                 except (RemoteLogError, RemoteTierError) as error:

@@ -39,6 +39,7 @@ from proxy.process.start.unhandled_errors import unhandled_errors_logged
 from proxy.process.supervisor import UNUSABLE
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
+from tiers.config.tier_config import ConfigError
 from tiers.errors import BrokerRefusedError
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ def run(task: Task) -> int:
     try:
         with unhandled_errors_logged():
             serve(share_of_duty(task.config, task.duty), _role(task), admin, partial(settings_again, task))
-    except (RemoteTierError, TlsError, BrokerRefusedError, OSError) as error:
+    except (ConfigError, RemoteTierError, TlsError, BrokerRefusedError, OSError) as error:
         said = error.strerror if isinstance(error, OSError) else None
         sys.stderr.write(f"tidegate: {said or error}\n")
         return UNUSABLE

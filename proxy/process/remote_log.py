@@ -26,6 +26,7 @@ from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.manager_settings import METADATA_MANAGER
 from tiers.config.metadata_registry import create_metadata_manager
 from tiers.config.storage_registry import create_storage
+from tiers.config.tier_config import ConfigError
 from tiers.errors import BrokerError, BrokerRefusedError, RemoteLogError
 from tiers.fitness import Fitness
 from tiers.lasting_trouble import LastingTrouble
@@ -79,14 +80,14 @@ def metadata_folder(config: TidegateConfig) -> Path:
 async def open_storage(
     stack: AsyncExitStack, config: TidegateConfig, cluster_id: str | None, registry: CollectorRegistry
 ) -> InstrumentedRemoteStorageManager:
-    """Opens the configured store; the stack closes it. Raises `RemoteTierError`."""
+    """Opens the configured store; the stack closes it. Raises `RemoteTierError`, `ConfigError`."""
     if config.storage is None:
         raise RemoteTierError("there is no [storage]")
     name = config.storage.implementation
     try:
         store = create_storage(config.storage, cluster_id or "")
     except ValueError as error:
-        raise RemoteTierError(f"[storage] {name}: {error}") from error
+        raise ConfigError(f"[storage] {name}: {error}") from error
     registry.register(WriteCircuitMetrics(store.write_breakers))
     storage = InstrumentedRemoteStorageManager(store, name, RemoteStorageMetrics(registry), store.write_breakers)
     stack.push_async_callback(storage.close)
@@ -107,7 +108,7 @@ async def open_metadata(
 ) -> RemoteLogMetadataManager:
     """Opens the remote log metadata; the stack closes it. `cluster_id` is the cluster's own.
 
-    Raises `RemoteTierError`."""
+    Raises `RemoteTierError`, `ConfigError`."""
     config, remote_log = live.config, live.config.remote_log
     context = MetadataManagerContext(
         metadata_folder(config),
@@ -122,7 +123,7 @@ async def open_metadata(
     try:
         metadata = create_metadata_manager(remote_log.metadata_manager, remote_log.plain_metadata_settings(), context)
     except ValueError as error:
-        raise RemoteTierError(f"{METADATA_MANAGER}: {error}") from error
+        raise ConfigError(f"{METADATA_MANAGER}: {error}") from error
     stack.push_async_callback(metadata.close)
     await _opened("the remote log metadata", metadata.open, metadata.close)
     return metadata

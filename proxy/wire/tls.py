@@ -37,7 +37,7 @@ def listener_tls(config: ListenerTlsConfig | None) -> TlsContext | None:
 
     identities: list[CertificateConfig] = [config, *config.certificates]
     files = [file for each in identities for file in (each.certificate, each.key)]
-    return TlsContext("the listener", build, _files(*files, config.client_ca))
+    return TlsContext("[listener.tls]", build, _files(*files, config.client_ca))
 
 
 def _server_context(config: ListenerTlsConfig, identity: CertificateConfig) -> ssl.SSLContext:
@@ -47,7 +47,7 @@ def _server_context(config: ListenerTlsConfig, identity: CertificateConfig) -> s
     load_certificate(context, identity.certificate, identity.key, _plain(identity.key_password))
     if config.client_ca is not None:
         # Every context needs this, because OpenSSL verifies a client's certificate with the context that SNI selects.
-        load_authorities(context, config.client_ca)
+        load_authorities(context, "client.ca", config.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED if config.client_auth == "required" else ssl.CERT_OPTIONAL
         # A resumed session skips the verification, so it would admit a client whose authority is no longer trusted.
         context.options |= ssl.OP_NO_TICKET

@@ -230,11 +230,11 @@ def storage_cluster_id(config: TierConfig, cluster_id: str) -> str:
 
 
 def open_key_ring(config: TierConfig) -> KeyRing:
-    """Reads the encryption keys. Raises `RemoteTierError`."""
+    """Reads the encryption keys. Raises `ConfigError`."""
     try:
         return config.encryption.key_ring()
     except ValueError as error:
-        raise RemoteTierError(f"[encryption] {error}") from error
+        raise ConfigError(f"[encryption] {error}") from error
 
 
 async def read_all(follower: MetadataFollower, topic: MetadataTopic, max_age_ms: int, patience_ms: int) -> None:

@@ -25,7 +25,7 @@ _Stamp = tuple[int, int, int] | None
 
 
 class TlsError(Exception):
-    """Certificates or keys are unusable. The message is one line and names the file."""
+    """Certificates or keys are unusable. The message is one line and names the setting and the file."""
 
 
 def monotonic_ms() -> int:
@@ -35,7 +35,7 @@ def monotonic_ms() -> int:
 class TlsContext:
     """An SSL context. `build` makes it from `files`, and raises `TlsError`; so does the constructor.
 
-    `name` is for the log."""
+    `name` is the section of the settings, for messages."""
 
     def __init__(
         self,
@@ -50,7 +50,10 @@ class TlsContext:
         self._clock_ms = clock_ms
         self._stamps = self._read_stamps()
         self._checked_at_ms = clock_ms()
-        self._context = build()
+        try:
+            self._context = build()
+        except TlsError as error:
+            raise TlsError(f"{name} {error}") from error
         self._trouble = ""
 
     @property
@@ -77,7 +80,7 @@ class TlsContext:
         try:
             self._context = self._build()
         except TlsError as error:
-            self._trouble = f"{self._name}: {error}"
+            self._trouble = f"{self._name} {error}"
             logger.error("changed certificates cannot be used, the old ones stay: %s", error, extra={"of": self._name})
         else:
             self._trouble = ""
@@ -105,7 +108,7 @@ def client_context(
     context = ssl.create_default_context()
     if ca is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        load_authorities(context, ca)
+        load_authorities(context, "ca", ca)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = verifies_host_name
     if certificate is not None:
@@ -113,12 +116,12 @@ def client_context(
     return context
 
 
-def load_authorities(context: ssl.SSLContext, ca: Path) -> None:
-    """Loads the trusted authorities from a file. Raises `TlsError`."""
+def load_authorities(context: ssl.SSLContext, key: str, ca: Path) -> None:
+    """Loads the trusted authorities from the file that the setting `key` names. Raises `TlsError`."""
     try:
         context.load_verify_locations(ca)
     except (OSError, ValueError) as error:
-        raise TlsError(f"{ca}: {_reason(error, 'holds no certificate in PEM form')}") from error
+        raise TlsError(f"{key}: {ca}: {_reason(error, 'holds no certificate in PEM form')}") from error
 
 
 def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None, password: str | None) -> None:
@@ -127,18 +130,18 @@ def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | Non
         # The callback prevents OpenSSL's prompt for a password: a service has no terminal.
         context.load_cert_chain(certificate, key, password=lambda: password or "")
     except (OSError, ValueError) as error:
-        for file in (certificate, key):
+        for name, file in (("certificate", certificate), ("key", key)):
             if file is not None:
-                _check_readable(file)
+                _check_readable(name, file)
         problem = "the files hold no certificate and key in PEM form, or the key's password is wrong"
-        raise TlsError(f"{certificate}, {key or certificate}: {_reason(error, problem)}") from error
+        raise TlsError(f"certificate: {certificate}, key: {key or certificate}: {_reason(error, problem)}") from error
 
 
-def _check_readable(file: Path) -> None:
+def _check_readable(name: str, file: Path) -> None:
     try:
         file.read_bytes()
     except OSError as error:
-        raise TlsError(f"{file}: {error.strerror}") from error
+        raise TlsError(f"{name}: {file}: {error.strerror}") from error
 
 
 def _reason(error: Exception, otherwise: str) -> str:

@@ -138,12 +138,13 @@ TERMINAL: Final = Terminal()
 def explained(error: Exception) -> tuple[str, int]:
     """Returns the message and the exit code for an error that ended a command.
 
-    The exit code is `FAILED`, or `MISUSED` for an error in the configuration or on the command line.
+    The exit code is `FAILED`, or `MISUSED` for an error in the configuration, in a file that it names, or on the
+    command line.
     """
     match error:
         case ExceptionGroup(exceptions=(only,)):
             return explained(only)
-        case ConfigError():
+        case ConfigError() | TlsError():
             return str(error), MISUSED
         case OSError(strerror=str(reason), filename=str() | Path() as file):
             return f"{file}: {reason}", FAILED
@@ -151,7 +152,7 @@ def explained(error: Exception) -> tuple[str, int]:
             return error.strerror or str(error) or repr(error), FAILED
         case RetriableRemoteStorageError():
             return f"{error}: {TRY_AGAIN}", FAILED
-        case RemoteTierError() | RemoteLogError() | TlsError():
+        case RemoteTierError() | RemoteLogError():
             return str(error), FAILED
     # These are Click's errors about the command line, whose base class typer does not export.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):

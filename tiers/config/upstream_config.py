@@ -162,7 +162,7 @@ def upstream_tls(config: UpstreamConfig) -> TlsContext | None:
         )
 
     return TlsContext(
-        "the connections to brokers", build, [file for file in (tls.ca, tls.certificate, tls.key) if file is not None]
+        "[upstream.tls]", build, [file for file in (tls.ca, tls.certificate, tls.key) if file is not None]
     )
 
 

@@ -200,9 +200,9 @@ def _certificates(config: AdminTlsConfig) -> TlsContext:
         password = None if config.key_password is None else config.key_password.get_secret_value()
         load_certificate(context, config.certificate, config.key, password)
         if config.client_ca is not None:
-            load_authorities(context, config.client_ca)
+            load_authorities(context, "client.ca", config.client_ca)
             context.verify_mode = ssl.CERT_OPTIONAL  # the open pages need no certificate
         return context
 
     files = [file for file in (config.certificate, config.key, config.client_ca) if file is not None]
-    return TlsContext("the admin port", build, files)
+    return TlsContext("[admin.tls]", build, files)

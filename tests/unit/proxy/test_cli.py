@@ -19,7 +19,7 @@ from proxy.config import load_config
 from proxy.process.remote_log import metadata_folder
 from tests.support.servers.ports import free_ports
 from tiers.access.open_tier import RemoteTierError
-from tiers.commands.console import FAILED, INTERRUPTED
+from tiers.commands.console import FAILED, FINDINGS, INTERRUPTED, MISUSED
 
 NOBODY = f"""
 [upstream]
@@ -237,22 +237,38 @@ def test_check_says_that_no_broker_answers(config: Path, capsys: pytest.CaptureF
     assert captured.err == ""
 
 
-def test_check_says_what_is_wrong_with_the_store(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config.write_text(NOBODY + "[storage]\nimplementation = 'tape'\n")
-    assert cli.run(["check", "--config", str(config)]) == 1
-    captured = capsys.readouterr()
-    assert "problem: [storage] tape: no remote storage manager is called 'tape'" in captured.out
-    assert captured.out.splitlines()[-1] == "2 problems"
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("[storage]\nimplementation = 'tape'\n", "[storage] tape: no remote storage manager is called 'tape'"),
+        ("[storage]\nimplementation = 'local'\npth = 'x'\n", "[storage] local: unknown setting 'pth' of the local"),
+        (
+            "[storage]\nimplementation = 's3'\nbucket = 'b'\nsecret.access.key.file = '/nowhere/s'\n",
+            "[storage] s3: setting 'secret.access.key.file': /nowhere/s: No such file or directory",
+        ),
+        (
+            "[encryption]\ncurrent = 'k'\nkeys.k = '/nowhere/k'\n[storage]\nimplementation = 'local'\npath = '/'\n",
+            "[encryption] /nowhere/k: No such file or directory",
+        ),
+        ("[upstream.tls]\nca = '/nowhere/ca'\n", "[upstream.tls] ca: /nowhere/ca: No such file or directory"),
+        ("[listener.tls]\ncertificate = '/nowhere/c'\n", "[listener.tls] certificate: /nowhere/c: No such file"),
+    ],
+)
+def test_check_and_serve_agree_on_a_mistake_in_the_settings(
+    settings: str, said: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(f"{NOBODY}{settings}")
+    assert cli.run(["check", "--config", str(config)]) == MISUSED
+    assert f"problem: {said}" in capsys.readouterr().out
+    assert cli.run(["serve", "--config", str(config)]) == MISUSED
+    assert capsys.readouterr().err.startswith(f"tidegate: {said}")
 
 
-def test_check_says_what_is_wrong_with_files(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_state_folder_that_is_none_is_a_problem(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = f"[state]\npath = '{config}/state'\n"
-    keys = "[encryption]\ncurrent = 'k'\nkeys.k = '/nowhere/k'\n"
-    config.write_text(f"{NOBODY}{state}{keys}[storage]\nimplementation = 'local'\npath = '{config.parent}'\n")
-    assert cli.run(["check", "--config", str(config)]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert "problem: [encryption] /nowhere/k: No such file or directory" in lines
-    assert f"problem: [state] path: {config} is not a folder: change `path`" in lines
+    config.write_text(f"{NOBODY}{state}[storage]\nimplementation = 'local'\npath = '{config.parent}'\n")
+    assert cli.run(["check", "--config", str(config)]) == FINDINGS
+    assert f"problem: [state] path: {config} is not a folder: change `path`" in capsys.readouterr().out
 
 
 def test_check_creates_no_state_folder(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,7 +295,7 @@ def test_check_and_serve_agree_on_a_folder_that_cannot_be_written(
 def test_check_says_what_is_wrong_with_the_metadata_manager(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manager = "remote.log.metadata.manager.class.name"
     config.write_text(f"{manager} = 'floppy'\n{NOBODY}[storage]\nimplementation = 'local'\npath = '/'\n")
-    assert cli.run(["check", "--config", str(config)]) == 1
+    assert cli.run(["check", "--config", str(config)]) == MISUSED
     said = f"problem: {manager}: no remote log metadata manager is called 'floppy'; installed are"
     assert said in capsys.readouterr().out
 

@@ -242,7 +242,7 @@ async def test_a_changed_certificate_is_taken_and_a_broken_one_is_not(
             assert await asyncio.to_thread(served_by, proxy.port, old)
         assert [record.levelname for record in caplog.records] == ["ERROR"]
         assert "changed certificates cannot be used, the old ones stay" in caplog.records[0].message
-        assert tls.trouble.startswith("the listener: ")
+        assert tls.trouble.startswith("the listener ")
 
         file.write_bytes(new.identity("proxy").read_bytes())
         now_ms += 5_000
@@ -263,7 +263,7 @@ def test_the_trouble_with_files_begins_and_ends_without_a_connection(authority: 
     tls = TlsContext("the listener", made._build, [file], lambda: now_ms)
     file.write_text("half of a cert")
     now_ms += 5_000
-    assert tls.trouble.startswith("the listener: ")
+    assert tls.trouble.startswith("the listener ")
     file.write_bytes(usable)
     now_ms += 5_000
     assert tls.trouble == ""
@@ -274,10 +274,14 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
     text = tmp_path / "text"
     text.write_text("hello")
     for settings, said in (
-        ({"certificate": tmp_path / "none"}, "none: No such file or directory"),
+        ({"certificate": tmp_path / "none"}, f"[listener.tls] certificate: {tmp_path}/none: No such file or directory"),
         ({"certificate": text}, "hold no certificate and key in PEM form"),
+        ({"certificate": mine, "key": tmp_path / "none"}, f"[listener.tls] key: {tmp_path}/none: No such file"),
         ({"certificate": mine, "key": other}, "the key does not match the certificate"),
-        ({"certificate": mine, "client.ca": text, "client.auth": "required"}, "text: holds no certificate in PEM form"),
+        (
+            {"certificate": mine, "client.ca": text, "client.auth": "required"},
+            f"client.ca: {text}: holds no certificate in PEM form",
+        ),
     ):
         with pytest.raises(TlsError) as raised:
             listener_tls(ListenerTlsConfig.model_validate(settings))

@@ -108,7 +108,9 @@ def test_a_key_that_is_not_its_certificates_is_named(authority: Authority) -> No
     mine, other = authority.identity("mine"), authority.identity("other")
     with pytest.raises(TlsError) as raised:
         of_names(authority, [{"names": ["one.example.org"], "certificate": mine, "key": other}])
-    assert str(raised.value) == f"{mine}, {other}: the key does not match the certificate"
+    assert (
+        str(raised.value) == f"[listener.tls] certificate: {mine}, key: {other}: the key does not match the certificate"
+    )
 
 
 class NamedTlsBroker(FakeBroker):

@@ -44,7 +44,7 @@ def test_a_table_without_rows_says_so(capsys: pytest.CaptureFixture[str]) -> Non
         (TimeoutError(), "TimeoutError()", FAILED),
         (RemoteTierError("no broker answers"), "no broker answers", FAILED),
         (BrokerError("not the leader"), "not the leader", FAILED),
-        (TlsError("no certificate"), "no certificate", FAILED),
+        (TlsError("no certificate"), "no certificate", MISUSED),
         (ExceptionGroup("both", [ExceptionGroup("one", [BrokerError("gone")])]), "gone", FAILED),
         (ZeroDivisionError("of our own making"), "internal error: ZeroDivisionError: of our own making", FAILED),
     ],

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
+from proxy.commands import check as check_module
 from proxy.commands.check import check
 from proxy.commands.port_check import advertised_problems
+from proxy.commands.topic_check import TopicFindings
 from proxy.config import TidegateConfig
 from proxy.process.start.settings_in_use import settings_in_use
 from proxy.wire.server import bind
@@ -43,7 +46,7 @@ async def test_an_unusable_guard_of_the_admin_port_is_a_problem(tmp_path: Path) 
     certificate = tmp_path / "admin.pem"
     settings += f'[admin.tls]\ncertificate = "{certificate}"\n'
     said = [problem for problem in (await check(parse_config(settings))).problems if problem.startswith("[admin.tls]")]
-    assert said == [f"[admin.tls] {certificate}: No such file or directory"]
+    assert said == [f"[admin.tls] certificate: {certificate}: No such file or directory"]
 
 
 async def test_the_addresses_at_every_listener_are_shown() -> None:
@@ -82,6 +85,36 @@ base.port = 9200
         problems = (await check(parse_config(settings))).problems
     both = "broker 7 at 0.0.0.0:9092 and the bootstrap port of 0.0.0.0:9107"
     assert f"[listener] port 9107 is {both}: change the ports of one of them" in problems
+
+
+STORE = '[storage]\nimplementation = "local"\npath = "{}"\n'
+TOPICS = '[[topics]]\nname = "orders"\n'
+
+
+@pytest.mark.parametrize(
+    ("store", "more", "skipped"),
+    [
+        ("no/such/folder", "", "whether the metadata fits the store"),
+        (".", "[listener.tls]\ncertificate = 'missing.pem'\n", None),
+        (".", "[upstream.tls]\nca = 'missing.pem'\n", "the brokers, the proxy's rights, the topics"),
+    ],
+)
+async def test_what_does_not_depend_on_a_problem_is_checked(
+    store: str, more: str, skipped: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line says what was not checked."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(check_module, "missing_permissions", AsyncMock(return_value=([], [])))
+    monkeypatch.setattr(check_module, "metadata_topic_trouble", AsyncMock(return_value=None))
+    monkeypatch.setattr(check_module, "topic_findings", AsyncMock(return_value=TopicFindings(rules=["a rule"])))
+    async with ScriptedBroker(7) as broker:
+        config = config_with_ports(broker, free_ports(3), more + STORE.format(store) + TOPICS)
+        report = await check(config)
+    lines = list(report.lines())
+    assert [each for each in lines if each.startswith("problem: ")] != []
+    found = [each.partition("problems: ")[2] for each in lines if each.startswith("not checked, because of these pro")]
+    assert found == ([] if skipped is None else [skipped])
+    assert (report.rules == []) == (skipped is not None and "the topics" in skipped)
 
 
 @pytest.mark.parametrize(("sasl", "count"), [("", 1), ('[upstream.sasl]\nmechanism = "PLAIN"\nusername = "u"\n', 0)])

@@ -1,0 +1,34 @@
+"""Finds settings with which no process can work, before it contacts the cluster: also the files that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from proxy.config import TidegateConfig
+from proxy.process.admin.access import admin_access
+from proxy.process.tracing import require_tracing
+from proxy.wire.tls import listener_tls
+from tiers.access.open_tier import open_key_ring
+from tiers.broker.tls import TlsError
+from tiers.config.storage_registry import create_storage
+from tiers.config.tier_config import ConfigError
+from tiers.config.upstream_config import upstream_tls
+
+
+def settings_mistakes(config: TidegateConfig) -> Iterator[str]:
+    """Yields one line per mistake, which names the section, the key and the file."""
+    tried: list[tuple[str, Callable[[], object]]] = [
+        *(("", partial(listener_tls, each.tls)) for each in config.listener),
+        ("", partial(admin_access, config.admin)),
+        ("", partial(upstream_tls, config.upstream)),
+        ("", partial(require_tracing, config)),
+    ]
+    if config.is_tiered and config.storage is not None:
+        store = partial(create_storage, config.storage, "unknown")
+        tried += [("", partial(open_key_ring, config)), (f"[storage] {config.storage.implementation}: ", store)]
+    for place, read in tried:
+        try:
+            read()
+        except (ConfigError, TlsError, ValueError) as error:
+            yield f"{place}{error}"
