@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
@@ -179,7 +180,7 @@ def parse_config_text(text: str, model: type[C], name: str, environ: Mapping[str
     try:
         return model.model_validate(values, by_alias=True, by_name=False)
     except ValidationError as error:
-        mistakes = _explain(error, model)
+        mistakes = _explain(error, model, values)
         raise ConfigError("\n".join(f"{sources.get(place, name)}: {line}" for place, line in mistakes)) from None
 
 
@@ -188,27 +189,33 @@ def _explain_syntax(error: tomllib.TOMLDecodeError) -> str:
     return str(error).replace("Cannot overwrite a value", twice)
 
 
-def _explain(error: ValidationError, model: type[TierConfig]) -> Iterator[tuple[tuple[str, str], str]]:
+def _explain(
+    error: ValidationError, model: type[TierConfig], values: Mapping[str, Any]
+) -> Iterator[tuple[tuple[str, str], str]]:
     """Yields the section and the key of each mistake, and what is wrong."""
-    details = error.errors(include_url=False, include_input=False, include_context=False)
+    details = error.errors(include_url=False, include_context=False)
     for detail in details:
         if detail["type"] == "too_short" and any(_is_within(other["loc"], detail["loc"]) for other in details):
             continue  # an entry is invalid, which another line reports
         where = [str(part) for part in detail["loc"] if part != "remote_log"]
         place = section, key = _place(where, model)
+        named = _quoted(section, key, _entry(detail["loc"], values))
         match detail["type"]:
             case "extra_forbidden" if other := _other_name(section, key, model):
                 both = f"this is another name of {other}, which is set as well: remove one"
-                yield place, f"{_quoted(section, key)}: {both}"
+                yield place, f"{named}: {both}"
             case "extra_forbidden":
-                yield place, f"unknown key {_quoted(section, key)}{_hint(section, key, model)}"
+                yield place, f"unknown key {named}{_hint(section, key, model)}"
             case "missing":
-                yield place, f"missing key {_quoted(section, key)}" if key else f"missing section [{section}]"
+                yield place, f"missing key {named}" if key else f"missing section [{section}]"
             case "tuple_type" if section and not key:
                 yield place, f"[{section}] is a list: write [[{section}]] for each of its entries"
             case _:
                 message = detail["msg"].removeprefix("Value error, ")
-                yield place, f"{_quoted(section, key)}: {message}" if where else message
+                value = detail["input"]
+                is_shown = section == "topics" and key and isinstance(value, str | int | float)  # there are no secrets
+                said = f" = {json.dumps(value)}" if is_shown else ""
+                yield place, f"{named}{said}: {message}" if where else message
 
 
 def _is_within(inner: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
@@ -224,7 +231,28 @@ def _place(where: list[str], model: type[TierConfig]) -> tuple[str, str]:
     return "", ".".join(where)
 
 
-def _quoted(section: str, key: str) -> str:
+def _entry(where: Sequence[int | str], values: Any) -> str:
+    """Names the entry of a list that has a mistake, as `number 2 (pattern "orders-*")`.
+
+    Empty: no list has the mistake, or the only entry has no name."""
+    said = ""
+    for part in where:
+        is_one = isinstance(values, list) and len(values) == 1
+        try:
+            values = values[part]
+        except (LookupError, TypeError):
+            break
+        if isinstance(part, int) and isinstance(values, Mapping):
+            name = next(
+                (f" ({key} {json.dumps(values[key], default=str)})" for key in ("name", "pattern") if key in values), ""
+            )
+            said = "" if is_one and not name else f"number {part + 1}{name}"
+    return said
+
+
+def _quoted(section: str, key: str, entry: str = "") -> str:
+    if entry:
+        return f"[[{section}]] {entry} {key}".strip()
     return f"[{section}] {key}".strip() if section else f"{key}"
 
 

@@ -152,7 +152,7 @@ def test_a_malformed_quantity_names_the_forms(
 ) -> None:
     config.write_text(f'{NOBODY}[[topics]]\nname = "a"\n{key} = "6 moons"\n')
     assert cli.run(["check", "--config", str(config)]) == 2
-    assert re.search(f"{re.escape(key)}: {said}", capsys.readouterr().err)
+    assert re.search(f'\\(name "a"\\) {re.escape(key)} = "6 moons": {said}', capsys.readouterr().err)
 
 
 def test_brackets_in_an_error_are_printed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

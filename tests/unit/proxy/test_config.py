@@ -76,8 +76,14 @@ def test_founding_names_are_accepted() -> None:
         ),
         (
             UPSTREAM + "[storage]\nimplementation = 'local'\n[[storage.locations]]\nname = 'x'\nweight = true",
-            "[storage.locations] weight: expected a number, not a boolean",
+            '[[storage.locations]] number 1 (name "x") weight: expected a number, not a boolean',
         ),
+        (
+            UPSTREAM + "[[topics]]\npattern = 'a-*'\n[[topics]]\npattern = 'b-*'\nlocal.retention.ms = '6 moons'",
+            '[[topics]] number 2 (pattern "b-*") local.retention.ms = "6 moons": expected a number of milliseconds, or',
+        ),
+        (UPSTREAM + "[[topics]]\nname = 2020-01-01", '[[topics]] number 1 (name "2020-01-01") name: Input should be'),
+        (UPSTREAM + "[[listener]]\n[[listener]]\nbootstrap.port = 0", "[[listener]] number 2 bootstrap.port: Input"),
         (UPSTREAM + "[tracing]\ntraces.sampler.arg = true", "expected a number, not a boolean"),
         (
             "remote.log.manager.task.interval.ms = 5\nrlm_process_interval_ms = 6\n" + UPSTREAM,
@@ -86,11 +92,11 @@ def test_founding_names_are_accepted() -> None:
         (UPSTREAM + "[limits]\nmax.conections = 3", "[limits] max.conections; did you mean max.connections?"),
         (
             UPSTREAM + "[[topics]]\nname = 'x'\nremote.log.retention.ms = 5",
-            "[topics] remote.log.retention.ms; use remote.log.retention.minutes in [[topics]] instead",
+            '[[topics]] number 1 (name "x") remote.log.retention.ms; use remote.log.retention.minutes in',
         ),
         (
             UPSTREAM + "[[topics]]\nname = 'x'\nremote.log.retention.hours = 5",
-            "[topics] remote.log.retention.hours; use remote.log.retention.minutes in [[topics]] instead",
+            '[[topics]] number 1 (name "x") remote.log.retention.hours; use remote.log.retention.minutes in',
         ),
         (
             UPSTREAM + "[[topics]]\nname = 'x'\nretention.ms = 5",

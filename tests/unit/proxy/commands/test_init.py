@@ -79,7 +79,7 @@ def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([*OPTIONS, "--store", "s3"], "there is no terminal to ask at: say --bucket"),
         (
             [*OPTIONS, *S3, "--local-retention", "6 moons"],
-            "--local-retention: [topics] local.retention.ms: expected a num",
+            '--local-retention: [[topics]] number 1 (pattern "orders-*") local.retention.ms = "6 moons": expected',
         ),
         ([*OPTIONS, *S3, "--local-retention", "\udcff"], "--local-retention: it has bytes that are no text"),
         ([*OPTIONS, *S3, "--endpoint-url", "\udcff"], "--endpoint-url: it has bytes that are no text"),
@@ -142,7 +142,7 @@ def test_a_wrong_answer_is_asked_for_again_at_once(
     assert [line.split(": ")[1] for line in said] == [
         "[upstream] bootstrap.servers",
         "[listener] advertised.host",
-        "[topics] local.retention.ms",
+        '[[topics]] number 1 (pattern "orders-*") local.retention.ms = "orderz-*"',
     ]
     config = load_config(file)
     assert (config.listener[0].advertised_host, config.topics[0].pattern) == ("tide.example.org", "orders-*")
