@@ -111,6 +111,7 @@ def serve(config: ConfigFile) -> None:
     if mistakes := list(settings_mistakes(settings)):
         raise ConfigError("\n".join(mistakes))
     set_up_logging(settings.log.level, settings.log.format)
+    logger.info("starting: %s", config)
     with unhandled_errors_logged(), settings_in_use(config):
         if not settings.is_tiered:
             logger.info("tiered: %s", NOTHING_TIERED)

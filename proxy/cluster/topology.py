@@ -115,8 +115,18 @@ class Topology:
 
     async def wait_for_cluster(self) -> None:
         """Waits until the cluster has been read once. Opens no listeners. Raises `BrokerRefusedError`."""
+        later, self._failing = (
+            self._failing,
+            LastingTrouble(
+                logger,
+                "no broker has answered yet: the proxy asks again every second, and opens no port for clients before",
+                "a broker answers",
+                clock_ms=self._clock_ms,
+            ),
+        )
         while True:
             if await self.meet_cluster():
+                self._failing = later
                 return
             await asyncio.sleep(1)
 

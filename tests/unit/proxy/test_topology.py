@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection
 from typing import cast
 from uuid import UUID
@@ -416,3 +417,23 @@ async def test_clients_that_name_unknown_brokers_do_not_set_the_pace() -> None:
             await asyncio.sleep(0)
         following.cancel()
     assert rig.client.reads < turns / 10
+
+
+async def test_a_start_without_a_broker_says_that_no_port_is_open(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig()
+    rig.client.trouble = "nothing listens there"
+
+    async def sleep(delay_s: float) -> None:
+        rig.client.now_ms += 1_000
+        if rig.client.now_ms == 5_000:
+            rig.client.trouble = None
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with caplog.at_level(logging.INFO):
+        await rig.topology.wait_for_cluster()
+    begins, ends = caplog.records
+    said = "no broker has answered yet: the proxy asks again every second, and opens no port for clients before"
+    assert (begins.getMessage(), vars(begins)["error"]) == (said, "nothing listens there")
+    assert ends.getMessage() == "a broker answers"
