@@ -217,7 +217,7 @@ async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: R
 
 
 def _check_ports(config: TidegateConfig, file: Path | None, report: Report) -> None:
-    report.problems += advertised_problems(config.listener, [broker.address[0] for broker in report.brokers])
+    report.problems += advertised_problems(config.listener)
     if file is not None and is_in_use(file):
         report.ports = "not tried, because a process serves by these settings now"
     else:

@@ -35,12 +35,8 @@ def _trouble(what: str, host: str, port: int, *, reuse_port: bool) -> Iterator[s
         yield f"{what}: {error.strerror or error}: free the port, or change the setting"
 
 
-def advertised_problems(listeners: Sequence[ListenerConfig], broker_hosts: Collection[str]) -> Iterator[str]:
-    """Yields a line for each listener that sends the clients of other machines to themselves.
-
-    Brokers on other machines are the sign of clients on other machines."""
-    if all(map(is_loopback, broker_hosts)):
-        return
+def advertised_problems(listeners: Sequence[ListenerConfig]) -> Iterator[str]:
+    """Yields a line for each listener that sends the clients of other machines to themselves."""
     for listener in listeners:
         if "advertised_host" not in listener.model_fields_set and not is_loopback(listener.host):
             yield (

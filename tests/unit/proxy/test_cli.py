@@ -27,6 +27,7 @@ bootstrap.servers = "127.0.0.1:1"
 [admin]
 port = 0
 [listener]
+advertised.host = "localhost"
 bootstrap.port = {free_ports(1)[0]}
 """
 

@@ -162,14 +162,8 @@ async def test_a_proxy_that_runs_has_its_ports(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("listener", "broker_host", "count"),
-    [
-        ("", "kafka-1.example.org", 1),
-        ('advertised.host = "localhost"', "kafka-1.example.org", 0),
-        ('host = "127.0.0.1"', "kafka-1.example.org", 0),
-        ("", "127.0.0.1", 0),
-    ],
+    ("listener", "count"), [("", 1), ('advertised.host = "localhost"', 0), ('host = "127.0.0.1"', 0)]
 )
-async def test_remote_clients_need_an_advertised_host(listener: str, broker_host: str, count: int) -> None:
+def test_a_listener_for_other_machines_needs_an_advertised_host(listener: str, count: int) -> None:
     config = parse_config(f'[upstream]\nbootstrap.servers = "{HOST}:1"\n[listener]\n{listener}\n')
-    assert len(list(advertised_problems(config.listener, [broker_host]))) == count
+    assert len(list(advertised_problems(config.listener))) == count
