@@ -78,19 +78,24 @@ async def check_store(config: StorageConfig, cluster_id: str, timeout_ms: int) -
 
 
 async def absent_segments(config: TidegateConfig, cluster_id: str, metadata: RemoteLogMetadataReader) -> list[str]:
-    """Returns a line for each partition, of a few, whose newest segment the store lacks. Raises `RemoteTierError`."""
-    newest = islice(filter(None, map(partial(_newest_segment, metadata), metadata.partitions())), _LOOKS)
-    lines = []
+    """Looks for the newest segments of a few partitions. Returns one line if the store lacks some, else none.
+
+    Raises `RemoteTierError`."""
+    newest = list(islice(filter(None, map(partial(_newest_segment, metadata), metadata.partitions())), _LOOKS))
+    lacking = []
     async with open_storage(config, cluster_id) as storage:
         for segment in newest:
             try:
                 await with_retries(partial(storage.fetch_log_segment, segment, 0, 0))
             except RemoteResourceNotFoundError:
-                lines.append(
-                    f"the store lacks the newest segment of {segment.topic_id_partition}: is it mounted, and does"
-                    " [storage] name the place where the segments were copied? If so, run `tidegate tier verify`"
-                )
-    return lines
+                lacking.append(str(segment.topic_id_partition))
+    if not lacking:
+        return []
+    return [
+        f"the store lacks the newest segment of {', '.join(lacking)}, in a sample of {len(newest)}. Most often"
+        " [storage] names another place than the one to which the segments were copied, or its file system is not"
+        " mounted: correct that. If the place is right, run `tidegate tier verify`, which finds all lost segments"
+    ]
 
 
 def _newest_segment(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> RemoteLogSegmentMetadata | None:

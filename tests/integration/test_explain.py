@@ -113,7 +113,7 @@ async def test_an_operator_asks_where_and_why(kafka: KafkaCluster, topic_name: s
     (tmp_path / "tier").mkdir()
     code, out, _ = await tidegate_here(config, "check")
     assert code == 1
-    assert f"problem: [storage] the store lacks the newest segment of {topic_name}-0: is it mounted" in out
+    assert f"problem: [storage] the store lacks the newest segment of {topic_name}-0, in a sample of 1. " in out
     for arguments, said in (
         (["no-such-topic"], "the cluster has no topic no-such-topic"),
         ([f"{topic_name}:7"], f"{topic_name} has no partition 7: it has 1, from 0 on"),
