@@ -323,4 +323,4 @@ def _offset_lines(answer: OffsetAnswer) -> Iterator[str]:
 def _why_text(why: Why, *, of_first: bool = False) -> str:
     """`of_first`: the sentence has the numbers of the first of several segments."""
     until = "" if why.at_ms is None else f" This reason ends at the latest at {moment_text(why.at_ms)}."
-    return f"Why {why.question}{', for the first of them' if of_first else ''}: {why.sentence}{until} [{why.rule}]"
+    return f"Why {why.question}{', for the first of them' if of_first else ''}: {why.sentence}{until} See {why.rule}."

@@ -108,9 +108,12 @@ def _lines(features: StoreFeatures) -> Iterator[str]:
     where = f"location {features.location!r}: " if features.location else ""
     yield f"{where}{features.evidence}"
     if not features.has_atomic_creation:
-        yield f"{where}warning: several writers can create one object: tiering works, exports to it are refused"
+        yield f"{where}warning: two writers can overwrite each other's object: tiering is safe, exports are refused"
     if not features.has_conditional_writes:
-        yield f"{where}no conditional writes: tiering works, partition manifests are replaced without a comparison"
+        yield (
+            f"{where}no conditional writes: the store cannot refuse an outdated write. Tiering is safe, since the owner"
+            " reads a partition manifest back before it trims. You need to do nothing"
+        )
 
 
 async def _unreachable(config: StorageConfig) -> list[str]:

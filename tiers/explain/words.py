@@ -22,7 +22,7 @@ _RULE_6: Final = "docs/design.md, safety rule 6 (Clocks)"
 _LOG_RANGE: Final = "docs/design.md, 'Log range'"
 _OWNERSHIP: Final = "docs/design.md, 'Ownership'"
 _OBJECTS: Final = "docs/design.md, 'Objects'"
-_REJECTED: Final = "docs/design.md, 'Rejected'"
+_TOPICS: Final = "docs/configuration.md, [[topics]]"
 
 RULES: Final[Mapping[str, str]] = {
     HoldReason.COPY_DISABLED: _LOG_RANGE,
@@ -45,7 +45,7 @@ RULES: Final[Mapping[str, str]] = {
     HoldReason.EXPIRY_BUDGET: _RULE_6,
     StateReason.DUE: _LOG_RANGE,
     StateReason.BEHIND_EARLIER: _RULE_4,
-    StateReason.NOT_TIERED: _REJECTED,
+    StateReason.NOT_TIERED: _TOPICS,
     StateReason.STOPPED: _RULE_2,
     StateReason.DOUBT: _RULE_5,
     StateReason.STAGE_FAILS: _LOG_RANGE,

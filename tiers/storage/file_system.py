@@ -193,7 +193,7 @@ class FileSystemRemoteStorageManager:
     async def probe(self) -> Sequence[StoreFeatures]:
         """Returns a constant: the libraries offer no other condition than a move that replaces nothing."""
         if self._files.moves_once:
-            return [StoreFeatures(True, False, "of several writers of one file, one succeeds; files have no versions")]
+            return [StoreFeatures(True, False, "when several processes create one file, one of them succeeds")]
         return [StoreFeatures(False, False, "the library of this store has no conditional writes")]
 
     async def put_object(self, key: str, data: bytes, if_match: Version | None = None) -> Version | None:

@@ -57,7 +57,7 @@ def test_segments_of_one_kind_are_one_paragraph() -> None:
     kept = (
         " The total retention covers the segment. It expires when its newest record is 2 h old"
         " (retention.ms = 7200000); it is 1 h old now."
-        " This reason ends at the latest at 2023-11-14T22:13:20+00:00. [docs/design.md, 'Log range']"
+        " This reason ends at the latest at 2023-11-14T22:13:20+00:00. See docs/design.md, 'Log range'."
     )
     assert list(lines_of(Explained(answer))) == [
         "orders:0",
@@ -67,10 +67,10 @@ def test_segments_of_one_kind_are_one_paragraph() -> None:
         f"    Why not yet expired, for the first of them:{kept}",
         "  Offsets 20 to 29: segment id-20, 100 B, in both tiers.",
         "    Why still on the broker: The newest copied segment always stays on the broker."
-        " [docs/design.md, safety rule 4 (Trim what you own, where you think it is)]",
+        " See docs/design.md, safety rule 4 (Trim what you own, where you think it is).",
         f"    Why not yet expired:{kept}",
         "  Offsets 30 to 34: on the broker alone.",
-        "    Why not yet remote: A transaction is open. [docs/design.md, 'Log range']",
+        "    Why not yet remote: A transaction is open. See docs/design.md, 'Log range'.",
     ]
 
 
