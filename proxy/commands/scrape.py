@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.config import AdminConfig
 from tiers.access.open_tier import RemoteTierError
+from tiers.broker.tls import TlsError, explain, load_authorities
 from tiers.config.tier_config import ConfigError
 
 _TIMEOUT_S: Final = 10.0
@@ -92,7 +93,9 @@ class AdminClient:
                 if response.status not in expected:
                     raise RemoteTierError(f"the admin port at {self.url} answers {response.status}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = str(error) or repr(error)
+            # The text of aiohttp's own errors repeats the address.
+            cause = getattr(error, "certificate_error", getattr(error, "os_error", error))
+            reason = explain(cause) if isinstance(cause, OSError) else str(error) or repr(error)
             raise RemoteTierError(f"no process answers at {self.url}: is `tidegate serve` running? {reason}") from error
         return response.status, text
 
@@ -123,7 +126,7 @@ def _tls(config: AdminConfig) -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.check_hostname = False
     try:
-        context.load_verify_locations(config.tls.certificate)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"[admin.tls] certificate: {config.tls.certificate}: {error}") from error
+        load_authorities(context, "certificate", config.tls.certificate)
+    except TlsError as error:
+        raise ConfigError(f"[admin.tls] {error}") from error
     return context

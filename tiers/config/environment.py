@@ -83,7 +83,7 @@ class Settings:
         ):
             return Setting(section, open_key, is_text=True)
         names = {"__".join(known): known for known in self._known}
-        nearest = difflib.get_close_matches("__".join(path), names, 1, 0.8)
+        nearest = difflib.get_close_matches("__".join(path), names, 1, 0.75)
         hint = f"; did you mean {_variable(self._with_numbers(names[nearest[0]], given))}?" if nearest else ""
         raise ValueError(f"there is no such setting{hint}")
 

@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -172,7 +173,7 @@ def parse_config_text(text: str, model: type[C], name: str, environ: Mapping[str
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name}: not TOML: {_explain_syntax(error)}") from None
+        raise ConfigError(f"{name}: not TOML: {_explain_syntax(error, text)}") from None
     try:
         values, sources = overlaid(values, environ, model.settings_by_variable(), model.foreign_sections())
     except ValueError as error:
@@ -184,8 +185,12 @@ def parse_config_text(text: str, model: type[C], name: str, environ: Mapping[str
         raise ConfigError("\n".join(f"{sources.get(place, name)}: {line}" for place, line in mistakes)) from None
 
 
-def _explain_syntax(error: tomllib.TOMLDecodeError) -> str:
-    twice = "a key is set twice, or is also the first part of another key"
+def _explain_syntax(error: tomllib.TOMLDecodeError, text: str) -> str:
+    at = re.search(r"at line (\d+)", str(error))
+    line = text.rstrip().split("\n")[-1 if at is None else int(at[1]) - 1]
+    key = line.partition("=")[0].strip()  # without the value, which may be a secret
+    both = f"{key} and {key.removesuffix('.file')} are both set: remove one of them" if key.endswith(".file") else ""
+    twice = both or f"the key {key} is set twice, or is also the first part of another key"
     return str(error).replace("Cannot overwrite a value", twice)
 
 

@@ -62,8 +62,11 @@ class LocalFiles:
 
     def connect(self) -> None:
         """Creates the folder of temporary files, and deletes those of small objects that are older than a day."""
-        with self._in_place():
+        self._require_root()
+        try:
             self._temporaries.mkdir(exist_ok=True)
+        except FileNotFoundError as error:  # a file system that takes no new folder, such as /proc
+            raise RemoteStorageError(f"{self._root}: no folder can be created in it: change `path`") from error
         abandoned_before_s = time.time() - _ABANDONED_AFTER_S
         for leftover in self._temporaries.glob(f"{SMALL_OBJECT}.*"):
             with suppress(FileNotFoundError):
@@ -170,11 +173,14 @@ class LocalFiles:
             self._require_place()
             raise
 
-    def _require_place(self) -> None:
+    def _require_root(self) -> None:
         if not self._root.is_dir():
             raise RemoteStorageError(
                 f"{self._root} is not a directory: mount it, or change `path`; create it only for a new store"
             )
+
+    def _require_place(self) -> None:
+        self._require_root()
         if not self._temporaries.is_dir():
             raise RemoteStorageError(
                 f"{self._root} was replaced since it was opened: it has no folder {TEMPORARY}. Is it mounted?"

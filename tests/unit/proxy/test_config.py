@@ -124,7 +124,11 @@ def test_founding_names_are_accepted() -> None:
         (UPSTREAM + "[admin]\nhost = '127.0.0. 1'", "[admin] host: '127.0.0. 1' is not a host name or an IP address"),
         (UPSTREAM + "[[topics]]\nname = 'x'", "there is no [storage]"),
         ("x = ", "f.toml: not TOML"),
-        (UPSTREAM + "[admin]\nport = 1\nport = 2", "f.toml: not TOML: a key is set twice"),
+        (UPSTREAM + "[admin]\nport = 1\nport = 2", "f.toml: not TOML: the key port is set twice"),
+        (
+            UPSTREAM + "[upstream.sasl]\npassword = 'hush'\npassword.file = '/hush'",
+            "not TOML: password.file and password are both set: remove one of them (at end",
+        ),
         (UPSTREAM + "[admin]\nport = 1\nport.x = 2", "or is also the first part of another key"),
     ],
 )

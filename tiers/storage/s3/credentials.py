@@ -35,9 +35,7 @@ class S3Credentials(AioCredentials):  # type: ignore[misc]  # aiobotocore has no
         self._renewal = CredentialsRenewal(self._renew)
 
     @property
-    def source(self) -> str:
-        if self._current is None:
-            return "nowhere"
+    def _source(self) -> str:
         return self._current.method if self._current.method == SETTINGS else f"the SDK's source {self._current.method}"
 
     async def load_credentials(self) -> S3Credentials:
@@ -54,7 +52,9 @@ class S3Credentials(AioCredentials):  # type: ignore[misc]  # aiobotocore has no
         try:
             return await self._renewal.tried(lambda: with_retries(call, repeated=ThrottledError))
         except CredentialsRefusedError as error:
-            raise CredentialsRefusedError(f"{error}; the credentials come from {self.source}") from error
+            if self._current is None:  # the message says that there are none
+                raise
+            raise CredentialsRefusedError(f"{error}; the credentials come from {self._source}") from error
 
     async def _renew(self) -> None:
         try:

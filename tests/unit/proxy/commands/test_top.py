@@ -166,14 +166,18 @@ async def test_the_screens_come_from_the_admin_port_until_it_is_gone(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("port", "code", "said"),
-    [(0, 2, "the admin port is off: set [admin] port"), (1, 3, "no process answers at http://127.0.0.1:1")],
+    ("settings", "code", "said"),
+    [
+        ("port = 0", 2, "the admin port is off: set [admin] port"),
+        ("port = 1", 3, "no process answers at http://127.0.0.1:1: is `tidegate serve` running? Connection refused"),
+        ("tls.certificate = '/proc/version'", 2, "[admin.tls] certificate: /proc/version: holds no certificate in PEM"),
+    ],
 )
 def test_a_process_that_does_not_answer_is_one_line(
-    port: int, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "tidegate.toml"
-    config.write_text(f"{SETTINGS}port = {port}\n")
+    config.write_text(f"{SETTINGS}{settings}\n")
     assert cli.run(["top", "--config", str(config)]) == code
     captured = capsys.readouterr()
     assert (captured.out, len(captured.err.splitlines())) == ("", 1)

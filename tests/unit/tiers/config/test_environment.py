@@ -136,6 +136,7 @@ def test_a_variable_that_is_like_no_other_has_no_hint() -> None:
         ("LISTENER__1__BASE_PRT", "1", "did you mean TIDEGATE__LISTENER__1__BASE_PORT?"),
         ("LISTENER__BASE_PRT", "1", "did you mean TIDEGATE__LISTENER__BASE_PORT?"),
         ("TOPICS__LOCAL_RETENTION_M", "1h", "did you mean TIDEGATE__TOPICS__0__LOCAL_RETENTION_MS?"),
+        ("BOOTSTRAP_SERVERS", "a:1", "no such setting; did you mean TIDEGATE__UPSTREAM__BOOTSTRAP_SERVERS?"),
         ("FOO", "1", "there is no such setting"),
         ("UPSTREAM", "1", "there is no such setting"),
         ("", "1", "there is no such setting"),

@@ -78,6 +78,13 @@ async def test_a_directory_that_is_not_there_is_not_created(tmp_path: Path) -> N
     await manager.close()
 
 
+async def test_a_directory_that_takes_no_folders_is_named() -> None:
+    manager = LocalRemoteStorageManager({"path": "/proc/sys", "cluster.id": "c"})
+    with pytest.raises(RemoteStorageError, match=r"^/proc/sys: no folder can be created in it: change `path`"):
+        await manager.open()
+    await manager.close()
+
+
 async def test_a_copy_to_an_empty_folder_in_the_place_of_the_store_fails(
     storage: LocalRemoteStorageManager, root: Path, segment: Copied
 ) -> None:

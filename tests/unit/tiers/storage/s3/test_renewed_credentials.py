@@ -112,3 +112,16 @@ async def test_credentials_that_come_late_count(tmp_path: Path, monkeypatch: pyt
             await storage.check()
         finally:
             await storage.close()
+
+
+async def test_a_store_without_credentials_names_no_source() -> None:
+    async with RacingS3(races=()) as server:
+        settings = {key: value for key, value in server.settings().items() if "access" not in key}
+        storage = S3RemoteStorageManager({**settings, "cluster.id": "c"})
+        await storage.open()
+        try:
+            with pytest.raises(CredentialsRefusedError, match="there are no credentials: set") as raised:
+                await storage.check()
+            assert "come from" not in str(raised.value)
+        finally:
+            await storage.close()
