@@ -126,7 +126,11 @@ def test_the_session_that_there_is_stays_the_one(spark: SparkSession) -> None:
 
 
 def test_without_java_it_says_what_is_needed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pipeline", "sql", "--config", "unread.toml", "select 1"]
+    config = tmp_path / "tidegate.toml"
+    config.write_text(
+        '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[storage]\nimplementation = "local"\npath = "/no"\n'
+    )
+    command = [sys.executable, "-m", "pipeline", "sql", "--config", str(config), "select 1"]
     environment = {**os.environ, "JAVA_HOME": str(tmp_path)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 3
