@@ -25,9 +25,9 @@ def test_a_pattern_that_matches_no_topic_is_refused(pattern: str) -> None:
 @pytest.mark.parametrize(
     ("section", "key"),
     [
-        ("[[topics]]\npattern = '['", "[topics] pattern"),
-        ("[[topics]]\nname = '['", "[topics] name"),
-        ("[[storage.locations]]\nname = 'a'\ntopics = '['", "[storage.locations] topics"),
+        ("[[topics]]\npattern = '['", '[[topics]] number 1 (pattern "[") pattern = "["'),
+        ("[[topics]]\nname = '['", '[[topics]] number 1 (name "[") name = "["'),
+        ("[[storage.locations]]\nname = 'a'\ntopics = '['", '[[storage.locations]] number 1 (name "a") topics'),
     ],
 )
 def test_the_settings_file_is_refused_with_the_key(section: str, key: str) -> None:
