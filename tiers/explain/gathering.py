@@ -160,7 +160,7 @@ def _owner(
         remarks.append("No running process owns the partition: nothing is copied, trimmed or expired.")
         return OwnerFacts("", accepted=accepted, stopped=stopped)
     if names := differing(around.settings, owner.settings):
-        remarks.append(f"The owner has another {names} than this file. The reasons are those of this file.")
+        remarks.append(f"The owner has another {names} than this file, so it may not tier the topic as below.")
     unfit = "" if owner.is_fit else "it cannot write its disk or use the store (alarm `unfit`)"
     return OwnerFacts(owner.name, accepted=accepted, stopped=stopped, unfit=unfit)
 

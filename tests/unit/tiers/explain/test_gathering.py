@@ -133,7 +133,7 @@ async def test_a_leader_that_does_not_answer_is_a_remark(copied: Workbench) -> N
         (
             [OwnerMember("tidegate-1", "a", frozenset({3}), True, "[[topics]]=2")],
             "a (tidegate-1)",
-            "The owner has another [[topics]] than this file. The reasons are those of this file.",
+            "The owner has another [[topics]] than this file, so it may not tier the topic as below.",
         ),
     ],
 )
