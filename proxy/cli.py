@@ -23,7 +23,6 @@ from proxy.commands.tier.metadata import metadata
 from proxy.commands.tier.missing_topics import missing_topics
 from proxy.commands.tier.orphans import orphans
 from proxy.commands.tier.pause import pause, resume
-from proxy.commands.tier.quarantine import quarantine
 from proxy.commands.tier.rebuild import rebuild
 from proxy.commands.tier.rewrap import rewrap
 from proxy.commands.tier.segments import segments
@@ -66,7 +65,6 @@ tier.command(short_help="Lists the topics that the settings name or that have se
 for _command in (segments, bounds, verify, orphans, rebuild, accept, rewrap, pause, resume):
     tier.command()(_command)
 tier.command("failed-deletes")(failed_deletes)
-tier.add_typer(quarantine)
 tier.add_typer(missing_topics)
 tier.add_typer(metadata)
 

@@ -47,7 +47,7 @@ def page() -> str:
 def _commands(name: str, command: Command) -> Iterator[tuple[str, Command]]:
     """Yields the commands that do something, with their full names.
 
-    A group does something of its own if it takes a configuration file, as `tidegate tier quarantine` does."""
+    A group does something of its own if it takes a configuration file, as `tidegate tier missing-topics` does."""
     if not isinstance(command, TyperGroup):
         yield name, command
         return

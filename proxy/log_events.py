@@ -25,7 +25,7 @@ ALARMS: Final = {
     "records that are not copied have used half of the broker's retention": "broker-retention-50",
     "records that are not copied have used 80 % of the broker's retention": "broker-retention-80",
     "records that are not copied are beyond the broker's retention": "broker-retention-passed",
-    "another leader's records replaced copied records; the replaced records are in quarantine": "clamped",
+    "another leader's records replaced copied records": "cut",
     "nothing expires while this machine's clock and the brokers' clock differ": "clock-skew",
     "the time since which a topic is missing is unknown while this machine's clock and the brokers' clock differ": (
         "clock-skew"

@@ -29,9 +29,9 @@ NOT_SHOWN = {
     "tidegate_local_trims_held_by_share_groups",
     "tidegate_remote_delete_lag_bytes",  # beside the segments
     "tidegate_remote_log_gap_offsets",  # beside the gaps
-    "tidegate_remote_log_clamps",  # an alarm
-    "tidegate_remote_log_recorded_clamps",  # for the same alert
-    "tidegate_remote_quarantined_bytes",  # beside the segments
+    "tidegate_remote_log_cuts",  # an alarm
+    "tidegate_remote_log_recorded_cuts",  # for the same alert
+    "tidegate_remote_cut_bytes",  # beside the segments
     "tidegate_remote_log_metadata_owned",  # one series per metadata partition
     "tidegate_remote_reader_bytes_in_flight",  # beside the number of downloads
     "tidegate_remote_reader_local_index_bytes",

@@ -1,6 +1,6 @@
 """`merge`: replaces small adjacent segments by larger ones. Every offset stays readable at every moment.
 
-1. The job owns the metadata partitions of its topics, so no other process copies, clamps, expires or deletes there.
+1. The job owns the metadata partitions of its topics, so no other process copies, cuts, expires or deletes there.
 2. For each wave, the job writes COPY_SEGMENT_STARTED for every merged segment. Executors store the merged segments and
    read them back. The job then writes COPY_SEGMENT_FINISHED: from then on the merged segment answers for the offsets of
    its parts, which all still exist.
@@ -9,7 +9,7 @@
    segments: an executor may have another place at the same path.
 
 If the job ends early, the owners clean up: they delete an unfinished merged segment, since the parts have its records,
-and a part whose offsets a finished merged segment has. The job never merges clamped segments, nor
+and a part whose offsets a finished merged segment has. The job never merges segments that are cut, nor
 segments that do not follow each other.
 """
 

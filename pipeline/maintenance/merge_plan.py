@@ -1,7 +1,7 @@
 """Plans merges from the metadata alone: which segments are merged, and the metadata of the merged one. Pure functions.
 
 * A group has as many small segments as fit. They follow each other without a gap, and each answers for all its offsets.
-* Segments that a clamp has cut, that are being copied or deleted, that lie below the log start, or whose offsets
+* Segments that are cut, that are being copied or deleted, that lie below the log start, or whose offsets
   another segment has too, are left alone. So is the newest segment: copiers continue it, and trims end at it.
 """
 
@@ -116,6 +116,8 @@ def merged_segment(group: MergeGroup, uuid: UUID, broker_id: int, event_timestam
         segment_size_bytes=group.size_bytes,
         state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
         txn_index_empty=all(each.txn_index_empty for each in parts),
+        # The metadata has every CUT up to the latest of these epochs, and no part is void.
+        copy_epoch=max(each.leader_epoch for each in parts),
     )
 
 
@@ -133,6 +135,6 @@ def still_stand(metadata: RemoteLogMetadataReader, group: MergeGroup) -> bool:
     """Whether the metadata of every part is still the same as when the merge was planned."""
     for part in group.parts:
         known = metadata.remote_log_segment_metadata_by_id(part.segment_id)
-        if known is None or (known.state, known.clamped_to) != (part.state, part.clamped_to):
+        if known is None or (known.state, known.cut_at) != (part.state, part.cut_at):
             return False
     return all(later.start_offset == earlier.end_offset + 1 for earlier, later in pairwise(group.parts))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from pipeline.chosen_partitions import chosen_partitions, nothing_chosen
@@ -32,7 +31,7 @@ from tiers.access.owned_tier import owned_tier
 from tiers.access.progress import SILENCE, Progress
 from tiers.metadata.partition_manifest import PartitionManifest
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, after_cuts
 from tiers.upkeep.rebuild import Rebuild, RebuildOptions
 from tiers.upkeep.rebuild import rebuild as rebuild_metadata
 
@@ -91,7 +90,7 @@ async def _accepted(
         manifest = partition.manifest
         if isinstance(manifest, PartitionManifest) and re.fullmatch(topics, manifest.topic_id_partition.topic):
             found += [
-                replace(each.metadata(manifest.topic_id_partition), clamped_to=each.clamped_to)
+                after_cuts(each.metadata(manifest.topic_id_partition), manifest.cuts)
                 for each in manifest.segments
                 if (listed := partition.segments.get(each.id)) is not None and listed.log_bytes is not None
             ]
@@ -141,7 +140,7 @@ def _runs(segments: Sequence[RemoteLogSegmentMetadata]) -> list[list[RemoteLogSe
     runs: list[list[RemoteLogSegmentMetadata]] = []
     for segment in segments:
         last = runs[-1][-1] if runs else None
-        if last is not None and last.clamped_to is None and last.end_offset + 1 == segment.start_offset:
+        if last is not None and last.cut_at is None and last.end_offset + 1 == segment.start_offset:
             runs[-1].append(segment)
         else:
             runs.append([segment])

@@ -161,7 +161,7 @@ async def _start(services: TaskServices, segment: RemoteLogSegmentMetadata) -> N
         known = services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
         if known is None:
             return
-        if known.state is segment.state and known.clamped_to != segment.clamped_to:
+        if known.state is segment.state and known.cut_at != segment.cut_at:
             raise InvalidTransitionError(
                 f"segment {segment.segment_id.id} was cut meanwhile: an operator may delete it"
             )

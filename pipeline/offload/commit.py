@@ -37,12 +37,12 @@ from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, epoch_of_copy
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
 from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
-from tiers.tasks.history.clamp_task import RLMClampTask
+from tiers.tasks.history.cut_task import RLMCutTask
 from tiers.tasks.history.lineage import check_lineage
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
@@ -68,7 +68,7 @@ class PartitionOffload:
 
     partition: TopicIdPartition
     policy: TopicPolicy
-    clamp: RLMClampTask
+    cut: RLMCutTask
     manifest: PartitionManifestTask
     attempts: CopyAttempts
     gaps: LogGapTask
@@ -77,6 +77,8 @@ class PartitionOffload:
     """Where the run began. -1: it has not begun yet."""
     next_offset: int = -1
     remote_end: int | None = None
+    copy_epoch: int = -1
+    """The leader epoch whose log was compared with the remote records."""
     end_offset: int = 0
     """Exclusive end of what may be copied: the last stable offset, or the offset at which the log is damaged."""
     local_offsets: int = 0
@@ -122,7 +124,7 @@ class OffloadCommitter:
         return PartitionOffload(
             partition,
             policy,
-            RLMClampTask(services, partition, manifest),
+            RLMCutTask(services, partition, manifest),
             manifest,
             attempts,
             LogGapTask(services, partition, manifest, attempts),
@@ -166,7 +168,9 @@ class OffloadCommitter:
         bounds = await services.source.bounds(partition, timeout_ms)
         log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await one.manifest.check(bounds, log_start.offset)
-        if await one.clamp.run(bounds, log_start.offset):
+        is_cut = await one.cut.run(bounds, log_start.offset)
+        one.copy_epoch = epoch_of_copy(bounds.leader_epoch, services.metadata.cuts(partition))
+        if is_cut:
             bounds = await services.source.bounds(partition, timeout_ms)
         return bounds, log_start
 
@@ -197,6 +201,7 @@ class OffloadCommitter:
             plan_id=uuid4(),
             attempts=ATTEMPTS,
             leader_epoch=leader_epoch,
+            copy_epoch=one.copy_epoch,
             bounds=tuple(bounds),
         )
         await self._written(one.partition, partial(self.services.metadata.put_copy_plan, plan))

@@ -268,6 +268,7 @@ class TileCopier:
             segment_size_bytes=built.size_bytes,
             state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
             txn_index_empty=built.txn_index_empty,
+            copy_epoch=self._task.plan.copy_epoch,
         )
         custom_metadata = await write_objects(self._storage, self._spool, self._key_ring, built, segment)
         segment = replace(segment, custom_metadata=custom_metadata)

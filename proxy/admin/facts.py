@@ -14,7 +14,7 @@ SettingSource = Literal["topic", "file", "environment", "broker", "default"]
 THIS_PROCESS: Final = "this process"
 """What an alarm about a process concerns, where that process itself says it."""
 TopicState = Literal["tiered", "paused", "refused", "missing", "deleted"]
-SegmentState = Literal["copying", "remote", "cut", "quarantined", "deleting"]
+SegmentState = Literal["copying", "remote", "cut", "void", "deleting"]
 
 
 class ProcessState(StrEnum):
@@ -92,8 +92,8 @@ class PartitionLine:
     leader_epoch: int | None = None
     bytes: TierBytes = TierBytes()
     segments: int = 0
-    quarantined_segments: int = 0
-    quarantined_bytes: int = 0
+    cut_segments: int = 0
+    cut_bytes: int = 0
     gaps: int = 0
     oldest_ms: int | None = None
     """The newest timestamp in the first readable remote segment. The log may begin a little earlier."""
@@ -126,7 +126,7 @@ class TopicLine:
     partitions: int = 0
     bytes: TierBytes = TierBytes()
     segments: int = 0
-    quarantined_segments: int = 0
+    cut_segments: int = 0
     gaps: int = 0
     oldest_ms: int | None = None
     newest_remote_ms: int | None = None

@@ -48,8 +48,8 @@ class SegmentSums:
 
     size_bytes: int = 0
     segments: int = 0
-    quarantined_segments: int = 0
-    quarantined_bytes: int = 0
+    cut_segments: int = 0
+    cut_bytes: int = 0
     oldest_ms: int | None = None
     newest_ms: int | None = None
     bytes_per_offset: float = 0.0
@@ -152,8 +152,8 @@ def partition_line(
         remote_end=known.remote_end,
         bytes=TierBytes(remote_only, sums.size_bytes - remote_only, 0),
         segments=sums.segments,
-        quarantined_segments=sums.quarantined_segments,
-        quarantined_bytes=sums.quarantined_bytes,
+        cut_segments=sums.cut_segments,
+        cut_bytes=sums.cut_bytes,
         gaps=known.gaps,
         oldest_ms=sums.oldest_ms,
         newest_remote_ms=sums.newest_ms,
@@ -207,7 +207,7 @@ def topic_line(
             sum(each.bytes.local_only for each in partitions),
         ),
         segments=sum(each.segments for each in partitions),
-        quarantined_segments=sum(each.quarantined_segments for each in partitions),
+        cut_segments=sum(each.cut_segments for each in partitions),
         gaps=sum(each.gaps for each in partitions),
         oldest_ms=min(oldest_ms, default=None),
         newest_remote_ms=max(newest_ms, default=None),
@@ -242,7 +242,7 @@ def _state_of(segment: StoredSegment) -> SegmentState:
         case RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
             return "deleting"
     if segment.valid_end_offset < segment.start_offset:
-        return "quarantined"
+        return "void"
     return "cut" if segment.valid_end_offset < segment.end_offset else "remote"
 
 

@@ -165,7 +165,7 @@ class TierView:
             from_offset=from_offset,
             next_from_offset=following,
             segments=tuple(segment_facts(each, line.local_start) for each in window[:SEGMENTS_PER_PAGE]),
-            shape=await self._shape(partition, line.segments + line.quarantined_segments),
+            shape=await self._shape(partition, line.segments + line.cut_segments),
             gaps=tuple(GapFacts(*gap) for gap in metadata.gaps(partition)),
             stages=()
             if report is None

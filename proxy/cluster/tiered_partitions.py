@@ -170,7 +170,7 @@ class TieredPartitions:
     def end_offset(self, partition: TopicIdPartition, log_start: int | None = None) -> int | None:
         """Returns the remote end offset (inclusive). None: no remote record lies at or above `log_start`.
 
-        The head of a segment in quarantine may remain below the log start. It does not count."""
+        The head of a segment that is cut may remain below the log start. It does not count."""
         end_offset = self.rlmm.remote_end_offset(partition)
         return None if end_offset is None or end_offset < (log_start or 0) else end_offset
 

@@ -47,7 +47,7 @@ now.""",
     (
         "Events",
         """\
-`tidegate_remote_log_gaps` and `tidegate_remote_quarantined_segments` show what is left of `gap` and `clamped`.""",
+`tidegate_remote_log_gaps` and `tidegate_remote_cut_segments` show what is left of `gap` and `cut`.""",
         Kind.EVENT,
         _WITH_METRIC,
     ),

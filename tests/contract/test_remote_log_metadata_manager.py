@@ -31,7 +31,7 @@ from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager,
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogClampUpdate, RemotePartitionDeleteMetadata
+from tiers.model.segment_metadata import RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemoteLogSegmentState as State
 from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
 
@@ -438,7 +438,7 @@ async def test_an_accepted_history_ends_the_log_starts_above_its_begin(
 async def test_a_copy_plan_announces_all_attempts_and_ends_when_none_is_left(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
-    plan = CopyPlan(partition, "", 0, uuid4(), 2, 3, (0, 50, 80))
+    plan = CopyPlan(partition, "", 0, uuid4(), 2, 3, 3, (0, 50, 80))
     await manager.put_copy_plan(plan)
     assert [each.plan_id for each in manager.copy_plans(partition)] == [plan.plan_id]
     first, lost, second, never_begun = plan.announced()
@@ -462,33 +462,31 @@ async def test_a_copy_plan_announces_all_attempts_and_ends_when_none_is_left(
     assert listed == [first.segment_id, second.segment_id]
 
 
-async def test_clamps_come_in_the_order_in_which_they_were_written(
-    manager: RemoteLogMetadataManager, partition: TopicIdPartition
-) -> None:
-    assert list(manager.recorded_clamps(partition)) == []
-    for valid_end_offset in (59, 129, 59):
-        await manager.put_remote_log_clamp(RemoteLogClampUpdate(partition, "", 0, 1, valid_end_offset))
-    assert [clamp.valid_end_offset for clamp in manager.recorded_clamps(partition)] == [129, 59]
+async def test_each_leader_epoch_has_one_cut(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
+    assert list(manager.cuts(partition)) == []
+    for leader_epoch, offset in ((2, 60), (1, 130), (2, 50)):
+        await manager.put_cut(partition, leader_epoch, offset)
+    assert [(cut.leader_epoch, cut.offset) for cut in manager.cuts(partition)] == [(1, 130), (2, 50)]
 
 
-async def test_a_clamp_cuts_a_copy_that_began_before_it_and_ends_after_it(
+async def test_a_cut_voids_a_copy_that_began_before_it_and_ends_after_it(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     begun = segment(partition, 0, 99, epoch=1)
     await manager.add_remote_log_segment_metadata(begun)
-    await manager.put_remote_log_clamp(RemoteLogClampUpdate(partition, "", 0, 1, 59))
+    await manager.put_cut(partition, 2, 60)
     await manager.update_remote_log_segment_metadata(to(begun, State.COPY_SEGMENT_FINISHED))
     assert [each.valid_end_offset for each in manager.list_remote_log_segments(partition)] == [59]
     assert (manager.remote_end_offset(partition), manager.highest_offset_for_epoch(partition, 1)) == (59, 59)
     assert manager.remote_log_segment_metadata(partition, 60) is None
 
 
-async def test_a_clamp_cuts_what_is_finished_and_an_operator_has_it_deleted(
+async def test_a_cut_voids_what_was_copied_in_an_earlier_epoch(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     first = await copied(manager, segment(partition, 0, 99, epoch=1))
     second = await copied(manager, segment(partition, 100, 199, epoch=2))
-    await manager.put_remote_log_clamp(RemoteLogClampUpdate(partition, "", 0, 1, 59))
+    await manager.put_cut(partition, 3, 60)
     third = await copied(manager, segment(partition, 60, 129, epoch=3))
     answering = [manager.remote_log_segment_metadata(partition, offset) for offset in (59, 60, 129, 130)]
     assert [None if each is None else each.segment_id for each in answering] == [
@@ -502,11 +500,6 @@ async def test_a_clamp_cuts_what_is_finished_and_an_operator_has_it_deleted(
     listed = {each.segment_id: each for each in manager.list_remote_log_segments(partition)}
     assert [each for each in listed if listed[each].is_cut_off] == [second.segment_id]
     assert listed[first.segment_id].valid_end_offset == 59
-
-    assert not manager.is_quarantine_deletion_asked(second.segment_id)
-    await manager.ask_for_quarantine_deletion(second.segment_id)
-    assert manager.is_quarantine_deletion_asked(second.segment_id)
     for state in (State.DELETE_SEGMENT_STARTED, State.DELETE_SEGMENT_FINISHED):
         await manager.update_remote_log_segment_metadata(to(second, state))
-    assert not manager.is_quarantine_deletion_asked(second.segment_id)
     assert manager.remote_end_offset(partition) == 129

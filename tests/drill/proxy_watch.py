@@ -24,7 +24,7 @@ OWNER_BACK_S = 15.0
 _INTERVAL_S = 0.25
 _OWNED = re.compile(r'^tidegate_remote_log_metadata_owned\{[^}]*metadata_partition="(\d+)"[^}]*\} 1\.0$', re.MULTILINE)
 _BROKEN_BOUNDS = re.compile(r"^tidegate_bounds_violations_total\{([^}]*)\} ([1-9][\d.]*)$", re.MULTILINE)
-_NEVER = (AlarmReason.CLAMPED, AlarmReason.CUSTOM_METADATA, AlarmReason.DIVERGED, AlarmReason.METADATA_LOST)
+_NEVER = (AlarmReason.CUT, AlarmReason.CUSTOM_METADATA, AlarmReason.DIVERGED, AlarmReason.METADATA_LOST)
 """The alarms that no fault of a drill explains. `TierModel` judges the gaps: clients delete records, too."""
 _ALARMS = re.compile(
     rf'^{ALARMS.exposed_name}\{{([^}}]*reason="(?:{"|".join(_NEVER)})"[^}}]*)\}} ([1-9][\d.]*)$', re.MULTILINE

@@ -16,7 +16,7 @@ from tiers.tasks.metrics import RemoteLogManagerMetrics
 
 EXPLAINED = {AlarmReason.GAP, AlarmReason.COPY_STALLED, AlarmReason.STAGE_FAILING}
 """Some alarms that a killed process or a store that is gone may begin."""
-UNEXPLAINED = {AlarmReason.CLAMPED, AlarmReason.CUSTOM_METADATA, AlarmReason.DIVERGED, AlarmReason.METADATA_LOST}
+UNEXPLAINED = {AlarmReason.CUT, AlarmReason.CUSTOM_METADATA, AlarmReason.DIVERGED, AlarmReason.METADATA_LOST}
 
 
 @pytest.mark.parametrize("reason", sorted(EXPLAINED | UNEXPLAINED))

@@ -21,7 +21,6 @@ from tests.support.tiers.workbench import POLICY
 from tests.support.written_log import WrittenLog
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
-    RemoteLogClampUpdate,
 )
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 
@@ -120,7 +119,7 @@ async def test_encrypted_segments_are_not_merged_without_a_key(root: Path, log: 
         assert await log_bytes(bench) == b"".join(batch.data for batch in log.batches[:9])
 
 
-async def test_clamped_lone_large_newest_and_doubled_segments_are_left_alone(root: Path, log: WrittenLog) -> None:
+async def test_lone_large_newest_and_doubled_segments_are_left_alone(root: Path, log: WrittenLog) -> None:
     async with bench_of(root, log, [2, 4, 6, 8]) as bench:
         places = [(each.start_offset, each.end_offset) for each in bench.segments]
 
@@ -139,10 +138,9 @@ async def test_clamped_lone_large_newest_and_doubled_segments_are_left_alone(roo
         assert planned() == []
 
 
-async def test_a_clamp_leaves_what_it_cut_alone(root: Path, log: WrittenLog) -> None:
+async def test_segments_that_are_cut_are_left_alone(root: Path, log: WrittenLog) -> None:
     async with bench_of(root, log, [2, 4, 6, 8]) as bench:
-        cut = bench.segments[1].end_offset - 1
-        await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(bench.partition, "", 0, 0, cut))
+        await bench.metadata.put_cut(bench.partition, 2, bench.segments[1].end_offset)
         assert plan_merges(bench.metadata, bench.partition, LIMITS) == []
 
 

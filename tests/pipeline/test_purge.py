@@ -23,7 +23,7 @@ from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart
-from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.storage.object_key import partition_manifest_key
 from tiers.tasks.deletion.segment_deletion import write_state
@@ -100,7 +100,7 @@ async def test_refused_deletions_are_published_and_done_by_the_next_run(bench: J
 async def test_a_segment_cut_since_it_was_chosen_is_left_to_an_operator(bench: JobBench) -> None:
     """Another member owned the partition for a moment, and found that the log diverged."""
     chosen = bench.segments[:2]
-    await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(bench.partition, "", 0, 0, 14))
+    await bench.metadata.put_cut(bench.partition, 1, 15)
     done = await purge(bench.services, bench.config, InlineRunner(), chosen)
     [(_, error), _] = done.failed
     assert "was cut meanwhile" in error

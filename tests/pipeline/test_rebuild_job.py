@@ -158,7 +158,7 @@ async def test_a_pattern_that_fits_no_manifest_is_misuse(bench: CommandBench, mo
 def test_only_neighbours_without_a_gap_tell_anything_of_each_other(bench: CommandBench) -> None:
     def segment(start: int, end: int, cut: int | None = None) -> RemoteLogSegmentMetadata:
         made = asyncio.run(bench.stored(start))
-        return replace(made, end_offset=end, clamped_to=cut)
+        return replace(made, end_offset=end, cut_at=cut)
 
     segments = [segment(0, 9), segment(10, 19), segment(30, 39, 35), segment(40, 49), segment(50, 59), segment(60, 69)]
     plan = plan_indexes(config_of(bench), CLUSTER_ID, reversed(segments), is_applied=False, segments_per_task=2)

@@ -99,7 +99,7 @@ def facts(topics: int = 1000, *, in_trouble: bool = False) -> ScriptedFacts:
         )  # fmt: skip
         line, partitions = found.topic_lines["orders-0000"]
         partitions[0] = replace(
-            partitions[0], alarms=("copy-stalled",), gaps=1, quarantined_segments=2, quarantined_bytes=128 * MIB,
+            partitions[0], alarms=("copy-stalled",), gaps=1, cut_segments=2, cut_bytes=128 * MIB,
             trouble="no broker answers within 2500 ms: 10.0.0.3:9092: connection refused",
         )  # fmt: skip
         found.topic_lines["orders-0000"] = (

@@ -148,7 +148,7 @@ def test_a_late_trim_after_a_takeover_removes_what_is_remote(
 @pytest.mark.parametrize(
     ("shared_count", "late_retention_bytes", "reason"),
     [
-        pytest.param(600, 650_000, "clamped", id="into-shared-records"),
+        pytest.param(600, 650_000, "cut", id="into-shared-records"),
         pytest.param(50, 1, "diverged", id="into-lost-records"),
     ],
 )

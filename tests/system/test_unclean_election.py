@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ SHARED, LOST, REPLACING = 5000, 1500, 6000
 LOCAL_BYTES = 3 << 20
 
 
-async def quarantined(proxy: TidegateProcess) -> list[dict[str, Any]]:
-    code, out, err = await tier_command.run(proxy.config, "quarantine", "--json")
+async def segments_of(proxy: TidegateProcess, topic: str) -> list[dict[str, Any]]:
+    code, out, err = await tier_command.run(proxy.config, "segments", "--json", topic)
     assert (code, err) == (0, "")
     found: list[dict[str, Any]] = json.loads(out)
     return found
@@ -39,16 +38,7 @@ async def until_remote(proxy: TidegateProcess, topic: str, end_offset: int) -> N
             await asyncio.sleep(0.5)
 
 
-async def until_deleted(proxy: TidegateProcess, objects: Callable[[], list[Path]]) -> None:
-    """Waits until the segments are gone from the store and from the quarantine, which they leave first."""
-    async with asyncio.timeout(300):
-        while True:
-            if not any(one["deletable"] for one in await quarantined(proxy)) and not objects():
-                return
-            await asyncio.sleep(0.5)
-
-
-async def test_the_history_is_the_new_leaders_and_the_rest_is_in_quarantine(
+async def test_the_history_is_the_new_leaders_and_the_rest_is_void(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     cluster, topic = kafka_of_three, topic_name[-40:]
@@ -68,7 +58,7 @@ async def test_the_history_is_the_new_leaders_and_the_rest_is_in_quarantine(
         try:
             await asyncio.to_thread(produce, proxy.bootstrap_servers, topic, lost)
             await until_remote(proxy, topic, SHARED + LOST - 1)
-            assert await quarantined(proxy) == []
+            assert all(each["valid_end_offset"] == each["end_offset"] for each in await segments_of(proxy, topic))
             await asyncio.to_thread(cluster.kill_broker, LEADER)
         finally:
             await asyncio.to_thread(cluster.start_broker, FOLLOWER)
@@ -79,24 +69,13 @@ async def test_the_history_is_the_new_leaders_and_the_rest_is_in_quarantine(
                 found = await asyncio.to_thread(read, consumer, SHARED + REPLACING)
             assert found == list(enumerate(shared + replacing))
 
-            cut = await quarantined(proxy)
-            offsets = {offset for one in cut for offset in range(one["first_cut_off"], one["end_offset"] + 1)}
-            assert offsets == set(range(SHARED, SHARED + LOST))
-            assert proxy.metric("tidegate_remote_log_clamps_total") > 0
-
-            whole = [one["segment"] for one in cut if one["deletable"]]
-            assert whole
-
-            def objects() -> list[Path]:
-                return [path for segment in whole for path in (tmp_path / "tier").rglob(f"*{segment}*")]
-
-            assert len(objects()) == 2 * len(whole)
-            wanted = [argument for segment in whole for argument in ("--segment", segment)]
-            code, out, _ = await tier_command.run(proxy.config, "quarantine", "delete", *wanted)
-            assert (code, "Nothing was written" in out) == (0, True)
-            assert [one for one in await quarantined(proxy) if one["deletion_asked"]] == []
-            code, _, err = await tier_command.as_process(proxy.config, "quarantine", "delete", *wanted, "--yes")
-            assert (code, err) == (0, "")
-            await until_deleted(proxy, objects)
+            void = {
+                each["segment"]: range(max(each["start_offset"], each["valid_end_offset"] + 1), each["end_offset"] + 1)
+                for each in await segments_of(proxy, topic)
+            }
+            assert {offset for offsets in void.values() for offset in offsets} == set(range(SHARED, SHARED + LOST))
+            assert proxy.metric("tidegate_remote_log_cuts_total") > 0
+            kept = [path for segment in filter(void.get, void) for path in (tmp_path / "tier").rglob(f"*{segment}*")]
+            assert len(kept) == 2 * sum(map(bool, void.values()))
         finally:
             await asyncio.to_thread(cluster.start_broker, LEADER)

@@ -47,7 +47,7 @@ class StateReason(StrEnum):
     COPY_LEFT = "copy-left"
     DELETION_BEGUN = "deletion-begun"
     BELOW_LOG_START = "below-log-start"
-    QUARANTINE = "quarantine"
+    VOID = "void"
     SUPERSEDED = "superseded"
     LEADER_UNKNOWN = "leader-unknown"
 
@@ -69,7 +69,7 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class SegmentAnswer:
-    """One remote segment. `end_offset` is the last offset (inclusive) that may be read; in quarantine, the last one.
+    """One remote segment. `end_offset` is the last offset (inclusive) that may be read; if all of it is void, the last.
 
     `place` is REMOTE or BOTH for a readable segment, else UNKNOWN. `object` is the key of its log; empty: not known."""
 

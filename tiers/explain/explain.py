@@ -195,18 +195,18 @@ class _Explanation:
                 f" {gap.next_offset - 1} before they were copied. A Fetch goes on at offset {gap.next_offset}."
             )
             return OffsetAnswer(offset, Place.GAP, sentence, _ANY_PROXY, continues_at=gap.next_offset)
-        quarantined = next((each for each in facts.segments if _is_in(each, offset)), None)
+        void = next((each for each in facts.segments if _is_in(each, offset)), None)
         if facts.local is None:
             sentence = f"The remote tier does not have offset {offset}, and the leader does not answer."
-        elif quarantined is not None and quarantined.is_cut_off:
-            sentence = f"Offset {offset} is in quarantine: another leader's records replaced it."
+        elif void is not None and void.is_cut_off:
+            sentence = f"Offset {offset} is void: another leader's records replaced it."
         else:
             sentence = (
                 f"Neither tier has offset {offset}, though the log starts at offset {facts.log_start}. A client gets"
                 f" an error that it retries. `tidegate tier bounds {facts.partition.topic}` and"
                 " docs/operations.md, 'A partition stops', help."
             )
-        found = None if quarantined is None else self.segment(quarantined)
+        found = None if void is None else self.segment(void)
         return OffsetAnswer(offset, Place.UNKNOWN, sentence, "no process", found)
 
     @property
@@ -253,10 +253,10 @@ class _Explanation:
             )
         elif segment.is_cut_off:
             sentence = (
-                "Another leader's records replaced the segment, so it is in quarantine. Only an operator deletes it"
-                " (`tidegate tier quarantine`)."
+                "Another leader's records replaced the segment. The owner deletes it when the total retention in time"
+                " has passed since then."
             )
-            yield why(Question.NOT_EXPIRED, StateReason.QUARANTINE, sentence)
+            yield why(Question.NOT_EXPIRED, StateReason.VOID, sentence)
         elif segment.valid_end_offset < facts.log_start:
             sentence = f"The log starts at offset {facts.log_start}. The owner deletes the segment in its next round."
             held = self._topic_hold(Question.NOT_EXPIRED)
@@ -351,7 +351,7 @@ class _Explanation:
 
     def _is_accepted(self, segment: RemoteLogSegmentMetadata) -> bool:
         accepted, segment_id = self._facts.owner.accepted, segment.segment_id.id
-        return accepted is None or (segment_id in accepted and accepted[segment_id] == segment.clamped_to)
+        return accepted is None or (segment_id in accepted and accepted[segment_id] == segment.cut_at)
 
     @cached_property
     def _not_expired(self) -> Mapping[RemoteLogSegmentId, Why]:

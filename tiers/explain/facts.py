@@ -39,7 +39,7 @@ class LocalFacts:
 class OwnerFacts:
     """What the owner knows. A command that runs beside the owner knows only a part of it.
 
-    `accepted` has the segments of the stored partition manifest, each with the offset to which a clamp cut it.
+    `accepted` has the segments of the stored partition manifest, each with its `cut_at`.
     `open_since_ms` is the time at which the owner read the first record of the open segment. `troubles` has the last
     error of each stage that fails, by the stage's name. `stopped` says why the owner may doubt the past."""
 

@@ -44,14 +44,13 @@ class StoredManifest:
     trouble: str = ""
 
     def accepted(self) -> Mapping[UUID, int | None] | None:
-        """Returns the accepted segments, each with the offset to which a clamp cut it. None: they are not known."""
+        """Returns the accepted segments, each with its `cut_at`. None: they are not known."""
         if self.trouble:
             return None
         try:
-            segments = () if self.content is None else decode_partition_manifest(self.content).segments
+            return {} if self.content is None else decode_partition_manifest(self.content).accepted()
         except RemoteLogMetadataError:
             return {}
-        return {segment.id: segment.clamped_to for segment in segments}
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ RULES: Final[Mapping[str, str]] = {
     StateReason.COPY_LEFT: _RULE_3,
     StateReason.DELETION_BEGUN: _OBJECTS,
     StateReason.BELOW_LOG_START: _LOG_RANGE,
-    StateReason.QUARANTINE: _RULE_2,
+    StateReason.VOID: _RULE_2,
     StateReason.SUPERSEDED: _LOG_RANGE,
     StateReason.LEADER_UNKNOWN: _RULE_5,
 }

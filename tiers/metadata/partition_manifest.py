@@ -2,9 +2,8 @@
 
     {"checksum": CRC-32C of the rest, "manifest": {"version": 4, ...}}    JSON, in the store, beside the segments
 
-* It names the segments that were accepted (COPY_SEGMENT_FINISHED), with the end up to which each may be read after a
-  clamp. It also names the dead segments whose objects may still exist. A segment that it does not name is newer, or
-  is a copy that had not ended.
+* It names the segments that were accepted (COPY_SEGMENT_FINISHED), and the CUTs. It also names the dead segments whose
+  objects may still exist. A segment that it does not name is newer, or is a copy that had not ended.
 * The owner writes it after the metadata record, so it may be older than the metadata topic, but never newer. It says
   how far the owner had read the metadata topic. A metadata topic that does not reach this position has lost records.
 * The broker keeps the records of a segment until the manifest accepts the segment. So the manifest is a witness of all
@@ -26,23 +25,23 @@ from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import Cut, LeaderEpochEntry, RemoteLogSegmentMetadata, after_cuts
 from tiers.model.segment_state import RemoteLogSegmentState
 
-VERSION = 5
+VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestSegment:
-    """An accepted segment. `end_offset` is inclusive. `clamped_to` is that of `RemoteLogSegmentMetadata`."""
+    """An accepted segment. `end_offset` is inclusive. `leader_epoch` is that of its copy."""
 
     id: UUID
     start_offset: int
     end_offset: int
     size_bytes: int
     leader_epochs: tuple[LeaderEpochEntry, ...]
+    leader_epoch: int
     custom_metadata: bytes | None = None
-    clamped_to: int | None = None
 
     def metadata(self, partition: TopicIdPartition) -> RemoteLogSegmentMetadata:
         """Returns the metadata with which a store finds the segment. Its times have no meaning."""
@@ -57,7 +56,7 @@ class ManifestSegment:
             segment_size_bytes=self.size_bytes,
             state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
             custom_metadata=self.custom_metadata,
-            clamped_to=self.clamped_to,
+            copy_epoch=self.leader_epoch,
         )
 
 
@@ -72,6 +71,7 @@ class PartitionManifest:
     position: MetadataPosition
     """How far the owner had read the metadata partition."""
     gaps: tuple[LogGap, ...] = ()
+    cuts: tuple[Cut, ...] = ()
     segments: tuple[ManifestSegment, ...] = ()
     dead: tuple[UUID, ...] = ()
     tier_config: Mapping[str, str] = field(default_factory=dict)
@@ -85,6 +85,11 @@ class PartitionManifest:
     def is_later_than(self, position: MetadataPosition) -> bool:
         """Whether the manifest reflects records of the same metadata topic that a reader at `position` did not read."""
         return self.position.topic_id == position.topic_id and self.position.next_offset > position.next_offset
+
+    def accepted(self) -> dict[UUID, int | None]:
+        """Returns the accepted segments, each with its `cut_at`."""
+        segments = (each.metadata(self.topic_id_partition) for each in self.segments)
+        return {each.segment_id.id: after_cuts(each, self.cuts).cut_at for each in segments}
 
     def positions(self) -> Iterator[tuple[TopicIdPartition, MetadataPosition]]:
         """Yields the positions that the metadata topic must still reach, each with a partition whose metadata it has.
@@ -116,6 +121,7 @@ def encode_partition_manifest(manifest: PartitionManifest) -> bytes:
         "localLogStart": None if manifest.local_log_start is None else list(manifest.local_log_start),
         "metadata": _encode_position(manifest.position),
         "gaps": [list(gap) for gap in manifest.gaps],
+        "cuts": [list(cut) for cut in manifest.cuts],
         "isDiverged": manifest.is_diverged,
         "tierConfig": dict(sorted(manifest.tier_config.items())),
         "tierConfigMetadata": None
@@ -145,6 +151,7 @@ def decode_partition_manifest(data: bytes) -> PartitionManifest:
             local_log_start=_decode_offset_and_epoch(document["localLogStart"]),
             position=_decode_position(document["metadata"]),
             gaps=tuple(LogGap(int(first), int(following)) for first, following in document["gaps"]),
+            cuts=tuple(Cut(int(epoch), int(offset), int(at_ms)) for epoch, offset, at_ms in document["cuts"]),
             is_diverged=bool(document["isDiverged"]),
             segments=tuple(_decode_segment(each) for each in document["segments"]),
             dead=tuple(UUID(each) for each in document["dead"]),
@@ -175,7 +182,7 @@ def _encode_segment(segment: ManifestSegment) -> dict[str, Any]:
         "id": str(segment.id),
         "startOffset": segment.start_offset,
         "endOffset": segment.end_offset,
-        "clampedTo": segment.clamped_to,
+        "leaderEpoch": segment.leader_epoch,
         "sizeInBytes": segment.size_bytes,
         "leaderEpochs": [[entry.epoch, entry.start_offset] for entry in segment.leader_epochs],
         "customMetadata": None if custom is None else base64.b64encode(custom).decode(),
@@ -190,8 +197,8 @@ def _decode_segment(each: Mapping[str, Any]) -> ManifestSegment:
         end_offset=int(each["endOffset"]),
         size_bytes=int(each["sizeInBytes"]),
         leader_epochs=tuple(LeaderEpochEntry(int(epoch), int(start)) for epoch, start in each["leaderEpochs"]),
+        leader_epoch=int(each["leaderEpoch"]),
         custom_metadata=None if custom is None else base64.b64decode(custom, validate=True),
-        clamped_to=_optional_int(each["clampedTo"]),
     )
 
 
@@ -207,10 +214,6 @@ def _decode_offset_and_epoch(value: Any) -> OffsetAndEpoch | None:
         return None
     offset, leader_epoch = value
     return OffsetAndEpoch(int(offset), int(leader_epoch))
-
-
-def _optional_int(value: Any) -> int | None:
-    return None if value is None else int(value)
 
 
 def _checksum(document: object) -> str:

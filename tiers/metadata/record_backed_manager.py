@@ -39,13 +39,12 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
+    CutUpdate,
     LocalLogStartUpdate,
     LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
-    QuarantineDeletionUpdate,
-    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -150,13 +149,9 @@ class RecordBackedMetadataManager(StateBackedReader, ABC):
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         await self._append_as_owner(metadata.topic_id_partition, lambda: records_of_deletion(self._state, metadata))
 
-    async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
-        record = replace(clamp, writer=self._writer)
-        await self._append_as_owner(clamp.topic_id_partition, lambda: [key_and_value(record)])
-
-    async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
-        asked = QuarantineDeletionUpdate(segment_id, self._writer, self._wall_clock_ms())
-        await self._append(segment_id.topic_id_partition, [key_and_value(asked)])
+    async def put_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+        update = CutUpdate(partition, self._writer, self._wall_clock_ms(), leader_epoch, offset)
+        await self._append_as_owner(partition, lambda: [key_and_value(update)])
 
     async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
         update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), start)

@@ -36,9 +36,8 @@ A manager may assume:
 Rules for all implementations:
 
 * `start_offset` and `end_offset` are inclusive. Only COPY_SEGMENT_FINISHED segments answer offset look-ups.
-* A clamp cuts the segments whose copy began before it. No such segment answers an offset look-up above the clamp's
-  end. A segment that reaches beyond it says how far it may be read (`valid_end_offset`). Later segments are not
-  affected.
+* A CUT voids, from its offset on, the segments that were copied in an earlier leader epoch, wherever their records
+  stand. A void offset is answered by another segment or by none. `valid_end_offset` says how far a segment may be read.
 * Every process reads the metadata of every partition.
 """
 
@@ -54,8 +53,7 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
-    Clamp,
-    RemoteLogClampUpdate,
+    Cut,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -143,15 +141,13 @@ class RemoteLogMetadataReader(Protocol):
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         """Returns the inclusive end of the last readable segment (Ry); None when there is none."""
 
-    def recorded_clamps(self, partition: TopicIdPartition) -> Sequence[Clamp]:
-        """Returns the clamps in the order in which they were written.
-
-        Of the clamps with the same end, it returns the last one."""
+    def cuts(self, partition: TopicIdPartition) -> Sequence[Cut]:
+        """Returns the CUTs by leader epoch, one per epoch: the last that was recorded."""
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         """Returns the highest end offset that was ever COPY_SEGMENT_FINISHED in `leader_epoch`.
 
-        Only a clamp lowers it."""
+        Only a CUT lowers it."""
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         """Returns the highest offset of `log_starts`, or `earliest_offset` without any. A leader may deny it."""
@@ -206,9 +202,6 @@ class RemoteLogMetadataReader(Protocol):
 
         `event_timestamp_ms` is the time (by the brokers' clock) of that record, at most `until_ms` if it is given."""
 
-    def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
-        """Returns whether an operator asked for the deletion of this segment, which a clamp cut off."""
-
     def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
         """Returns the copy plans that have not ended."""
 
@@ -256,13 +249,8 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         """Moves the deletion of a partition to a later state."""
 
-    async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
-        """Cuts every segment whose copy has begun by now at the clamp's end. `CUT_ALL` cuts before the first record.
-
-        The manager fills in the clamp's writer."""
-
-    async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
-        """Tells the owner to delete a segment that a clamp cut off. Needs no ownership."""
+    async def put_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+        """Records a CUT. It replaces the one of the same leader epoch."""
 
     async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
         """Records that the local log is about to be trimmed to `start`."""

@@ -15,7 +15,7 @@ from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import (
     MetadataRecord,
     RecordKey,
-    clamp_key,
+    cut_key,
     encode_key,
     encode_value,
     key_of,
@@ -24,7 +24,6 @@ from tiers.metadata.records.serde import (
     log_gap_key,
     log_start_key,
     operator_acceptance_key,
-    quarantine_deletion_key,
     segment_keys,
 )
 from tiers.metadata.state.state import RemoteLogMetadataState
@@ -76,13 +75,11 @@ def records_of_update(state: RemoteLogMetadataState, update: RemoteLogSegmentMet
         raise InvalidTransitionError(f"segment {update.segment_id.id} cannot move from {source} to {update.state.name}")
     custom_metadata = known.custom_metadata if update.custom_metadata is None else update.custom_metadata
     written = [key_and_value(replace(update, custom_metadata=custom_metadata))]
-    if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-        if known.segment_size_bytes == NOT_MEASURED_BYTES:
-            # Only a copy plan announced the segment. The plan may end before the deleted segment is forgotten.
-            announced = replace(known, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
-            written.insert(0, key_and_value(announced))
-        if state.is_quarantine_deletion_asked(update.segment_id):
-            written.append(tombstone(quarantine_deletion_key(update.segment_id)))
+    is_deleted = update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED
+    if is_deleted and known.segment_size_bytes == NOT_MEASURED_BYTES:
+        # Only a copy plan announced the segment. The plan may end before the deleted segment is forgotten.
+        announced = replace(known, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+        written.insert(0, key_and_value(announced))
     return written
 
 
@@ -105,8 +102,8 @@ def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartition
     written = [key_and_value(metadata)]
     if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
         for segment in state.list_remote_log_segments(partition):
-            written += _tombstones_of_segment(state, segment.segment_id)
-        written += [tombstone(clamp_key(partition, one.valid_end_offset)) for one in state.recorded_clamps(partition)]
+            written += map(tombstone, segment_keys(segment.segment_id))
+        written += [tombstone(cut_key(partition, one.leader_epoch)) for one in state.cuts(partition)]
         written += [tombstone(key_of(plan)) for plan in state.copy_plans(partition)]
         written += [tombstone(log_start_key(partition, start)) for start in state.recorded_log_starts(partition)]
         written += [tombstone(log_gap_key(partition, gap.first_offset)) for gap in state.gaps(partition)]
@@ -178,9 +175,3 @@ def _replaces(new: LogStart, known: LogStart) -> bool:
     if known.reason is LogStartReason.RETENTION:
         return known.leader_epoch <= new.leader_epoch
     return new.reason is LogStartReason.USER and known.leader_epoch == new.leader_epoch
-
-
-def _tombstones_of_segment(state: RemoteLogMetadataState, segment_id: RemoteLogSegmentId) -> list[KeyAndValue]:
-    asked = state.is_quarantine_deletion_asked(segment_id)
-    keys = [*segment_keys(segment_id), *([quarantine_deletion_key(segment_id)] if asked else [])]
-    return [tombstone(key) for key in keys]

@@ -28,7 +28,8 @@ class CopyPlan:
     """A plan; the record type is Tidegate's own.
 
     Tile n has the offsets [`bounds[n]`, `bounds[n + 1]`), which are whole batches. `leader_epoch` is the epoch of the
-    log before the first tile. Raises `ValueError` for invalid values."""
+    log before the first tile. The driver has compared the log of the leader of `copy_epoch`. Raises `ValueError` for
+    invalid values."""
 
     topic_id_partition: TopicIdPartition
     writer: str
@@ -36,6 +37,7 @@ class CopyPlan:
     plan_id: UUID
     attempts: int
     leader_epoch: int
+    copy_epoch: int
     bounds: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -74,4 +76,5 @@ class CopyPlan:
                     segment_leader_epochs=(LeaderEpochEntry(self.leader_epoch, lo),),
                     segment_size_bytes=NOT_MEASURED_BYTES,
                     state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+                    copy_epoch=self.copy_epoch,
                 )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
 
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
+from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
 
@@ -42,8 +42,10 @@ class RemoteLogSegmentMetadata:
     state: RemoteLogSegmentState
     custom_metadata: bytes | None = None
     txn_index_empty: bool = False
-    clamped_to: int | None = None
-    """The last valid offset (inclusive) of a finished segment that a clamp cut; None when no clamp cut it."""
+    copy_epoch: int = UNKNOWN_EPOCH
+    """The leader epoch in which the leader gave the records. `UNKNOWN_EPOCH`: that of the last record."""
+    cut_at: int | None = None
+    """The first offset that a CUT voids; at most `end_offset`. None: no CUT voids any."""
 
     def __reduce__(self) -> tuple[Callable[..., RemoteLogSegmentMetadata], tuple[object, ...]]:
         """Pickles a flat tuple: Spark tasks carry thousands of these, and nested values take ten times as long."""
@@ -51,24 +53,32 @@ class RemoteLogSegmentMetadata:
         return _segment_metadata, (
             *(partition.topic_id.bytes, partition.partition, partition.topic, self.segment_id.id.bytes),
             *(self.start_offset, self.end_offset, self.broker_id, self.max_timestamp_ms, self.event_timestamp_ms),
-            *(self.segment_size_bytes, self.state.value, self.custom_metadata, self.txn_index_empty, self.clamped_to),
+            *(self.segment_size_bytes, self.state.value, self.custom_metadata, self.txn_index_empty),
+            *(self.copy_epoch, self.cut_at),
             *(number for entry in self.segment_leader_epochs for number in (entry.epoch, entry.start_offset)),
         )
 
     @property
+    def leader_epoch(self) -> int:
+        """The leader epoch in which the segment was copied. A CUT of a later epoch voids it from the CUT's offset on.
+
+        Records that another program wrote do not name it. It is at least the epoch of the last record."""
+        return self.segment_leader_epochs[-1].epoch if self.copy_epoch == UNKNOWN_EPOCH else self.copy_epoch
+
+    @property
     def valid_end_offset(self) -> int:
-        """The last offset (inclusive) that may be served; below `start_offset` when a clamp cut off all of it."""
-        return self.end_offset if self.clamped_to is None else self.clamped_to
+        """The last offset (inclusive) that may be served; below `start_offset` when a CUT voids all of them."""
+        return self.end_offset if self.cut_at is None else self.cut_at - 1
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether a clamp cut off the whole segment, so that no part of it may be served."""
+        """Whether a CUT voids the whole segment, so that no part of it may be served."""
         return self.valid_end_offset < self.start_offset
 
     @property
     def retained_bytes(self) -> int:
-        """The size that counts for retention by size; 0 for a clamped segment, because its valid size is unknown."""
-        return self.segment_size_bytes if self.clamped_to is None else 0
+        """The size that counts for retention by size; 0 for a segment that is cut, whose valid size is unknown."""
+        return self.segment_size_bytes if self.cut_at is None else 0
 
     @property
     def topic_id_partition(self) -> TopicIdPartition:
@@ -89,7 +99,8 @@ def _segment_metadata(
     state: int,
     custom_metadata: bytes | None,
     txn_index_empty: bool,
-    clamped_to: int | None,
+    copy_epoch: int,
+    cut_at: int | None,
     *epochs: int,
 ) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
@@ -104,7 +115,8 @@ def _segment_metadata(
         RemoteLogSegmentState(state),
         custom_metadata,
         txn_index_empty,
-        clamped_to,
+        copy_epoch,
+        cut_at,
     )
 
 
@@ -159,31 +171,46 @@ class TopicTierConfigUpdate:
     """The settings by Kafka's names; a missing key is not set."""
 
 
-CUT_ALL = -1
-"""The valid end offset of a clamp that leaves no record: the end of a log before its first record."""
+class Cut(NamedTuple):
+    """A CUT: in `leader_epoch`, the leader had other records from `offset` on than the tier.
+
+    It voids, from `offset` on, every segment that was copied in an earlier leader epoch, wherever its records stand in
+    the metadata topic. A copy of the same offsets in that epoch or a later one stays."""
+
+    leader_epoch: int
+    offset: int
+    at_ms: int
+    """The LogAppendTime of the record."""
+
+
+def first_void(cuts: Iterable[Cut], leader_epoch: int) -> int | None:
+    """Returns the first offset that `cuts` void of what was copied in `leader_epoch`. None: they void none."""
+    return min((cut.offset for cut in cuts if cut.leader_epoch > leader_epoch), default=None)
+
+
+def epoch_of_copy(leader_epoch: int, cuts: Iterable[Cut]) -> int:
+    """Returns the `copy_epoch` of records that the leader of `leader_epoch` gives now.
+
+    It is at least the epoch of every CUT: restored controllers may count leader epochs anew."""
+    return max([leader_epoch, *(cut.leader_epoch for cut in cuts)])
+
+
+def after_cuts(segment: RemoteLogSegmentMetadata, cuts: Iterable[Cut]) -> RemoteLogSegmentMetadata:
+    """Returns the segment with the `cut_at` that `cuts` give it."""
+    void_from = first_void(cuts, segment.leader_epoch)
+    is_cut = void_from is not None and void_from <= segment.end_offset
+    return replace(segment, cut_at=void_from if is_cut else None)
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteLogClampUpdate:
-    """Tidegate's own record type: a clamp. Another leader's records replaced the log above `valid_end_offset`.
-
-    Segments that were finished before this record are valid only up to `valid_end_offset` (inclusive). `leader_epoch`
-    is the epoch of that offset. `CUT_ALL` as `valid_end_offset` cuts every offset; `leader_epoch` is then -1."""
+class CutUpdate:
+    """Tidegate's own record type: a CUT. A later record of the same leader epoch replaces this one."""
 
     topic_id_partition: TopicIdPartition
     writer: str
     event_timestamp_ms: int
     leader_epoch: int
-    valid_end_offset: int
-
-
-class Clamp(NamedTuple):
-    """A recorded clamp: it cuts the segments whose finish order is below its own at `valid_end_offset` (inclusive).
-
-    A clamp that was written later has a higher order."""
-
-    order: int
-    valid_end_offset: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +246,7 @@ class LogDivergenceUpdate:
     """Tidegate's own record type: the owner saw that the leader's log has another history than the copied log.
 
     A log that begins behind all copied records confirms every earlier history, so a trim could hide the divergence.
-    This record remembers it. A tombstone ends it when a leader has the last remote record, or after a clamp."""
+    This record remembers it. A tombstone ends it when a leader has the last remote record, or after a CUT."""
 
     topic_id_partition: TopicIdPartition
     writer: str
@@ -272,14 +299,5 @@ class UnfinishedRebuildUpdate:
     tombstone follows the last record that `rebuild` writes into the metadata partition."""
 
     topic_id_partition: TopicIdPartition
-    writer: str
-    event_timestamp_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantineDeletionUpdate:
-    """Tidegate's own record type: an operator requests the deletion of a quarantined segment. The owner deletes it."""
-
-    segment_id: RemoteLogSegmentId
     writer: str
     event_timestamp_ms: int

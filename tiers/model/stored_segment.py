@@ -5,7 +5,7 @@ the leader epochs as (i32, i64) each, the custom metadata, and the topic's name 
 layout. A change of it needs another `SCHEMA_VERSION`.
 
 A run of the cover contains the whole segment that answers for it: the first offset of the run, the segment's uuid, the
-end offset that clamps leave of the segment, and the segment. So one seek finds everything that a fetch needs.
+end offset that CUTs leave of the segment, and the segment. So one seek finds everything that a fetch needs.
 
 A caller that iterates over a million segments needs a few fields of each. A `StoredSegment` has these fields, and the
 bytes of the rest.
@@ -20,18 +20,19 @@ from uuid import UUID
 
 from tiers.errors import RemoteLogMetadataError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.quick_values import quick, quick_uuid
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 
-_FIXED = struct.Struct(">qqiqqiB?Ii")
+_FIXED = struct.Struct(">qqiqqiB?iIi")
 _EPOCH = struct.Struct(">iq")
 _UUID_AND_VALID_END = struct.Struct(">16sq")
-_ANSWER = struct.Struct(">16sqqqiqqiB?Ii")
+_ANSWER = struct.Struct(">16sqqqiqqiB?iIi")
 """The fields of `_UUID_AND_VALID_END` and `_FIXED`."""
 _NO_CUSTOM_METADATA = -1
 NOT_CUT = (1 << 63) - 1
-"""The valid end of a segment that no clamp cuts. It lies above every offset."""
+"""The valid end of a segment that no CUT voids. It lies above every offset."""
 _STATES = tuple(RemoteLogSegmentState)
 _SEGMENT = quick(RemoteLogSegmentMetadata)
 
@@ -47,12 +48,13 @@ class StoredFields(NamedTuple):
     segment_size_bytes: int
     state: int
     txn_index_empty: bool
+    copy_epoch: int
     epoch_count: int
     custom_metadata_length: int
 
 
 def encode_stored_segment(metadata: RemoteLogSegmentMetadata, event_timestamp_ms: int | None = None) -> bytes:
-    """Encodes a segment. Every segment that `serde` decodes fits. `clamped_to` is not stored: the state computes it."""
+    """Encodes a segment. Every segment that `serde` decodes fits. `cut_at` is not stored: the state computes it."""
     custom = metadata.custom_metadata
     epochs = metadata.segment_leader_epochs
     fixed = _FIXED.pack(
@@ -64,6 +66,7 @@ def encode_stored_segment(metadata: RemoteLogSegmentMetadata, event_timestamp_ms
         metadata.segment_size_bytes,
         metadata.state,
         metadata.txn_index_empty,
+        metadata.copy_epoch,
         len(epochs),
         _NO_CUSTOM_METADATA if custom is None else len(custom),
     )
@@ -83,16 +86,23 @@ def stored_leader_epochs(raw: bytes, fields: StoredFields) -> list[tuple[int, in
     return list(_EPOCH.iter_unpack(raw[_FIXED.size : _FIXED.size + fields.epoch_count * _EPOCH.size]))
 
 
+def stored_leader_epoch(raw: bytes, fields: StoredFields) -> int:
+    """Returns the `leader_epoch` of `RemoteLogSegmentMetadata`."""
+    if fields.copy_epoch != UNKNOWN_EPOCH:
+        return fields.copy_epoch
+    return int(_EPOCH.unpack_from(raw, _FIXED.size + (fields.epoch_count - 1) * _EPOCH.size)[0])
+
+
 def update_stored_segment(
     raw: bytes, fields: StoredFields, update: RemoteLogSegmentMetadataUpdate, event_timestamp_ms: int
 ) -> bytes:
     """Returns the stored segment after the update, without decoding it. An update without custom metadata keeps it."""
     custom = update.custom_metadata
     length = fields.custom_metadata_length if custom is None else len(custom)
-    start, end, _, max_timestamp, _, size, _, no_txn, epoch_count, _ = fields
+    start, end, _, max_timestamp, _, size, _, no_txn, copy_epoch, epoch_count, _ = fields
     fixed = _FIXED.pack(
         *(start, end, update.broker_id, max_timestamp, event_timestamp_ms),
-        *(size, update.state, no_txn, epoch_count, length),
+        *(size, update.state, no_txn, copy_epoch, epoch_count, length),
     )
     if custom is None:
         return fixed + raw[_FIXED.size :]
@@ -111,7 +121,7 @@ class StoredSegment(NamedTuple):
     id: bytes
     """The segment's uuid."""
     kept_end_offset: int
-    """The end offset that clamps leave of the segment; at or above `end_offset` if no clamp cuts it."""
+    """The end offset that CUTs leave of the segment; at or above `end_offset` if no CUT voids any."""
     start_offset: int
     end_offset: int
     broker_id: int
@@ -120,6 +130,7 @@ class StoredSegment(NamedTuple):
     segment_size_bytes: int
     state: int
     txn_index_empty: bool
+    copy_epoch: int
     epoch_count: int
     custom_metadata_length: int
 
@@ -180,6 +191,7 @@ def _decode(partition_key: bytes, answer: bytes) -> RemoteLogSegmentMetadata:
             size,
             state,
             no_txn,
+            copy_epoch,
             epoch_count,
             custom_length,
         ) = _ANSWER.unpack_from(answer)
@@ -200,7 +212,8 @@ def _decode(partition_key: bytes, answer: bytes) -> RemoteLogSegmentMetadata:
             _STATES[state],
             None if custom_length == _NO_CUSTOM_METADATA else answer[epochs_end:custom_end],
             no_txn,
-            valid_end if valid_end < end else None,
+            copy_epoch,
+            valid_end + 1 if valid_end < end else None,
         )
     except (struct.error, IndexError, ValueError) as error:
         raise RemoteLogMetadataError(f"the saved state has an unreadable segment: {error}") from error

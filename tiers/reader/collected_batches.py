@@ -1,4 +1,4 @@
-"""Collects the batches of one remote read: whole batches from an offset on, within a byte budget, up to a clamp."""
+"""Collects the batches of one remote read: whole batches from an offset on, within a byte budget, up to a CUT."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ An answer of 1 MiB has parts of two chunks as a rule, and a GET has up to eight 
 def end_of_valid(view: memoryview, valid_end_offset: int) -> int:
     """Returns the end of the batches whose last offset is at most `valid_end_offset`.
 
-    A clamp lies between two batches, so no batch crosses it.
+    A CUT lies between two batches, so no batch crosses it.
     """
     end = 0
     for batch in iterate_batches(view):
@@ -56,7 +56,7 @@ class CollectedBatches:
             if end <= start and not self.records:
                 if next(iterate_batches(view, start)).base_offset > valid_end_offset:
                     return
-                raise OffsetGapError(f"the remote log was clamped at {valid_end_offset}, inside a batch")
+                raise OffsetGapError(f"the remote log was cut at {valid_end_offset}, inside a batch")
         if end - start > self.remaining_bytes:
             end = min(
                 end, cut_at_batches(view, self.remaining_bytes, self._min_one_message and not self.records, start)

@@ -35,14 +35,14 @@ class IndexedSegment:
     @property
     def end_number(self) -> int:
         """The number after the last chunk with offsets up to `valid_end_offset`."""
-        if self.metadata.clamped_to is None:
+        if self.metadata.cut_at is None:
             return len(self.chunks)
         return bisect_right(self.chunks, self.metadata.valid_end_offset, key=lambda chunk: chunk.first_offset)
 
     def is_continued_by(self, following: IndexedSegment) -> bool:
         """Whether this segment and the one that begins directly after it name the same open aborted transactions.
 
-        They do in one history, since a segment has every aborted transaction that overlaps it. Behind a clamp, another
+        They do in one history, since a segment has every aborted transaction that overlaps it. Behind a CUT, another
         log may have ended a transaction otherwise (docs/semantics.md 7)."""
         end, start = self.metadata.valid_end_offset, following.metadata.start_offset
         before = self.index.aborted_transactions(end, end)

@@ -10,7 +10,7 @@
   proxy without workers uses `index` for both.
 * A set of files is rolled by size and by age. Only the process that began a set appends to it; a later process only
   reads the set. So nothing is ever appended to a torn tail.
-* A segment is found by its uuid, and only if all of its entries are whole. So an entry of a segment that was clamped,
+* A segment is found by its uuid, and only if all of its entries are whole. So an entry of a segment that was cut,
   deleted or copied again by another owner is never used for another segment.
 * A worker that finds damage in `index` names the set in `index/damaged`. The writer checks that set in its next call,
   and removes it if it is damaged.
@@ -51,7 +51,7 @@ _NAME = re.compile(rf"(\d{{20}})({'|'.join(map(re.escape, SUFFIXES))})")
 _DAMAGED = "damaged"
 """The folder, beside those of the partitions, in which readers name the sets that look damaged."""
 _MAX_SHARED_SETS = 8
-"""How many sets `SharedIndexFiles` opens for one segment. The first one has the segment, unless the log was clamped."""
+"""How many sets `SharedIndexFiles` opens for one segment. The first one has the segment, unless the log was cut."""
 
 
 @dataclass(slots=True)

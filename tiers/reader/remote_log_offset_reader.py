@@ -101,7 +101,7 @@ class RemoteLogOffsetReader:
         offset = from_offset
         looked_at = 0
         while (segment := self._rlmm.next_segment(partition, offset)) is not None and segment.start_offset < to_offset:
-            if segment.start_offset < from_offset or segment.clamped_to is not None:
+            if segment.start_offset < from_offset or segment.cut_at is not None:
                 part = await self._max_of_part(segment, from_offset, deadline_ms, connection_id)
                 if part is not None and (found is None or part.timestamp_ms > found.timestamp_ms):
                     found = part
@@ -124,7 +124,7 @@ class RemoteLogOffsetReader:
     ) -> TimestampOffset | None:
         """Returns the first record with the greatest timestamp in the valid part of the segment from `from_offset` on.
 
-        The segment's maximum timestamp may lie before `from_offset` or after a clamp. So this looks at the chunks, and
+        The segment's maximum timestamp may lie before `from_offset` or after a CUT. So this looks at the chunks, and
         then at the batches and records of chunks that lie only partly in the range."""
         index = await self._reader.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
         end_offset, greatest_ms = segment.valid_end_offset, NO_TIMESTAMP

@@ -8,7 +8,7 @@ The answers follow docs/semantics.md 3.3.
   because a client that reads its answer slowly must not keep many times its size in memory.
 * The reader retries retriable errors until the deadline (`RetriedRead`). If the metadata says that the segment was
   deleted meanwhile, it looks up the segment again.
-* It never serves offsets above a segment's `valid_end_offset`, because a clamp cut them off.
+* It never serves offsets above a segment's `valid_end_offset`, because a CUT cut them off.
 * If a call is cancelled, its downloads continue and fill the caches for the next call.
 """
 
@@ -235,7 +235,7 @@ class RemoteLogReader:
 
         When a fetch quota is used up, the result is empty, without an error (KIP-956). A read never crosses a gap,
         which may have taken the marker that ends a transaction. The client would take what the producer committed later
-        for aborted. A clamp may have cut off the marker, too, also at the end of a segment that it does not cut. So a
+        for aborted. A CUT may have cut off the marker, too, also at the end of a segment that it does not cut. So a
         read_committed read goes on into the next segment only if both name the same open aborted transactions. Raises
         `OffsetBelowLogStartError`, `OffsetGapError` when no segment holds the offset, `RemoteReadTimeoutError` at the
         deadline, and any `RemoteLogError` that is not retriable.
@@ -301,7 +301,7 @@ class RemoteLogReader:
                 index = await self.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
             except SegmentDeletedError:
                 continue
-            # The index of a clamped segment also has epochs of the offsets that were cut off.
+            # The index of a segment that is cut also has epochs of the offsets that were cut off.
             return tuple(entry for entry in index.leader_epochs() if entry.start_offset <= end_offset)
 
     async def _read_from(self, metadata: RemoteLogSegmentMetadata, request: RemoteReadRequest) -> RemoteRead:
@@ -380,7 +380,7 @@ class RemoteLogReader:
         window_bytes = self.read_ahead.window_bytes(stream, request.offset, next_offset, had_to_wait=had_to_wait)
         try:
             while window_bytes > 0:
-                if segment.metadata.clamped_to is None:
+                if segment.metadata.cut_at is None:
                     window_bytes = self._fetcher.read_ahead(segment, number, window_bytes)
                 if window_bytes <= 0:
                     return

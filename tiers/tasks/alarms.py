@@ -18,7 +18,7 @@ class AlarmReason(StrEnum):
     BROKER_RETENTION_50 = "broker-retention-50"
     BROKER_RETENTION_80 = "broker-retention-80"
     BROKER_RETENTION_PASSED = "broker-retention-passed"
-    CLAMPED = "clamped"
+    CUT = "cut"
     CLOCK_SKEW = "clock-skew"
     COPY_LAG = "copy-lag"
     COPY_STALLED = "copy-stalled"
@@ -35,8 +35,8 @@ class AlarmReason(StrEnum):
     UNCOPIED_BEGINNING = "uncopied-beginning"
 
 
-EVENTS = frozenset({AlarmReason.GAP, AlarmReason.CLAMPED})
-"""The alarms that tell what has happened, and so have no state. Gaps and quarantined segments have gauges."""
+EVENTS = frozenset({AlarmReason.GAP, AlarmReason.CUT})
+"""The alarms that tell what has happened, and so have no state. Gaps and void segments have gauges."""
 STATES = tuple(reason for reason in AlarmReason if reason not in EVENTS)
 
 

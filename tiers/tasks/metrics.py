@@ -121,23 +121,21 @@ LOG_GAPS = GaugeSpec(
     since=_MEASURED,
 )
 LOG_GAP_OFFSETS = GaugeSpec("tidegate_remote_log_gap_offsets", "Offsets in gaps.", _PARTITION, since=_MEASURED)
-CLAMPS = CounterSpec(
-    "tidegate_remote_log_clamps", "Ends of remote logs that another leader's records replaced.", _TOPIC
-)
-RECORDED_CLAMPS = GaugeSpec(
-    "tidegate_remote_log_recorded_clamps",
-    "Clamps on record: each cut the remote log where another leader's records began.",
+CUTS = CounterSpec("tidegate_remote_log_cuts", "Ends of remote logs that another leader's records replaced.", _TOPIC)
+RECORDED_CUTS = GaugeSpec(
+    "tidegate_remote_log_recorded_cuts",
+    "CUTs on record: another leader's records replaced the copied ones from there on.",
     _PARTITION,
     since=_MEASURED,
 )
-QUARANTINED_BYTES = GaugeSpec(
-    "tidegate_remote_quarantined_bytes",
+CUT_BYTES = GaugeSpec(
+    "tidegate_remote_cut_bytes",
     "Bytes of the segments that were cut off as a whole.",
     _PARTITION,
     since=_MEASURED,
 )
-QUARANTINED_SEGMENTS = GaugeSpec(
-    "tidegate_remote_quarantined_segments", "Segments that were cut off as a whole.", _PARTITION, since=_MEASURED
+CUT_SEGMENTS = GaugeSpec(
+    "tidegate_remote_cut_segments", "Segments that were cut off as a whole.", _PARTITION, since=_MEASURED
 )
 BOUNDS_VIOLATIONS = CounterSpec(
     "tidegate_bounds_violations", "Bounds between the tiers that did not hold, by bound.", ("topic", "bound")
@@ -181,10 +179,10 @@ class RemoteLogManagerMetrics:
         self.metadata_count = METADATA_COUNT.metric(registry)
         self.log_gaps = LOG_GAPS.metric(registry)
         self.log_gap_offsets = LOG_GAP_OFFSETS.metric(registry)
-        self.clamps = CLAMPS.metric(registry)
-        self.recorded_clamps = RECORDED_CLAMPS.metric(registry)
-        self.quarantined_bytes = QUARANTINED_BYTES.metric(registry)
-        self.quarantined_segments = QUARANTINED_SEGMENTS.metric(registry)
+        self.cuts = CUTS.metric(registry)
+        self.recorded_cuts = RECORDED_CUTS.metric(registry)
+        self.cut_bytes = CUT_BYTES.metric(registry)
+        self.cut_segments = CUT_SEGMENTS.metric(registry)
         self.bounds_violations = BOUNDS_VIOLATIONS.metric(registry)
         self.stage_failures = STAGE_FAILURES.metric(registry)
         self._of_partition = self._with(_PARTITION)
@@ -194,9 +192,9 @@ class RemoteLogManagerMetrics:
             self.metadata_count,
             self.log_gaps,
             self.log_gap_offsets,
-            self.recorded_clamps,
-            self.quarantined_bytes,
-            self.quarantined_segments,
+            self.recorded_cuts,
+            self.cut_bytes,
+            self.cut_segments,
         )
         """The gauges that tell of the metadata. A zero before the first look would make what is old look new."""
         others = (*self._of_partition, self.paused)  # a pause is one of the topic, whoever owns its partitions

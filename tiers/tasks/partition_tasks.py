@@ -40,7 +40,7 @@ from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.copy_task import RLMCopyTask, copy_hold
 from tiers.tasks.deletion.segment_deletion import delete_attempts
-from tiers.tasks.history.clamp_task import RLMClampTask
+from tiers.tasks.history.cut_task import RLMCutTask
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import STAGES
@@ -86,7 +86,7 @@ class PartitionTasks:
         self.stages = {name: Stage(services, topic_id_partition, name) for name in STAGES}
         self._services = services
         self._log_starts = LogStartConfirmation(services.source, services.metadata)
-        self._clamp = RLMClampTask(services, topic_id_partition, self.manifest)
+        self._cut = RLMCutTask(services, topic_id_partition, self.manifest)
         self._gaps = LogGapTask(services, topic_id_partition, self.manifest, self.attempts)
         self._trim = TrimTask(services, topic_id_partition, self.manifest, self._is_in_effect)
         self._expiration = RLMExpirationTask(services, topic_id_partition, self._is_in_effect)
@@ -172,7 +172,7 @@ class PartitionTasks:
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await self._check_manifest(bounds, log_start.offset)
         compared_end = services.metadata.remote_end_offset(partition)
-        if await self._clamp.run(bounds, log_start.offset, self.end_work):
+        if await self._cut.run(bounds, log_start.offset, self.end_work):
             self.copy.start_over()
         checked_epoch = bounds.leader_epoch
         # A copy beside the round may move the remote end beyond the bounds of an earlier answer.
@@ -284,7 +284,7 @@ class PartitionTasks:
         await delete_attempts(self._services, self.partition, needless, self._may_delete)
         if TierWork.EXPIRING not in self.policy.paused:
             await self._expiration.delete(
-                surveyed.log_start, self.manifest.has_accepted, self.manifest.confirm, self._may_delete
+                self.policy, surveyed.log_start, self.manifest.has_accepted, self.manifest.confirm, self._may_delete
             )
 
     def _may_delete(self) -> bool:
@@ -310,7 +310,7 @@ class PartitionTasks:
         """Stops the whole partition until a round goes through. Raises the alarm once until then.
 
         `name` is the stage that found the divergence. If it is not the survey, the stage fails without an alarm: the
-        next survey compares the histories itself, and clamps the tier if an unclean election explains the divergence.
+        next survey compares the histories itself, and cuts the tier if an unclean election explains the divergence.
         """
         topic, fields = self.partition.topic, {"partition": str(self.partition), "error": str(error)}
         if name == "survey":

@@ -128,11 +128,11 @@ class PartitionWatch:
         labels = partition.topic, str(partition.partition)
         finished = [one for one in segments if one.is_finished]
         cut_off = [one for one in finished if one.valid_end_offset < one.start_offset]
-        metrics.quarantined_segments.labels(*labels).set(len(cut_off))
-        metrics.quarantined_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in cut_off))
+        metrics.cut_segments.labels(*labels).set(len(cut_off))
+        metrics.cut_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in cut_off))
         metrics.metadata_count.labels(*labels).set(len(segments))
         gaps = metadata.gaps(partition)
         metrics.log_gaps.labels(*labels).set(len(gaps))
         metrics.log_gap_offsets.labels(*labels).set(sum(gap.next_offset - gap.first_offset for gap in gaps))
-        metrics.recorded_clamps.labels(*labels).set(len(metadata.recorded_clamps(partition)))
+        metrics.recorded_cuts.labels(*labels).set(len(metadata.cuts(partition)))
         metrics.log_size_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in finished))

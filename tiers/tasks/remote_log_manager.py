@@ -148,14 +148,14 @@ class RemoteLogManager:
         return list(self._services.metrics.alarms.active())
 
     def accepted(self, partition: TopicIdPartition) -> Mapping[UUID, int | None] | None:
-        """Returns the segments that the stored manifest accepts, each with the offset to which a clamp cut it.
+        """Returns the segments that the stored manifest accepts, each with its `cut_at`.
 
         None if this process does not own the partition."""
         tasks = self._managed.get(partition)
         if tasks is None:
             return None
         segments = self._services.metadata.list_remote_log_segments(partition)
-        return {each.segment_id.id: each.clamped_to for each in segments if tasks.manifest.has_accepted(each)}
+        return {each.segment_id.id: each.cut_at for each in segments if tasks.manifest.has_accepted(each)}
 
     async def _keep_topics(self) -> None:
         services, settings = self._services, self._services.settings

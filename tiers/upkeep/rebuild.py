@@ -198,7 +198,7 @@ def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataManager) -> int:
         if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
             lacking += 1
         elif known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:  # else its deletion has begun
-            lacking += (known.custom_metadata, known.clamped_to) != (wanted.custom_metadata, wanted.clamped_to)
+            lacking += (known.custom_metadata, known.cut_at) != (wanted.custom_metadata, wanted.cut_at)
     log_start = max((start.offset for start in metadata.log_starts(partition)), default=-1)
     local_log_start = metadata.local_log_start(partition)
     lacking += plan.log_start is not None and plan.log_start.offset > log_start
@@ -283,9 +283,9 @@ def _check_written(metadata: TopicBasedRemoteLogMetadataManager, plans: Sequence
         known = {each.segment_id.id: each for each in metadata.list_remote_log_segments(partition)}
         for wanted in plan.segments:
             found = known.pop(wanted.segment_id.id, None)
-            if found is None or (found.custom_metadata, found.clamped_to) != (
+            if found is None or (found.custom_metadata, found.cut_at) != (
                 wanted.custom_metadata,
-                wanted.clamped_to,
+                wanted.cut_at,
             ):
                 raise RemoteTierError(f"the metadata of {partition} does not read back as it was written")
         written_starts = {start.offset for start in metadata.log_starts(partition)}

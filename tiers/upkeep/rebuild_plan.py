@@ -38,15 +38,16 @@ from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
-    CUT_ALL,
+    Cut,
+    CutUpdate,
     LocalLogStartUpdate,
     LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
-    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     TopicTierConfigUpdate,
+    after_cuts,
     leader_epoch_at,
 )
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -90,9 +91,9 @@ class FoundPartition:
 class PartitionPlan:
     """The segments and settings that the metadata topic must have for one partition.
 
-    `segments` are finished and have `clamped_to`. `unnamed` has those of `segments` that no manifest accepts; they must
-    be read back first. If `refused` is not empty, no record may be written. `positions` are those that the metadata
-    topic reached when the manifest was written (`PartitionManifest.positions`)."""
+    `segments` are finished, and have the `cut_at` that `cuts` give them. `unnamed` has those of `segments` that no
+    manifest accepts; they must be read back first. If `refused` is not empty, no record may be written. `positions` are
+    those that the metadata topic reached when the manifest was written (`PartitionManifest.positions`)."""
 
     topic_id_partition: TopicIdPartition
     has_manifest: bool = False
@@ -104,6 +105,7 @@ class PartitionPlan:
     log_start: LogStart | None = None
     local_log_start: OffsetAndEpoch | None = None
     gaps: list[LogGap] = field(default_factory=list)
+    cuts: tuple[Cut, ...] = ()
     is_diverged: bool = False
     tier_config: dict[str, str] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
@@ -137,6 +139,7 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
         plan.log_start = manifest.log_start
         plan.local_log_start = manifest.local_log_start
         plan.gaps = list(manifest.gaps)
+        plan.cuts = manifest.cuts
         plan.is_diverged = manifest.is_diverged
         plan.tier_config = dict(manifest.tier_config)
     accepted = {} if manifest is None else {each.id: each for each in manifest.segments}
@@ -233,7 +236,7 @@ def _take_accepted(
             plan.refused.append(f"segment {named.id}: the manifest and the .indexes object describe it differently")
             continue
         custom = named.custom_metadata if named.custom_metadata is not None else metadata.custom_metadata
-        plan.segments.append(replace(metadata, custom_metadata=custom, clamped_to=named.clamped_to))
+        plan.segments.append(after_cuts(replace(metadata, custom_metadata=custom), plan.cuts))
         contents[_place(metadata)] = taken.content
     return _judge_missing(found, plan, manifest, missing)
 
@@ -269,7 +272,8 @@ def _judge_missing(
         f"{len(gone)} segments below {first} are gone: they expired after the manifest was written, or were lost; "
         f"{outcome}"
     )
-    return max(each.end_offset if each.clamped_to is None else each.clamped_to for each in gone)
+    ends = (after_cuts(each.metadata(manifest.topic_id_partition), manifest.cuts) for each in gone)
+    return max(each.valid_end_offset for each in ends)
 
 
 def _drop_merged(plan: PartitionPlan, candidates: dict[UUID, FoundIndexes]) -> None:
@@ -288,7 +292,7 @@ def _drop_merged(plan: PartitionPlan, candidates: dict[UUID, FoundIndexes]) -> N
             shorter = [
                 each
                 for each in starts.get(offset, ())
-                if each.end_offset <= whole.end_offset and _place(each) != _place(whole) and each.clamped_to is None
+                if each.end_offset <= whole.end_offset and _place(each) != _place(whole) and each.cut_at is None
             ]
             if not shorter:
                 break
@@ -315,7 +319,7 @@ def _take_unnamed(
     by_range = {_place(each): each for each in plan.segments}
     end = max((each.valid_end_offset for each in plan.segments), default=gone_to)
     for candidate in candidates:
-        metadata = candidate.metadata
+        metadata = after_cuts(candidate.metadata, plan.cuts)
         uuid, place = metadata.segment_id.id, _place(metadata)
         name = f"segment {uuid} ({metadata.start_offset} to {metadata.end_offset})"
         if contents.get(place) == candidate.content:
@@ -387,21 +391,11 @@ def _place(segment: RemoteLogSegmentMetadata) -> tuple[int, int]:
 
 
 def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValue]:
-    """Returns the records from which replay builds the plan, in this order.
-
-    A clamp cuts all segments that were finished before it. So the segments with the lowest cut come first, and those
-    without a cut come last."""
+    """Returns the records from which replay builds the plan."""
     partition = plan.topic_id_partition
-    written: list[KeyAndValue] = []
-    cuts = sorted({each.clamped_to for each in plan.segments if each.clamped_to is not None})
-    for cut in (*cuts, None):
-        group = sorted((each for each in plan.segments if each.clamped_to == cut), key=_place)
-        for segment in group:
-            written += _finished(segment, partition)
-        if cut is not None:
-            leader_epoch = _NO_LEADER_EPOCH if cut == CUT_ALL else _epoch_at(group, cut)
-            clamp = RemoteLogClampUpdate(partition, writer, now_ms, leader_epoch, cut)
-            written.append(key_and_value(clamp))
+    written = [key_and_value(CutUpdate(partition, writer, now_ms, cut.leader_epoch, cut.offset)) for cut in plan.cuts]
+    for segment in sorted(plan.segments, key=_place):
+        written += _finished(segment, partition)
     written += [key_and_value(LogGapUpdate(partition, writer, now_ms, gap, _NO_LEADER_EPOCH)) for gap in plan.gaps]
     if plan.log_start is not None:
         written.append(key_and_value(LogStartOffsetUpdate(partition, writer, now_ms, plan.log_start)))
@@ -443,7 +437,7 @@ def _finished(segment: RemoteLogSegmentMetadata, partition: TopicIdPartition) ->
         segment_id=segment_id,
         state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
         custom_metadata=None,
-        clamped_to=None,
+        cut_at=None,
     )
     finished = RemoteLogSegmentMetadataUpdate(
         segment_id,
@@ -453,9 +447,3 @@ def _finished(segment: RemoteLogSegmentMetadata, partition: TopicIdPartition) ->
         segment.custom_metadata,
     )
     return [key_and_value(started), key_and_value(finished)]
-
-
-def _epoch_at(segments: Sequence[RemoteLogSegmentMetadata], offset: int) -> int:
-    """Returns the highest epoch that a segment has at `offset`; their first epoch when all begin above it."""
-    known = [entry.epoch for each in segments for entry in each.segment_leader_epochs if entry.start_offset <= offset]
-    return max(known, default=min(each.segment_leader_epochs[0].epoch for each in segments))

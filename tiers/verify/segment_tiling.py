@@ -47,7 +47,7 @@ def overlaps(readable: Iterable[StoredSegment], log_start: int) -> Iterator[Over
     """Yields the overlaps of one partition's readable segments from `log_start` on.
 
     `readable` must be in ascending order of start offsets. Each segment is compared with the earlier segment that
-    reaches furthest. Offsets that a clamp cut off do not count."""
+    reaches furthest. Offsets that a CUT cut off do not count."""
     furthest: StoredSegment | None = None
     reach = -1
     for segment in _in_order(readable):

@@ -205,7 +205,7 @@ def _differences(stored: IndexesObject, segment: RemoteLogSegmentMetadata) -> It
         state=written.state,
         custom_metadata=written.custom_metadata,
         txn_index_empty=written.txn_index_empty,
-        clamped_to=written.clamped_to,
+        cut_at=written.cut_at,
     )
     if expected != written:
         what = "the .indexes object and the segment's record differ in size, leader epochs or timestamp"

@@ -17,14 +17,14 @@ EVENTS: Final[tuple[Alarm, ...]] = (
         metric='tidegate_remote_log_alarms_total{reason="gap"}',
     ),
     Alarm(
-        "clamped",
+        "cut",
         Kind.EVENT,
-        ("another leader's records replaced copied records; the replaced records are in quarantine",),
+        ("another leader's records replaced copied records",),
         "An unclean election replaced the end of the log, or an operator accepted the leader's log.",
         "Nothing.",
-        "Look at the replaced records with `tidegate tier quarantine`. If no operator accepted the log, find out why"
-        " the election was unclean.",
-        metric='tidegate_remote_log_alarms_total{reason="clamped"}',
+        "Look at the replaced records: `tidegate tier segments` shows what is void. If no operator accepted the log,"
+        " find out why the election was unclean.",
+        metric='tidegate_remote_log_alarms_total{reason="cut"}',
     ),
     Alarm(
         "foreign-records",

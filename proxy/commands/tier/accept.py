@@ -7,7 +7,7 @@ whole segments that only the store knows, finishes those that fit, and records a
 
 The owner stops a partition when the leader's log has another history than the copied log, because the broker was
 emptied or restored. In that case an acceptance means that the leader's log is the right one. The owner cuts off the
-remote records that the leader's log does not have, and they go to quarantine. It copies the leader's log from its
+remote records that the leader's log does not have, and they are void from then on. It copies the leader's log from its
 start.
 
 The acceptance names what the operator sees: the partition manifest that the store has now, and the leader's log if it
@@ -60,7 +60,7 @@ from tiers.tasks.history.stored_manifest import read_manifest, readable_manifest
 
 
 class ReplacedRecords(NamedTuple):
-    """The remote records that the leader's log does not have. An acceptance puts them into quarantine."""
+    """The remote records that the leader's log does not have. An acceptance voids them."""
 
     first_offset: int
     segments: int
@@ -121,9 +121,9 @@ def accept(
             )
         if replaced is not None:
             typer.echo(
-                f"{topic}-{number}: the leader's log has another history than the copied log. An acceptance cuts off"
+                f"{topic}-{number}: the leader's log has another history than the copied log. An acceptance voids"
                 f" the remote records from offset {replaced.first_offset} on: {replaced.segments} segments with"
-                f" {replaced.size_bytes} bytes go to quarantine (`tidegate tier quarantine`), and are not deleted"
+                f" {replaced.size_bytes} bytes. They stay in the store until the total retention has passed since then"
             )
         if total is not None:
             typer.echo(

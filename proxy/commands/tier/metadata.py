@@ -3,9 +3,9 @@
 See docs/semantics.md 11.3.
 
 The file has the segments, their states and custom metadata, and the state of the partition's deletion. It cannot hold
-the log start, so `import` takes the log start as an option. It cannot hold clamps, so `export` refuses a partition with
-clamped segments. It has no tier settings either: in a new metadata topic, the owner stops a partition whose manifest
-has a pause or a total retention that the metadata lacks (docs/design.md, safety rule 5).
+the log start, so `import` takes the log start as an option. It cannot hold CUTs, so `export` refuses a partition with
+segments that are cut. It has no tier settings either: in a new metadata topic, the owner stops a partition whose
+manifest has a pause or a total retention that the metadata lacks (docs/design.md, safety rule 5).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def export_file(config: ConfigFile, partition: _Partition, file: Path, as_json: 
             return exported(tier, f"{topic}:{number}")
 
     made, log_start = run_command(work)
-    cut = [each for each in made.segments if each.clamped_to is not None]
+    cut = [each for each in made.segments if each.cut_at is not None]
     if cut:
         say(f"nothing was written: unclean elections cut {len(cut)} segments, which the file cannot record")
         raise typer.Exit(FINDINGS)

@@ -22,7 +22,7 @@ from tiers.texts import size_text
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A line of the list. `end_offset` is inclusive. A clamp cut off the offsets above `valid_end_offset`.
+    """A line of the list. `end_offset` is inclusive. A CUT voids the offsets above `valid_end_offset`.
 
     `key` is the id of the wrapping key. It is set only with `--keys`."""
 
@@ -33,6 +33,7 @@ class Segment:
     start_offset: int
     end_offset: int
     valid_end_offset: int
+    leader_epoch: int
     leader_epochs: tuple[tuple[int, int], ...]
     size_bytes: int
     max_timestamp_ms: int
@@ -87,7 +88,8 @@ def segments(
 
 def _end(segment: Segment) -> str:
     cut = segment.valid_end_offset != segment.end_offset
-    return f"{segment.end_offset} (cut at {segment.valid_end_offset})" if cut else str(segment.end_offset)
+    void_from = max(segment.start_offset, segment.valid_end_offset + 1)
+    return f"{segment.end_offset} (void from {void_from})" if cut else str(segment.end_offset)
 
 
 def _segments_of(tier: OpenMetadata, target: str) -> list[RemoteLogSegmentMetadata]:
@@ -114,6 +116,7 @@ def _line(segment: RemoteLogSegmentMetadata) -> Segment:
         start_offset=segment.start_offset,
         end_offset=segment.end_offset,
         valid_end_offset=segment.valid_end_offset,
+        leader_epoch=segment.leader_epoch,
         leader_epochs=tuple((entry.epoch, entry.start_offset) for entry in segment.segment_leader_epochs),
         size_bytes=segment.segment_size_bytes,
         max_timestamp_ms=segment.max_timestamp_ms,

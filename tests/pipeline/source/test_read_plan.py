@@ -94,7 +94,7 @@ def test_offsets_of_no_tier_are_a_gap() -> None:
 
 def test_a_segment_that_was_cut_is_read_up_to_the_cut() -> None:
     [tier] = segments_at((0, 99))
-    assert covered([replace(tier, clamped_to=49)], 0, 50, 0, 99) == [("RemoteRange", 0, 49), ("LocalRange", 50, 99)]
+    assert covered([replace(tier, cut_at=50)], 0, 50, 0, 99) == [("RemoteRange", 0, 49), ("LocalRange", 50, 99)]
 
 
 spans = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=8)
@@ -164,7 +164,7 @@ def test_a_range_travels_whole(epochs: list[tuple[int, int]]) -> None:
     [segment] = segments_at((10, 99))
     for one in (
         replace(segment, segment_leader_epochs=tuple(LeaderEpochEntry(*each) for each in epochs), custom_metadata=b"x"),
-        replace(segment, clamped_to=40, txn_index_empty=True),
+        replace(segment, cut_at=40, txn_index_empty=True),
     ):
         planned = remote_range(one, 20, 30)
         assert planned.segment == one

@@ -21,8 +21,7 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
-    Clamp,
-    RemoteLogClampUpdate,
+    Cut,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -61,8 +60,7 @@ class InMemoryRemoteLogMetadataManager:
     deleted: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
     begin_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
     epoch_bounds: dict[tuple[TopicIdPartition, int], tuple[int, int]] = field(default_factory=dict)
-    clamps: list[tuple[int, RemoteLogClampUpdate]] = field(default_factory=list)
-    deletions_asked: set[RemoteLogSegmentId] = field(default_factory=set)
+    recorded_cuts: dict[tuple[TopicIdPartition, int], Cut] = field(default_factory=dict)
     plans: dict[UUID, CopyPlan] = field(default_factory=dict)
     all_log_starts: dict[TopicIdPartition, list[LogStart]] = field(default_factory=dict)
     local_log_starts: dict[TopicIdPartition, OffsetAndEpoch] = field(default_factory=dict)
@@ -95,21 +93,19 @@ class InMemoryRemoteLogMetadataManager:
 
     def _readable(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
         finished = [
-            self._clamped(segment)
+            self._cut(segment)
             for segment in self.segments.values()
             if segment.topic_id_partition == partition and segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
         ]
         return [segment for segment in finished if not segment.is_cut_off]
 
-    def _clamped(self, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        ends = [
-            clamp.valid_end_offset
-            for order, clamp in self.clamps
-            if clamp.topic_id_partition == segment.topic_id_partition
-            and order > self.begin_order.get(segment.segment_id, 0)
-            and clamp.valid_end_offset < segment.end_offset
+    def _cut(self, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+        void_from = [
+            cut.offset
+            for cut in self.cuts(segment.topic_id_partition)
+            if cut.leader_epoch > segment.leader_epoch and cut.offset <= segment.end_offset
         ]
-        return replace(segment, clamped_to=min(ends)) if ends else segment
+        return replace(segment, cut_at=min(void_from)) if void_from else segment
 
     def remote_log_segment_metadata(
         self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
@@ -130,13 +126,13 @@ class InMemoryRemoteLogMetadataManager:
 
     def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
         known = self.segments.get(segment_id)
-        return None if known is None else self._clamped(known)
+        return None if known is None else self._cut(known)
 
     def list_remote_log_segments(
         self, partition: TopicIdPartition, min_offset: int = 0
     ) -> Iterator[RemoteLogSegmentMetadata]:
         found = [
-            self._clamped(segment)
+            self._cut(segment)
             for segment in self.segments.values()
             if segment.topic_id_partition == partition and segment.end_offset >= min_offset
         ]
@@ -160,9 +156,8 @@ class InMemoryRemoteLogMetadataManager:
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         return max((segment.valid_end_offset for segment in self._readable(partition)), default=None)
 
-    def recorded_clamps(self, partition: TopicIdPartition) -> list[Clamp]:
-        orders = {one.valid_end_offset: order for order, one in self.clamps if one.topic_id_partition == partition}
-        return sorted(Clamp(order, end) for end, order in orders.items())
+    def cuts(self, partition: TopicIdPartition) -> list[Cut]:
+        return sorted(cut for (known, _), cut in self.recorded_cuts.items() if known == partition)
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         bounds = self.epoch_bounds.get((partition, leader_epoch))
@@ -270,21 +265,22 @@ class InMemoryRemoteLogMetadataManager:
         moved = with_update(known, replace(update, event_timestamp_ms=self.wall_clock_ms()))
         if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             del self.segments[update.segment_id]
-            self.deletions_asked.discard(update.segment_id)
             self.deleted[update.segment_id] = moved
             return
         self.segments[update.segment_id] = moved
         if update.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self.seen.setdefault(update.segment_id, self.clock_ms())
-            valid_end = self._clamped(moved).valid_end_offset
-            starts = [entry.start_offset for entry in moved.segment_leader_epochs]
-            for start_offset, (epoch, end_offset) in zip(starts, _epoch_ends(moved), strict=True):
-                if start_offset > valid_end:
-                    break
-                end_offset = min(end_offset, valid_end)
-                key = (moved.topic_id_partition, epoch)
-                lowest, highest = self.epoch_bounds.get(key, (start_offset, end_offset))
-                self.epoch_bounds[key] = min(lowest, start_offset), max(highest, end_offset)
+            self._raise_epochs(self._cut(moved))
+
+    def _raise_epochs(self, segment: RemoteLogSegmentMetadata) -> None:
+        starts = [entry.start_offset for entry in segment.segment_leader_epochs]
+        for start_offset, (epoch, end_offset) in zip(starts, _epoch_ends(segment), strict=True):
+            if start_offset > segment.valid_end_offset:
+                break
+            end_offset = min(end_offset, segment.valid_end_offset)
+            key = (segment.topic_id_partition, epoch)
+            lowest, highest = self.epoch_bounds.get(key, (start_offset, end_offset))
+            self.epoch_bounds[key] = min(lowest, start_offset), max(highest, end_offset)
 
     def deleted_segments(
         self, partition: TopicIdPartition | None = None, until_ms: int | None = None
@@ -321,22 +317,16 @@ class InMemoryRemoteLogMetadataManager:
     def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
         return [plan for plan in self.plans.values() if plan.topic_id_partition == partition]
 
-    async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
-        self._write(clamp.topic_id_partition)
-        self.clamps.append((self.written, clamp))
-        end = clamp.valid_end_offset
+    async def put_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+        self._write(partition)
+        self.recorded_cuts[partition, leader_epoch] = Cut(leader_epoch, offset, self.wall_clock_ms())
         self.epoch_bounds = {
-            key: (lowest, min(highest, end)) if key[0] == clamp.topic_id_partition else (lowest, highest)
+            key: (lowest, min(highest, offset - 1)) if key[0] == partition else (lowest, highest)
             for key, (lowest, highest) in self.epoch_bounds.items()
-            if key[0] != clamp.topic_id_partition or lowest <= end
+            if key[0] != partition or lowest < offset
         }
-
-    async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
-        if segment_id in self.segments:
-            self.deletions_asked.add(segment_id)
-
-    def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
-        return segment_id in self.deletions_asked
+        for segment in self._readable(partition):
+            self._raise_epochs(segment)
 
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         partition = metadata.topic_id_partition
@@ -350,7 +340,7 @@ class InMemoryRemoteLogMetadataManager:
                 key: segment for key, segment in self.segments.items() if segment.topic_id_partition != partition
             }
             self.epoch_bounds = {key: each for key, each in self.epoch_bounds.items() if key[0] != partition}
-            self.clamps = [each for each in self.clamps if each[1].topic_id_partition != partition]
+            self.recorded_cuts = {key: cut for key, cut in self.recorded_cuts.items() if key[0] != partition}
             self.all_log_starts.pop(partition, None)
             self.local_log_starts.pop(partition, None)
             self.recorded_gaps.pop(partition, None)

@@ -16,7 +16,7 @@ from tiers.model.stored_segment import (
 def stored(metadata: RemoteLogSegmentMetadata) -> StoredSegment:
     partition = metadata.topic_id_partition
     key = partition.topic_id.bytes + partition.partition.to_bytes(4, "big", signed=True)
-    kept_end = NOT_CUT if metadata.clamped_to is None else metadata.clamped_to
+    kept_end = NOT_CUT if metadata.cut_at is None else metadata.valid_end_offset
     return stored_segment(key, encode_answer(metadata.segment_id.id.bytes, kept_end, encode_stored_segment(metadata)))
 
 

@@ -164,5 +164,5 @@ class JobBench:
         await delete_attempts(self.services, self.partition, needless)
         task = RLMExpirationTask(self.services, self.partition)
         remote_end = self.services.metadata.remote_end_offset(self.partition)
-        await task.delete(await task.run(policy, bounds, log_start, 0, remote_end))
+        await task.delete(policy, await task.run(policy, bounds, log_start, 0, remote_end))
         await self.write_manifest()

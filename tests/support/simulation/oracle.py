@@ -296,8 +296,8 @@ class Oracle:
                 f"{client} deletes segment {first} to {last} of {partition} with offset {batch.base_offset}, whose"
                 " records must be kept"
             )
-        if self.truth.lost_records and not segment.is_in_quarantine:
-            return  # as above: the metadata does not know any more that the copy was finished, and no clamp names it
+        if self.truth.lost_records and not segment.is_cut:
+            return  # as above: the metadata does not know any more that the copy was finished, and no CUT voids it
         leader_epoch = segment.metadata.segment_leader_epochs[-1].epoch
         for cut in expected.cuts:
             # A segment of an older epoch is of a history before the one that was cut.
@@ -305,7 +305,7 @@ class Oracle:
             is_cut = is_of_cut_history and max(first, cut.first) < min(last + 1, cut.end)
             is_kept = last >= max(expected.deleted_to, cut.deleted_to)
             if is_cut and is_kept and not self._may_have_expired(expected, segment, now_ms):
-                self.fail(f"{client} deletes segment {first} to {last} of {partition}, which is in quarantine")
+                self.fail(f"{client} deletes segment {first} to {last} of {partition}, which a CUT voids")
 
     def _may_have_expired(self, expected: ExpectedPartition, segment: TrueSegment, now_ms: int) -> bool:
         return any(

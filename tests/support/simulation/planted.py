@@ -37,7 +37,7 @@ from tiers.tasks.copy import copy_attempts
 from tiers.tasks.deletion import segment_deletion
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.missing_topics import MissingTopics
-from tiers.tasks.history import clamp_task, lineage, partition_manifest
+from tiers.tasks.history import cut_task, lineage, partition_manifest
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.history.stored_manifest import manifest_of
@@ -95,12 +95,11 @@ def _takes_any_store(stack: ExitStack) -> None:
     _replace(stack, PartitionManifestTask, "require_stored", _nothing)
 
 
-def _deletes_quarantine(stack: ExitStack) -> None:
-    original = RLMExpirationTask._may_be_deleted
-    _replace(
-        stack, RLMExpirationTask, "_may_be_deleted",
-        lambda self, segment, log_start: segment.clamped_to is not None or original(self, segment, log_start),
-    )  # fmt: skip
+def _deletes_void(stack: ExitStack) -> None:
+    async def all_of_them(self: Any, policy: Any, log_start: int, segments: Any) -> list[Any]:
+        return [each for each in segments if each.is_cut_off]
+
+    _replace(stack, RLMExpirationTask, "_expired_void", all_of_them)
 
 
 def _deletes_unnamed(stack: ExitStack) -> None:
@@ -306,16 +305,16 @@ def _always_fit(stack: ExitStack) -> None:
     _replace(stack, Fitness, "is_fit", True)
 
 
-def _clamps_too_low(stack: ExitStack) -> None:
-    """An unclean election clamps the tier one segment below the common end."""
-    module: Any = clamp_task
-    original = module.clamp_end
+def _cuts_too_low(stack: ExitStack) -> None:
+    """An unclean election cuts the tier one segment below the common end."""
+    module: Any = cut_task
+    original = module.cut_end
 
     async def end(*arguments: Any) -> Any:
         found = await original(*arguments)
         return found._replace(offset=max(0, found.offset - 10))
 
-    _replace(stack, clamp_task, "clamp_end", end)
+    _replace(stack, cut_task, "cut_end", end)
 
 
 def _never_probes_a_store(stack: ExitStack) -> None:
@@ -371,8 +370,8 @@ PLANTED: Mapping[str, PlantedBug] = {
     "trims-at-once": PlantedBug("rule 1", "trims before T_vis has passed", _trims_at_once),
     "always-fresh": PlantedBug("rule 1", "answers from metadata of any age", _always_fresh),
     "ignores-divergence": PlantedBug("rule 2", "never compares leader epochs", _ignores_divergence),
-    "deletes-quarantine": PlantedBug("rule 2", "deletes what a clamp cut off", _deletes_quarantine),
-    "clamps-too-low": PlantedBug("rule 2", "clamps the tier below the common end", _clamps_too_low),
+    "deletes-void": PlantedBug("rule 2", "deletes what a CUT voids at once", _deletes_void),
+    "cuts-too-low": PlantedBug("rule 2", "cuts the tier below the common end", _cuts_too_low),
     "deletes-unnamed": PlantedBug("rule 3", "deletes objects without a DELETE record", _deletes_unnamed),
     "writes-unnamed": PlantedBug("rule 3", "writes objects before their record", _writes_before_the_record),
     "trims-newest": PlantedBug("rule 4", "trims the newest segment", _trims_the_newest),

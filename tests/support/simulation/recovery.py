@@ -272,11 +272,7 @@ def _has_uncopied(sim: Simulation, partition: SimPartition) -> bool:
 def _overdue(sim: Simulation, partition: SimPartition) -> str | None:
     """Returns what the topic's retention should have removed from the remote tier."""
     retention = sim.oracle.expected[partition].retentions[-1]
-    finished = [
-        one
-        for one in sim.oracle.truth.finished((partition.topic.topic_id, partition.index))
-        if not one.is_in_quarantine
-    ]
+    finished = [one for one in sim.oracle.truth.finished((partition.topic.topic_id, partition.index)) if not one.is_cut]
     if len(finished) < 2:
         return None
     age_ms = sim.wall_ms() - finished[0].metadata.max_timestamp_ms

@@ -160,7 +160,10 @@ _CHECKS = (
         "copy/copy_attempts:CopyAttempts._is_stored_elsewhere", "True", "the store has the records elsewhere",
         _LOST_METADATA,
     ),
-    _returns("copy/copy_attempts:_is_in_quarantine", "False", "replaced records stay", _HISTORIES_OF_ATTEMPTS),
+    _without(
+        "copy/copy_attempts:CopyAttempts._adds_nothing", "attempt.cut_at is None", "True", "void records stay",
+        _HISTORIES_OF_ATTEMPTS,
+    ),
     _without(
         "copy/copy_attempts:CopyAttempts.give_up", "attempt.segment_id == self.in_progress", "False",
         "no copy in progress is deleted", _UNFINISHED,
@@ -190,12 +193,12 @@ _CHECKS = (
         "only a leader with the last remote record ends a divergence", _OTHER_HISTORIES,
     ),
     _without(
-        "history/lineage:clamp_end",
+        "history/lineage:cut_end",
         "if common.offset < bounds.log_start_offset and not is_of_attempts and (is_diverged or end is None):",
         "if False:",
         "the start of a log is no common end", _OTHER_HISTORIES,
     ),
-    _returns("history/clamp_task:RLMClampTask._has_kept", "True", "one leader gave all answers", _OTHER_HISTORIES),
+    _returns("history/cut_task:RLMCutTask._has_kept", "True", "one leader gave all answers", _OTHER_HISTORIES),
     _without(
         "history/lineage:check_leader", "if begun is not None:", "if False:", "the leader has the attempts",
         _HISTORIES_OF_ATTEMPTS,

@@ -292,7 +292,7 @@ def _simulate(seed: int, faults: Sequence[Fault], root: Path, has_wire: bool) ->
         "deletions": sim.oracle.deletions,
         "segments": len(sim.oracle.truth.segments),
         "gaps": sum(map(len, sim.oracle.truth.gaps.values())),
-        "clamps": sim.oracle.truth.clamps,
+        "cuts": sim.oracle.truth.cuts,
         "runs that lost metadata": int(bool(sim.oracle.truth.lost_records)),
         "seconds without due copies": sim.costs.uncopied_s,
         "records in neither tier": sim.costs.records_in_no_tier(),

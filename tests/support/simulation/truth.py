@@ -16,10 +16,10 @@ from tiers.metadata.topic.committed_records import read_committed
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
+    CutUpdate,
     LocalLogStartUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
-    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     TopicTierConfigUpdate,
@@ -36,8 +36,8 @@ class TrueSegment:
     finished_at_s: float | None = None
     is_deleted: bool = False
     """Whether a DELETE record was ever committed, also if the topic lost it."""
-    is_in_quarantine: bool = False
-    """Whether a clamp cut records of it off. Only an operator's command deletes them."""
+    is_cut: bool = False
+    """Whether a CUT voids records of it."""
     started_at_s: float = 0.0
     gone_at_s: float | None = None
     """When DELETE_SEGMENT_FINISHED was committed."""
@@ -53,7 +53,7 @@ class TrueSegment:
         return (partition.topic_id, partition.partition) == place
 
 
-MARKS = ("settings", "delete", "clamp", "log-start", "finished", "started")
+MARKS = ("settings", "delete", "cut", "log-start", "finished", "started")
 """The kinds of records whose places are noted."""
 
 
@@ -74,7 +74,7 @@ class MetadataTruth:
         """By partition: the end of the segments that ever finished."""
         self.on_started: Callable[[TrueSegment], None] = lambda segment: None
         self.gaps: dict[Place, list[tuple[int, int]]] = {}
-        self.clamps = 0
+        self.cuts = 0
         self.on_begun_again: Callable[[TrueSegment], None] = lambda segment: None
         """Called when a copy begins with the uuid of a segment whose deletion has begun."""
         self.on_total: Callable[[UUID], None] = lambda topic_id: None
@@ -159,11 +159,12 @@ class MetadataTruth:
         elif isinstance(record, LogGapUpdate):
             place = record.topic_id_partition.topic_id, record.topic_id_partition.partition
             self.gaps.setdefault(place, []).append((record.gap.first_offset, record.gap.next_offset))
-        elif isinstance(record, RemoteLogClampUpdate):
-            self.clamps += 1
+        elif isinstance(record, CutUpdate):
+            self.cuts += 1
             place = record.topic_id_partition.topic_id, record.topic_id_partition.partition
             for one in [*self.finished(place), *self.unfinished(place)]:
-                one.is_in_quarantine |= one.metadata.end_offset > record.valid_end_offset
+                is_earlier = one.metadata.leader_epoch < record.leader_epoch
+                one.is_cut |= is_earlier and one.metadata.end_offset >= record.offset
 
     def unfinished(self, place: Place) -> list[TrueSegment]:
         """Returns the segments of a partition whose copy began, and neither finished nor was deleted."""
@@ -181,8 +182,8 @@ def _kind_of(record: object) -> str | None:
     match record:
         case TopicTierConfigUpdate():
             return "settings"
-        case RemoteLogClampUpdate():
-            return "clamp"
+        case CutUpdate():
+            return "cut"
         case LogStartOffsetUpdate():
             return "log-start"
         case RemoteLogSegmentMetadata():

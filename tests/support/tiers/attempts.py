@@ -29,7 +29,9 @@ async def begun(bench: Workbench, first: int, end: int, leader_epoch: int = 0) -
 
 async def planned(bench: Workbench, first: int, end: int) -> RemoteLogSegmentMetadata:
     """Makes a whole attempt of a job, which only a plan announces."""
-    plan = CopyPlan(PARTITION, "", bench.wall_ms, UUID(int=7), attempts=1, leader_epoch=0, bounds=(first, end))
+    plan = CopyPlan(
+        PARTITION, "", bench.wall_ms, UUID(int=7), attempts=1, leader_epoch=0, copy_epoch=0, bounds=(first, end)
+    )
     await bench.metadata.put_copy_plan(plan)
     built = build_segment(bench.folder / f"{first}-{end}.planned", batches(first, end), first)
     attempt = metadata_of(built, PARTITION, plan.segment_id(0, 0).id)

@@ -29,7 +29,7 @@ async def facts_for(bench: Workbench, policy: TopicPolicy | Refusal | None) -> P
         owner=OwnerFacts(
             "tidegate-1",
             accepted={
-                each.segment_id.id: each.clamped_to
+                each.segment_id.id: each.cut_at
                 for each in bench.segments
                 if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED and bench.manifest_task.has_accepted(each)
             },

@@ -12,10 +12,10 @@ from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason
 from tiers.model.segment_metadata import (
+    CutUpdate,
     LeaderEpochEntry,
     LogGapUpdate,
     LogStartOffsetUpdate,
-    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
 )
@@ -84,8 +84,8 @@ def to(metadata: RemoteLogSegmentMetadata, state: State) -> RemoteLogSegmentMeta
     return RemoteLogSegmentMetadataUpdate(metadata.segment_id, 1, NOW_MS, state)
 
 
-def clamp(valid_end_offset: int) -> RemoteLogClampUpdate:
-    return RemoteLogClampUpdate(PARTITION, "a", NOW_MS, 0, valid_end_offset)
+def cut(leader_epoch: int, offset: int) -> CutUpdate:
+    return CutUpdate(PARTITION, "a", NOW_MS, leader_epoch, offset)
 
 
 def log_start(writer: str, start: LogStart) -> LogStartOffsetUpdate:

@@ -467,7 +467,7 @@ class Tier(RuleBasedStateMachine):
         assert all(one.is_cut_off for one in others), "an attempt has not ended"
         end = metadata.remote_end_offset(PARTITION)
         # Without a readable remote segment the log begins where the leader's log does, whatever lower log start is
-        # recorded. A segment in quarantine may lie below the log start.
+        # recorded. A void segment may lie below the log start.
         copied_to = self.log.log_start_offset if end is None or end < self.log_start else end + 1
         # The log may end with a gap, whose records the broker removed before they were copied.
         gap_ends = [gap.next_offset for gap in metadata.gaps(PARTITION) if gap.first_offset == copied_to]

@@ -28,7 +28,7 @@ from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.failed_deletions import FailedDeletions
 from tiers.tasks.deletion.failed_deletions_topic import FailedDeletion
 from tiers.tasks.deletion.segment_deletion import delete_attempts
-from tiers.tasks.history.clamp_task import RLMClampTask
+from tiers.tasks.history.cut_task import RLMCutTask
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.metrics import RemoteLogManagerMetrics
@@ -96,7 +96,7 @@ class Workbench:
         self.manifest_task = PartitionManifestTask(self.services, PARTITION)
         self.attempts = CopyAttempts(self.services, PARTITION, self.manifest_task.require_stored)
         self.copy_task = RLMCopyTask(self.services, PARTITION, self.attempts)
-        self.clamp_task = RLMClampTask(self.services, PARTITION, self.manifest_task)
+        self.cut_task = RLMCutTask(self.services, PARTITION, self.manifest_task)
         self.gap_task = LogGapTask(self.services, PARTITION, self.manifest_task, self.attempts)
         self.log_starts = LogStartConfirmation(self.log, self.metadata)
         self.trim_task = TrimTask(self.services, PARTITION, self.manifest_task)
@@ -106,7 +106,7 @@ class Workbench:
         """A round's lineage check, attempts and copying."""
         bounds = await self.log.bounds(PARTITION, 1000)
         log_start = await self.log_start()
-        if await self.clamp_task.run(bounds, log_start.offset):
+        if await self.cut_task.run(bounds, log_start.offset):
             self.copy_task.start_over()
         bounds = await self.log.bounds(PARTITION, 1000)
         await self.copy_task.follow_leader(bounds)
@@ -166,7 +166,7 @@ class Workbench:
         log_start = await self.expiration_task.run(
             policy, bounds, log_start, self.copy_task.local_only_bytes, remote_end
         )
-        return await self.expiration_task.delete(log_start)
+        return await self.expiration_task.delete(policy, log_start)
 
     @property
     def segments(self) -> list[RemoteLogSegmentMetadata]:

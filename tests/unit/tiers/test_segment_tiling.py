@@ -1,4 +1,4 @@
-"""Overlaps are the offsets that two segments have. Offsets above a clamp are none."""
+"""Overlaps are the offsets that two segments have. Offsets above a CUT are none."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tiers.storage.object_key import SegmentObjectKey, segment_of_key
 from tiers.verify.segment_tiling import overlaps
 
 
-def segment(start: int, end: int, clamped_to: int | None = None) -> RemoteLogSegmentMetadata:
+def segment(start: int, end: int, cut_at: int | None = None) -> RemoteLogSegmentMetadata:
     key = SegmentObjectKey("c", PARTITION.topic_id, PARTITION.partition, start, end, uuid4(), ".log")
-    return replace(segment_of_key(key, None), clamped_to=clamped_to)
+    return replace(segment_of_key(key, None), cut_at=cut_at)
 
 
 SEGMENTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15), st.none() | st.integers(0, 50)), max_size=8)
@@ -26,8 +26,8 @@ SEGMENTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15), st.none() 
 @given(made=SEGMENTS, log_start=st.integers(0, 30))
 def test_they_are_what_more_than_one_segment_holds(made: list[tuple[int, int, int | None]], log_start: int) -> None:
     segments = [
-        segment(start, start + length, None if clamp is None or clamp >= start + length else clamp)
-        for start, length, clamp in made
+        segment(start, start + length, None if valid_end is None or valid_end >= start + length else valid_end)
+        for start, length, valid_end in made
     ]
     held = [offset for each in segments for offset in range(each.start_offset, each.valid_end_offset + 1)]
     several = {offset for offset in held if offset >= log_start and held.count(offset) > 1}

@@ -21,24 +21,17 @@ from protocol.primitives import (
     write_string,
 )
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.records.record_parts import (
-    read_partition,
-    read_segment_id,
-    write_partition,
-    write_segment_id,
-)
+from tiers.metadata.records.record_parts import read_partition, write_partition
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
-    CUT_ALL,
+    CutUpdate,
     LocalLogStartUpdate,
     LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
-    QuarantineDeletionUpdate,
-    RemoteLogClampUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
     TopicTierConfigUpdate,
@@ -47,7 +40,7 @@ from tiers.model.segment_metadata import (
 
 
 class OfPartition(Protocol):
-    """The fields at the start of every own message, except the deletion of a segment."""
+    """The fields at the start of every own message."""
 
     @property
     def topic_id_partition(self) -> TopicIdPartition: ...
@@ -128,39 +121,15 @@ def read_tier_config(buf: Buffer, pos: int) -> tuple[TopicTierConfigUpdate, int]
     return TopicTierConfigUpdate(partition, writer, event_timestamp_ms, config), skip_tagged_section(buf, pos)
 
 
-def write_clamp(update: RemoteLogClampUpdate) -> bytes:
-    return (
-        _write_head(update)
-        + INT32.pack(update.leader_epoch)
-        + INT64.pack(update.valid_end_offset)
-        + EMPTY_TAGGED_SECTION
-    )
+def write_cut(update: CutUpdate) -> bytes:
+    return _write_head(update) + INT64.pack(update.offset) + INT32.pack(update.leader_epoch) + EMPTY_TAGGED_SECTION
 
 
-def read_clamp(buf: Buffer, pos: int) -> tuple[RemoteLogClampUpdate, int]:
+def read_cut(buf: Buffer, pos: int) -> tuple[CutUpdate, int]:
     partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
-    leader_epoch, pos = read_int32(buf, pos)
-    valid_end_offset, pos = read_int64(buf, pos)
-    if valid_end_offset < CUT_ALL:
-        raise RemoteLogMetadataError(f"a clamp of {partition} has the invalid end offset {valid_end_offset}")
-    update = RemoteLogClampUpdate(partition, writer, event_timestamp_ms, leader_epoch, valid_end_offset)
+    position, pos = _read_position(buf, pos)
+    update = CutUpdate(partition, writer, event_timestamp_ms, position.leader_epoch, position.offset)
     return update, skip_tagged_section(buf, pos)
-
-
-def write_quarantine_deletion(update: QuarantineDeletionUpdate) -> bytes:
-    return (
-        write_segment_id(update.segment_id)
-        + write_string(update.writer, compact=True)
-        + INT64.pack(update.event_timestamp_ms)
-        + EMPTY_TAGGED_SECTION
-    )
-
-
-def read_quarantine_deletion(buf: Buffer, pos: int) -> tuple[QuarantineDeletionUpdate, int]:
-    segment_id, pos = read_segment_id(buf, pos)
-    writer, pos = read_string(buf, pos, compact=True)
-    event_timestamp_ms, pos = read_int64(buf, pos)
-    return QuarantineDeletionUpdate(segment_id, writer or "", event_timestamp_ms), skip_tagged_section(buf, pos)
 
 
 def write_local_log_start(update: LocalLogStartUpdate) -> bytes:
@@ -238,6 +207,7 @@ def write_copy_plan(plan: CopyPlan) -> bytes:
             plan.plan_id.bytes,
             INT32.pack(plan.attempts),
             INT32.pack(plan.leader_epoch),
+            INT32.pack(plan.copy_epoch),
             write_array_length(len(plan.bounds), compact=True),
             *(INT64.pack(offset) for offset in plan.bounds),
             EMPTY_TAGGED_SECTION,
@@ -250,10 +220,11 @@ def read_copy_plan(buf: Buffer, pos: int) -> tuple[CopyPlan, int]:
     plan_id, pos = read_uuid(buf, pos)
     attempts, pos = read_int32(buf, pos)
     leader_epoch, pos = read_int32(buf, pos)
+    copy_epoch, pos = read_int32(buf, pos)
     count, pos = read_array_length(buf, pos, compact=True)
     bounds = []
     for _ in range(count):
         offset, pos = read_int64(buf, pos)
         bounds.append(offset)
-    plan = CopyPlan(partition, writer, event_timestamp_ms, plan_id, attempts, leader_epoch, tuple(bounds))
+    plan = CopyPlan(partition, writer, event_timestamp_ms, plan_id, attempts, leader_epoch, copy_epoch, tuple(bounds))
     return plan, skip_tagged_section(buf, pos)

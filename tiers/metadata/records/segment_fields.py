@@ -4,7 +4,8 @@
     RemoteLogSegmentMetadataSnapshotRecord  api key 3, flat file         uuid of the segment | fields
 
 Both messages are flexible. The fields are StartOffset, EndOffset, BrokerId, MaxTimestampMs, EventTimestampMs,
-SegmentLeaderEpochs, SegmentSizeInBytes, CustomMetadata (KIP-917), RemoteLogSegmentState; tagged 0 TxnIndexEmpty.
+SegmentLeaderEpochs, SegmentSizeInBytes, CustomMetadata (KIP-917), RemoteLogSegmentState; tagged 0 TxnIndexEmpty, and
+Tidegate's own tagged 10000 CopyEpoch, which Kafka ignores.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from protocol.primitives import (
     read_uvarint,
     skip_tagged_section,
     write_array_length,
+    write_uvarint,
 )
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.records.record_parts import read_nullable_bytes, write_nullable_bytes
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import UNKNOWN_EPOCH
 from tiers.model.quick_values import quick
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -38,6 +41,8 @@ SEGMENT_METADATA_SNAPSHOT_API_KEY = 3
 SEGMENT_METADATA_SNAPSHOT_VERSION = 0
 
 _TXN_INDEX_EMPTY_TAG = 0
+_TXN_INDEX_EMPTY = b"\x00\x01\x01"
+_COPY_EPOCH_TAG = 10_000
 _OFFSETS_AND_TIMES = struct.Struct(">qqiqq")
 _LEADER_EPOCH = struct.Struct(">iq")
 _SEGMENT = quick(RemoteLogSegmentMetadata)
@@ -70,7 +75,7 @@ def write_segment_fields(metadata: RemoteLogSegmentMetadata) -> bytes:
             INT32.pack(metadata.segment_size_bytes),
             write_nullable_bytes(metadata.custom_metadata),
             INT8.pack(metadata.state),
-            b"\x01\x00\x01\x01" if metadata.txn_index_empty else EMPTY_TAGGED_SECTION,
+            _write_tagged(metadata),
         )
     )
 
@@ -86,7 +91,7 @@ def read_segment_fields(buf: Buffer, pos: int, segment_id: RemoteLogSegmentId) -
     segment_size_bytes, pos = read_int32(buf, pos)
     custom_metadata, pos = read_nullable_bytes(buf, pos)
     state, pos = read_int8(buf, pos)
-    txn_index_empty, pos = _read_txn_index_empty(buf, pos)
+    txn_index_empty, copy_epoch, pos = _read_tagged(buf, pos)
     if not epochs or min([start_offset, *[each.start_offset for each in epochs]]) < 0 or start_offset > end_offset:
         raise RemoteLogMetadataError(f"segment {segment_id.id} holds no offsets or no leader epoch")
     metadata = _SEGMENT(
@@ -101,6 +106,7 @@ def read_segment_fields(buf: Buffer, pos: int, segment_id: RemoteLogSegmentId) -
         state=RemoteLogSegmentState(state),
         custom_metadata=custom_metadata,
         txn_index_empty=txn_index_empty,
+        copy_epoch=copy_epoch,
     )
     return metadata, pos
 
@@ -112,10 +118,17 @@ def _unpack(fields: struct.Struct, buf: Buffer, pos: int) -> tuple[Any, ...]:
         raise TruncatedError(f"{fields.size} bytes at byte {pos} exceed the {len(buf)} bytes") from error
 
 
-def _read_txn_index_empty(buf: Buffer, pos: int) -> tuple[bool, int]:
+def _write_tagged(metadata: RemoteLogSegmentMetadata) -> bytes:
+    fields = [_TXN_INDEX_EMPTY] if metadata.txn_index_empty else []
+    if metadata.copy_epoch != UNKNOWN_EPOCH:
+        fields.append(write_uvarint(_COPY_EPOCH_TAG) + write_uvarint(INT32.size) + INT32.pack(metadata.copy_epoch))
+    return write_uvarint(len(fields)) + b"".join(fields)
+
+
+def _read_tagged(buf: Buffer, pos: int) -> tuple[bool, int, int]:
+    """Returns whether the transaction index is empty, the epoch of the copy, and the position after the section."""
     end = skip_tagged_section(buf, pos)
-    if end == pos + 1:
-        return False, end
+    txn_index_empty, copy_epoch = False, UNKNOWN_EPOCH
     count, pos = read_uvarint(buf, pos)
     for _ in range(count):
         tag, pos = read_uvarint(buf, pos)
@@ -123,6 +136,10 @@ def _read_txn_index_empty(buf: Buffer, pos: int) -> tuple[bool, int]:
         if tag == _TXN_INDEX_EMPTY_TAG:
             if size != 1:
                 raise TruncatedError(f"a flag has {size} bytes, not 1")
-            return buf[pos] != 0, end
+            txn_index_empty = buf[pos] != 0
+        elif tag == _COPY_EPOCH_TAG:
+            if size != INT32.size:
+                raise TruncatedError(f"a leader epoch has {size} bytes, not {INT32.size}")
+            copy_epoch = read_int32(buf, pos)[0]
         pos += size
-    return False, end
+    return txn_index_empty, copy_epoch, end

@@ -33,26 +33,24 @@ from protocol.primitives import (
 )
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.records.own_records import (
-    read_clamp,
     read_copy_plan,
+    read_cut,
     read_local_log_start,
     read_log_divergence,
     read_log_gap,
     read_log_start,
     read_operator_acceptance,
-    read_quarantine_deletion,
     read_tier_config,
     read_topic_deletion,
     read_topic_missing,
     read_unfinished_rebuild,
-    write_clamp,
     write_copy_plan,
+    write_cut,
     write_head_alone,
     write_local_log_start,
     write_log_gap,
     write_log_start,
     write_operator_acceptance,
-    write_quarantine_deletion,
     write_tier_config,
 )
 from tiers.metadata.records.record_parts import (
@@ -68,13 +66,12 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import (
+    CutUpdate,
     LocalLogStartUpdate,
     LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
-    QuarantineDeletionUpdate,
-    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -90,8 +87,7 @@ SEGMENT_METADATA_UPDATE_API_KEY = 1
 PARTITION_DELETE_API_KEY = 2
 LOG_START_OFFSET_API_KEY = 1000
 TOPIC_TIER_CONFIG_API_KEY = 1001
-CLAMP_API_KEY = 1002
-QUARANTINE_DELETION_API_KEY = 1003
+CUT_API_KEY = 1002
 LOCAL_LOG_START_API_KEY = 1004
 COPY_PLAN_API_KEY = 1005
 LOG_GAP_API_KEY = 1006
@@ -104,7 +100,13 @@ TOPIC_MISSING_API_KEY = 2001
 _FIRST_OWN_API_KEY = 1000
 _FIRST_IGNORABLE_API_KEY = 2000
 _FRAME_VERSION = 1
-_MESSAGE_VERSIONS = {LOG_START_OFFSET_API_KEY: 2, LOCAL_LOG_START_API_KEY: 1, OPERATOR_ACCEPTANCE_API_KEY: 1}
+_MESSAGE_VERSIONS = {
+    LOG_START_OFFSET_API_KEY: 2,
+    CUT_API_KEY: 1,
+    LOCAL_LOG_START_API_KEY: 1,
+    COPY_PLAN_API_KEY: 1,
+    OPERATOR_ACCEPTANCE_API_KEY: 1,
+}
 """The message versions of the record types whose messages changed. All other types have version 0."""
 
 MetadataRecord = (
@@ -113,8 +115,7 @@ MetadataRecord = (
     | RemotePartitionDeleteMetadata
     | LogStartOffsetUpdate
     | TopicTierConfigUpdate
-    | RemoteLogClampUpdate
-    | QuarantineDeletionUpdate
+    | CutUpdate
     | LocalLogStartUpdate
     | CopyPlan
     | LogGapUpdate
@@ -163,11 +164,8 @@ def key_of(record: MetadataRecord) -> RecordKey:
             return log_start_key(record.topic_id_partition, record.log_start)
         case TopicTierConfigUpdate():
             return RecordKey(TOPIC_TIER_CONFIG_API_KEY, record.topic_id_partition)
-        case RemoteLogClampUpdate():
-            # A later clamp to the same end replaces an earlier one. Clamps to different ends are both needed.
-            return clamp_key(record.topic_id_partition, record.valid_end_offset)
-        case QuarantineDeletionUpdate():
-            return quarantine_deletion_key(record.segment_id)
+        case CutUpdate():
+            return cut_key(record.topic_id_partition, record.leader_epoch)
         case LocalLogStartUpdate():
             # Only owners write this record, one after the other, so the last record counts.
             return local_log_start_key(record.topic_id_partition)
@@ -196,10 +194,6 @@ def segment_keys(segment_id: RemoteLogSegmentId) -> tuple[RecordKey, RecordKey]:
     )
 
 
-def quarantine_deletion_key(segment_id: RemoteLogSegmentId) -> RecordKey:
-    return RecordKey(QUARANTINE_DELETION_API_KEY, segment_id.topic_id_partition, segment_id.id.bytes)
-
-
 def log_start_key(partition: TopicIdPartition, start: LogStart) -> RecordKey:
     """The key names the whole log start, so no record replaces another log start, in whatever order records come.
 
@@ -218,8 +212,8 @@ def nothing_key(partition: TopicIdPartition) -> RecordKey:
     return RecordKey(LOG_START_OFFSET_API_KEY, partition, b"clock")
 
 
-def clamp_key(partition: TopicIdPartition, valid_end_offset: int) -> RecordKey:
-    return RecordKey(CLAMP_API_KEY, partition, INT64.pack(valid_end_offset))
+def cut_key(partition: TopicIdPartition, leader_epoch: int) -> RecordKey:
+    return RecordKey(CUT_API_KEY, partition, INT32.pack(leader_epoch))
 
 
 def local_log_start_key(partition: TopicIdPartition) -> RecordKey:
@@ -308,10 +302,8 @@ def encode_value(record: MetadataRecord) -> bytes:
             api_key, message = LOG_START_OFFSET_API_KEY, write_log_start(record)
         case TopicTierConfigUpdate():
             api_key, message = TOPIC_TIER_CONFIG_API_KEY, write_tier_config(record)
-        case RemoteLogClampUpdate():
-            api_key, message = CLAMP_API_KEY, write_clamp(record)
-        case QuarantineDeletionUpdate():
-            api_key, message = QUARANTINE_DELETION_API_KEY, write_quarantine_deletion(record)
+        case CutUpdate():
+            api_key, message = CUT_API_KEY, write_cut(record)
         case LocalLogStartUpdate():
             api_key, message = LOCAL_LOG_START_API_KEY, write_local_log_start(record)
         case CopyPlan():
@@ -421,8 +413,7 @@ _READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
     PARTITION_DELETE_API_KEY: _read_partition_delete,
     LOG_START_OFFSET_API_KEY: read_log_start,
     TOPIC_TIER_CONFIG_API_KEY: read_tier_config,
-    CLAMP_API_KEY: read_clamp,
-    QUARANTINE_DELETION_API_KEY: read_quarantine_deletion,
+    CUT_API_KEY: read_cut,
     LOCAL_LOG_START_API_KEY: read_local_log_start,
     COPY_PLAN_API_KEY: read_copy_plan,
     LOG_GAP_API_KEY: read_log_gap,

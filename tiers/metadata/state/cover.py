@@ -15,7 +15,7 @@ from tiers.metadata.state.segment_cursors import valid_end_offset
 from tiers.metadata.state.state import RemoteLogMetadataState, SegmentRun
 from tiers.model.stored_segment import encode_answer
 
-_LAST_OFFSET = (1 << 63) - 1
+LAST_OFFSET = (1 << 63) - 1
 
 
 class StateCover:
@@ -30,9 +30,9 @@ class StateCover:
         """Decides again for all offsets above `offset`, from the start of the first segment that reaches above it.
 
         The runs below `offset` of such a segment also contain the segment's valid end."""
-        overlapping = self._state.overlapping(self._txn, key, offset + 1, _LAST_OFFSET)
+        overlapping = self._state.overlapping(self._txn, key, offset + 1, LAST_OFFSET)
         first = min([offset + 1, *(run.start_offset for run in overlapping)])
-        self.again(key, first, _LAST_OFFSET)
+        self.again(key, first, LAST_OFFSET)
 
     def finished(self, key: bytes, run: SegmentRun, stored: bytes) -> None:
         """Covers the offsets of a segment that has just become readable.
@@ -43,8 +43,7 @@ class StateCover:
         if self._cut(key, first, last):
             self.again(key, first, last)
             return
-        clamps = self._state.clamps(self._txn, key)
-        run_end = valid_end_offset(clamps, run.order, last) if clamps else last
+        run_end = valid_end_offset(self._state.cuts_of(self._txn, key), stored, last)
         if run_end >= first:
             self._put_run(key, first, run_end, encode_answer(uuid, run_end, stored))
 
@@ -56,17 +55,19 @@ class StateCover:
         if not runs:
             return
         holes = [(first, last)]
-        clamps = self._state.clamps(self._txn, key)
+        cuts = self._state.cuts_of(self._txn, key)
         for run in sorted(runs, reverse=True):
             uncovered = []
-            run_end = valid_end_offset(clamps, run.order, run.end_offset) if clamps else run.end_offset
+            stored = self._state.stored(self._txn, key, run.uuid) if cuts else b""
+            run_end = valid_end_offset(cuts, stored, run.end_offset)
             answer = b""
             for hole_first, hole_last in holes:
                 run_first, run_last = max(hole_first, run.start_offset), min(hole_last, run_end)
                 if run_first > run_last:
                     uncovered.append((hole_first, hole_last))
                     continue
-                answer = answer or encode_answer(run.uuid, run_end, self._state.stored(self._txn, key, run.uuid))
+                stored = stored or self._state.stored(self._txn, key, run.uuid)
+                answer = answer or encode_answer(run.uuid, run_end, stored)
                 self._put_run(key, run_first, run_last, answer)
                 if hole_first < run_first:
                     uncovered.append((hole_first, run_first - 1))

@@ -8,8 +8,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     starts       partition, start, uuid    -> end, order: every listable segment
     cover        partition, last offset    -> first offset, and the segment that answers, see `stored_segment`
     epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
-    clamps       partition, valid end      -> offset of the record: cuts the segments finished below it; end -1 cuts all
-    quarantine_deletions partition, uuid   -> empty: an operator asked for the deletion of the segment
+    cuts         partition, leader epoch   -> first void offset of what was copied before, time of the record
     deleted_segments partition, uuid       -> the folded record of a segment that is DELETE_SEGMENT_FINISHED and kept
     copy_plans   partition, plan id        -> the record as `serde` writes it
     log_starts   partition, log start      -> the log start; an empty name: a log start that was only seen
@@ -52,7 +51,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
@@ -67,8 +66,7 @@ DATABASES = (
     "log_starts",
     "deletions",
     "tier_configs",
-    "clamps",
-    "quarantine_deletions",
+    "cuts",
     "deleted_segments",
     "local_log_starts",
     "copy_plans",
@@ -95,6 +93,7 @@ _PARTITION_AND_OFFSET = struct.Struct(">16siQ")
 END_AND_ORDER = struct.Struct(">Qq")
 """The order is the offset at which the copy began in the metadata partition; its complement, below 0, while the segment
 is not readable."""
+OFFSET_AND_TIME = struct.Struct(">qq")
 LOWEST_AND_HIGHEST = struct.Struct(">qq")
 I64 = struct.Struct(">q")
 I32 = struct.Struct(">i")
@@ -142,8 +141,7 @@ class Databases:
     log_starts: lmdb._Database
     deletions: lmdb._Database
     tier_configs: lmdb._Database
-    clamps: lmdb._Database
-    quarantine_deletions: lmdb._Database
+    cuts: lmdb._Database
     deleted_segments: lmdb._Database
     local_log_starts: lmdb._Database
     copy_plans: lmdb._Database

@@ -14,15 +14,14 @@ from typing import NamedTuple
 import lmdb
 
 from tiers.metadata.records.serde import (
-    CLAMP_API_KEY,
     COPY_PLAN_API_KEY,
+    CUT_API_KEY,
     LOCAL_LOG_START_API_KEY,
     LOG_DIVERGENCE_API_KEY,
     LOG_GAP_API_KEY,
     LOG_START_OFFSET_API_KEY,
     OPERATOR_ACCEPTANCE_API_KEY,
     PARTITION_DELETE_API_KEY,
-    QUARANTINE_DELETION_API_KEY,
     SEGMENT_METADATA_API_KEY,
     SEGMENT_METADATA_UPDATE_API_KEY,
     TOPIC_DELETION_API_KEY,
@@ -34,13 +33,14 @@ from tiers.metadata.records.serde import (
     encode_value,
     log_start_key,
 )
-from tiers.metadata.state.cover import StateCover
+from tiers.metadata.state.cover import LAST_OFFSET, StateCover
 from tiers.metadata.state.layout import (
     END_AND_ORDER,
     I32,
     I64,
     LOWEST_AND_HIGHEST,
     OFFSET_AND_EPOCH,
+    OFFSET_AND_TIME,
     PARTITION_KEY_BYTES,
     U64,
     Databases,
@@ -57,13 +57,12 @@ from tiers.metadata.state.state import RemoteLogMetadataState, SegmentRun
 from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
+    CutUpdate,
     LocalLogStartUpdate,
     LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
-    QuarantineDeletionUpdate,
-    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -147,10 +146,8 @@ class Replay:
             case TopicTierConfigUpdate() as update:
                 key = partition_key(update.topic_id_partition)
                 self._txn.put(key, encode_value(update), db=self._db.tier_configs)
-            case RemoteLogClampUpdate() as clamp:
-                self._clamp(clamp, event.offset)
-            case QuarantineDeletionUpdate() as deletion:
-                self._ask_for_deletion(deletion.segment_id)
+            case CutUpdate() as cut:
+                self._put_cut(cut, event.timestamp_ms)
             case LocalLogStartUpdate() as update:
                 self._raise_local_log_start(update)
             case CopyPlan() as plan:
@@ -232,17 +229,16 @@ class Replay:
         self._txn.put(entry, END_AND_ORDER.pack(end, order), db=self._db.starts)
         if is_readable:
             self._cover.finished(key, SegmentRun(order, start, end, uuid), stored)
-            valid_end = valid_end_offset(self._state.clamps(self._txn, key), order, end)
-            epochs = [each for each in stored_leader_epochs(raw, known) if each[1] <= valid_end]
-            if epochs:  # a clamp may have cut all records
-                self._raise_epochs(key, valid_end, epochs)
+            self._raise_epochs(key, stored, end)
             self._finished.append(update.segment_id)
         elif known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._cover.again(key, start, end)
 
-    def _raise_epochs(self, key: bytes, segment_end: int, epochs: list[tuple[int, int]]) -> None:
-        ends = [*[start_offset - 1 for _, start_offset in epochs[1:]], segment_end]
-        for (epoch, start_offset), end_offset in zip(epochs, ends, strict=True):
+    def _raise_epochs(self, key: bytes, stored: bytes, end: int) -> None:
+        valid_end = valid_end_offset(self._state.cuts_of(self._txn, key), stored, end)
+        epochs = [each for each in stored_leader_epochs(stored, stored_fields(stored)) if each[1] <= valid_end]
+        ends = [*[start_offset - 1 for _, start_offset in epochs[1:]], valid_end]
+        for (epoch, start_offset), end_offset in zip(epochs, ends, strict=False):  # a CUT may void all records
             epoch_key = key + I32.pack(epoch)
             raw = self._txn.get(epoch_key, db=self._db.epochs)
             lowest, highest = (start_offset, end_offset) if raw is None else LOWEST_AND_HIGHEST.unpack(raw)
@@ -250,29 +246,32 @@ class Replay:
             if bounds != raw:
                 self._txn.put(epoch_key, bounds, db=self._db.epochs)
 
-    def _clamp(self, clamp: RemoteLogClampUpdate, offset: int) -> None:
-        key, valid_end = partition_key(clamp.topic_id_partition), clamp.valid_end_offset
-        self._txn.put(key + I64.pack(valid_end), I64.pack(offset), db=self._db.clamps)
-        self._cover.all_above(key, valid_end)
+    def _put_cut(self, cut: CutUpdate, timestamp_ms: int) -> None:
+        key = partition_key(cut.topic_id_partition)
+        name, value = I32.pack(cut.leader_epoch), OFFSET_AND_TIME.pack(cut.offset, timestamp_ms)
+        raw = self._txn.get(key + name, db=self._db.cuts)
+        self._txn.put(key + name, value, db=self._db.cuts)
+        self._judge_from(key, cut.offset if raw is None else min(cut.offset, OFFSET_AND_TIME.unpack(raw)[0]))
+
+    def _judge_from(self, key: bytes, offset: int) -> None:
+        """Decides again which segments answer for the offsets from `offset` on, after a CUT has changed."""
+        self._cover.all_above(key, offset - 1)
         cursor = self._txn.cursor(db=self._db.epochs)
         found = cursor.set_range(key)
         while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
             lowest, highest = LOWEST_AND_HIGHEST.unpack(cursor.value())
-            if lowest > valid_end:
+            if lowest >= offset:
                 found = cursor.delete()
                 continue
-            if highest > valid_end:
-                cursor.put(cursor.key(), LOWEST_AND_HIGHEST.pack(lowest, valid_end))
+            if highest >= offset:
+                cursor.put(cursor.key(), LOWEST_AND_HIGHEST.pack(lowest, offset - 1))
             found = cursor.next()
-
-    def _ask_for_deletion(self, segment_id: RemoteLogSegmentId) -> None:
-        key = partition_key(segment_id.topic_id_partition) + segment_id.id.bytes
-        if self._txn.get(key, db=self._db.segments) is not None:
-            self._txn.put(key, b"", db=self._db.quarantine_deletions)
+        for run in list(self._state.overlapping(self._txn, key, offset, LAST_OFFSET)):
+            if run.order >= 0:
+                self._raise_epochs(key, self._state.stored(self._txn, key, run.uuid), run.end_offset)
 
     def _remove(self, key: bytes, uuid: bytes, known: StoredFields) -> None:
         self._txn.delete(key + uuid, db=self._db.segments)
-        self._txn.delete(key + uuid, db=self._db.quarantine_deletions)
         self._txn.delete(start_key(key, known.start_offset, uuid), db=self._db.starts)
         if known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._cover.again(key, known.start_offset, known.end_offset)
@@ -305,8 +304,7 @@ class Replay:
                 self._db.cover,
                 self._db.epochs,
                 self._db.log_starts,
-                self._db.clamps,
-                self._db.quarantine_deletions,
+                self._db.cuts,
                 self._db.local_log_starts,
                 self._db.copy_plans,
                 self._db.gaps,
@@ -369,13 +367,13 @@ class Replay:
             self._txn.delete(key + named.name, db=self._db.deleted_segments)
         elif named.api_key == PARTITION_DELETE_API_KEY:
             self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
-        elif named.api_key == CLAMP_API_KEY:
-            if self._txn.delete(key + named.name, db=self._db.clamps):
-                self._cover.all_above(key, I64.unpack(named.name)[0])
+        elif named.api_key == CUT_API_KEY:
+            raw = self._txn.get(key + named.name, db=self._db.cuts)
+            if raw is not None:
+                self._txn.delete(key + named.name, db=self._db.cuts)
+                self._judge_from(key, OFFSET_AND_TIME.unpack(raw)[0])
         elif named.api_key == COPY_PLAN_API_KEY:
             self._end_plan(key, named.name)
-        elif named.api_key == QUARANTINE_DELETION_API_KEY:
-            self._txn.delete(key + named.name, db=self._db.quarantine_deletions)
         elif named.api_key == TOPIC_TIER_CONFIG_API_KEY:
             self._txn.delete(key, db=self._db.tier_configs)
         elif named.api_key == LOCAL_LOG_START_API_KEY:

@@ -15,16 +15,23 @@ import lmdb
 
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.state.layout import (
-    END_AND_ORDER,
-    I64,
+    I32,
+    OFFSET_AND_TIME,
     PARTITION_KEY_BYTES,
     U64,
     Databases,
     decode_partition,
     start_key,
 )
-from tiers.model.segment_metadata import Clamp
-from tiers.model.stored_segment import NOT_CUT, StoredSegment, encode_answer, stored_segment
+from tiers.model.segment_metadata import Cut, first_void
+from tiers.model.stored_segment import (
+    NOT_CUT,
+    StoredSegment,
+    encode_answer,
+    stored_fields,
+    stored_leader_epoch,
+    stored_segment,
+)
 
 _PIECE = 256
 _UUID_OFFSET = PARTITION_KEY_BYTES + U64.size
@@ -32,19 +39,20 @@ _UUID_OFFSET = PARTITION_KEY_BYTES + U64.size
 Entry = tuple[bytes, bytes]
 
 
-def valid_end_offset(clamps: Sequence[Clamp], order: int, end_offset: int) -> int:
-    """Returns the end (inclusive) that the clamps leave of a segment. `order` is that of `END_AND_ORDER`."""
-    began_at = order if order >= 0 else ~order
-    return min([end_offset, *(clamp.valid_end_offset for clamp in clamps if clamp.order > began_at)])
+def valid_end_offset(cuts: Sequence[Cut], raw: bytes, end_offset: int) -> int:
+    """Returns the end (inclusive) that the CUTs leave of a segment. `raw` is its stored form."""
+    void_from = first_void(cuts, stored_leader_epoch(raw, stored_fields(raw))) if cuts else None
+    return end_offset if void_from is None else min(end_offset, void_from - 1)
 
 
-def clamps_of(txn: lmdb.Transaction, db: Databases, key: bytes) -> list[Clamp]:
+def cuts_of(txn: lmdb.Transaction, db: Databases, key: bytes) -> list[Cut]:
+    """Returns the CUTs of a partition, by leader epoch."""
     found = []
-    cursor = txn.cursor(db=db.clamps)
+    cursor = txn.cursor(db=db.cuts)
     more = cursor.set_range(key)
     while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
-        valid_end = I64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
-        found.append(Clamp(I64.unpack(cursor.value())[0], valid_end))
+        leader_epoch = I32.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
+        found.append(Cut(leader_epoch, *OFFSET_AND_TIME.unpack(cursor.value())))
         more = cursor.next()
     return found
 
@@ -134,14 +142,14 @@ def _starts_piece(
 def _segments_of(
     txn: lmdb.Transaction, db: Databases, key: bytes, min_offset: int, starts: Sequence[Entry]
 ) -> Iterator[StoredSegment]:
-    clamps = clamps_of(txn, db, key)
+    cuts = cuts_of(txn, db, key)
     for entry, value in starts:
-        end, order = END_AND_ORDER.unpack(value)
+        end = U64.unpack_from(value)[0]
         if end < min_offset:
             continue
         uuid = entry[_UUID_OFFSET:]
         raw = txn.get(key + uuid, db=db.segments)
         if raw is None:
             raise RemoteLogMetadataError("the saved state names a segment that it does not contain")
-        kept_end = valid_end_offset(clamps, order, NOT_CUT) if clamps else NOT_CUT
-        yield stored_segment(key, encode_answer(uuid, kept_end, bytes(raw)))
+        raw = bytes(raw)
+        yield stored_segment(key, encode_answer(uuid, valid_end_offset(cuts, raw, NOT_CUT), raw))

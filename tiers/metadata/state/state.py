@@ -7,7 +7,6 @@ in pieces, each in a transaction of its own, so that no reader keeps the writer 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -39,11 +38,11 @@ from tiers.metadata.state.layout import (
     partition_of,
     start_key,
 )
-from tiers.metadata.state.segment_cursors import answered, answering, clamps_of, listed, valid_end_offset
+from tiers.metadata.state.segment_cursors import answered, answering, cuts_of, listed
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import Clamp, RemoteLogSegmentMetadata, leader_epoch_at
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, after_cuts, leader_epoch_at
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import StoredSegment, decode_answer, decode_stored_segment, stored_fields
 
@@ -192,7 +191,7 @@ class RemoteLogMetadataState:
         return decode_answer(partition_bytes, value[8:]) if key.startswith(partition_bytes) else None
 
     def _segment(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> RemoteLogSegmentMetadata:
-        return self._clamped(txn, key, decode_stored_segment(key + uuid, self.stored(txn, key, uuid)))
+        return self._cut(txn, key, decode_stored_segment(key + uuid, self.stored(txn, key, uuid)))
 
     def stored(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> bytes:
         """Returns a segment that the state names, as `stored_segment` encodes it."""
@@ -201,25 +200,16 @@ class RemoteLogMetadataState:
             raise RemoteLogMetadataError("the saved state names a segment that it does not contain")
         return bytes(stored)
 
-    def _clamped(
-        self, txn: lmdb.Transaction, key: bytes, metadata: RemoteLogSegmentMetadata
-    ) -> RemoteLogSegmentMetadata:
-        clamps = self.clamps(txn, key)
-        if not clamps:
-            return metadata
-        raw = txn.get(start_key(key, metadata.start_offset, metadata.segment_id.id.bytes), db=self._db.starts)
-        if raw is None:
-            raise RemoteLogMetadataError("the saved state does not say when the copy of a segment began")
-        end, order = END_AND_ORDER.unpack(raw)
-        valid_end = valid_end_offset(clamps, order, end)
-        return metadata if valid_end == end else replace(metadata, clamped_to=valid_end)
+    def _cut(self, txn: lmdb.Transaction, key: bytes, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+        cuts = self.cuts_of(txn, key)
+        return after_cuts(metadata, cuts) if cuts else metadata
 
-    def clamps(self, txn: lmdb.Transaction, key: bytes) -> list[Clamp]:
-        return clamps_of(txn, self._db, key)
+    def cuts_of(self, txn: lmdb.Transaction, key: bytes) -> list[Cut]:
+        return cuts_of(txn, self._db, key)
 
-    def recorded_clamps(self, partition: TopicIdPartition) -> list[Clamp]:
+    def cuts(self, partition: TopicIdPartition) -> list[Cut]:
         with self._env.begin() as txn:
-            return sorted(self.clamps(txn, partition_key(partition)))
+            return self.cuts_of(txn, partition_key(partition))
 
     def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
         key = partition_key(partition)
@@ -247,11 +237,6 @@ class RemoteLogMetadataState:
                 more = cursor.next()
         return found
 
-    def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
-        key = partition_key(segment_id.topic_id_partition) + segment_id.id.bytes
-        with self._env.begin() as txn:
-            return txn.get(key, db=self._db.quarantine_deletions) is not None
-
     def overlapping(self, txn: lmdb.Transaction, key: bytes, first: int, last: int) -> Iterator[SegmentRun]:
         """Yields every listable segment that has an offset in [first, last]."""
         raw = txn.get(key, db=self._db.partitions)
@@ -275,7 +260,7 @@ class RemoteLogMetadataState:
         segment_key = key + segment_id.id.bytes
         with self._env.begin() as txn:
             raw = txn.get(segment_key, db=self._db.segments)
-            return None if raw is None else self._clamped(txn, key, decode_stored_segment(segment_key, raw))
+            return None if raw is None else self._cut(txn, key, decode_stored_segment(segment_key, raw))
 
     def list_remote_log_segments(
         self, partition: TopicIdPartition, min_offset: int = 0

@@ -12,7 +12,7 @@ from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import Clamp, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import StoredSegment
 
@@ -77,8 +77,8 @@ class StateBackedReader:
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         return self._state.remote_end_offset(partition)
 
-    def recorded_clamps(self, partition: TopicIdPartition) -> list[Clamp]:
-        return self._state.recorded_clamps(partition)
+    def cuts(self, partition: TopicIdPartition) -> list[Cut]:
+        return self._state.cuts(partition)
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         return self._state.highest_offset_for_epoch(partition, leader_epoch)
@@ -123,9 +123,6 @@ class StateBackedReader:
         self, partition: TopicIdPartition | None = None, until_ms: int | None = None
     ) -> list[RemoteLogSegmentMetadata]:
         return self._state.deleted_segments(partition, until_ms)
-
-    def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
-        return self._state.is_quarantine_deletion_asked(segment_id)
 
     def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
         return self._state.copy_plans(partition)

@@ -38,7 +38,6 @@ from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
-    QuarantineDeletionUpdate,
     TopicDeletionUpdate,
 )
 from tiers.segment.control_record import end_transaction_marker
@@ -47,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_NAME_BYTES = 255
 """The longest name in a key. It is longer than any writer's name, and keeps the state's own keys below LMDB's limit."""
-_ANYBODYS = (LogStartOffsetUpdate, QuarantineDeletionUpdate, OperatorAcceptanceUpdate, TopicDeletionUpdate)
+_ANYBODYS = (LogStartOffsetUpdate, OperatorAcceptanceUpdate, TopicDeletionUpdate)
 """The records that any process may write, without ownership and without a transaction.
 
 Neither their order nor their repetition matters. This includes the tombstones of log starts: a tombstone comes in one

@@ -4,7 +4,7 @@ The topic must be compacted and nothing else, or records would be lost. It must 
 no producer's clock (docs/design.md, safety rule 6). The number of partitions decides where the records of a user
 partition are, so it must never change. If the topic was grown, deleted, created again or given another policy, no
 process writes to it until an operator undoes that. To change the configured number as well does not undo it: the order
-of records, which decides what a clamp cuts and which segment answers, exists in one metadata partition only.
+of records, which decides what a CUT cuts and which segment answers, exists in one metadata partition only.
 """
 
 from __future__ import annotations

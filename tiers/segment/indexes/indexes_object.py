@@ -31,7 +31,7 @@ from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
 from tiers.segment.indexes.transaction_index import decode_aborted_ranges, encode_aborted_ranges
 
 MAGIC = b"TGIX"
-VERSION = 1
+VERSION = 2
 _HEADER = Struct(">4shh")
 _TABLE_ENTRY = Struct(">hiiI")
 _CRC = Struct(">I")
@@ -241,6 +241,7 @@ def encode_segment_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:
         "segmentSizeInBytes": metadata.segment_size_bytes,
         "state": metadata.state.value,
         "txnIndexEmpty": metadata.txn_index_empty,
+        "copyEpoch": metadata.copy_epoch,
     }
     return json.dumps(document, separators=(",", ":")).encode()
 
@@ -265,6 +266,7 @@ def decode_segment_metadata(data: bytes) -> RemoteLogSegmentMetadata:
             segment_size_bytes=_int32(document["segmentSizeInBytes"]),
             state=RemoteLogSegmentState(document["state"]),
             txn_index_empty=txn_index_empty,
+            copy_epoch=_int32(document["copyEpoch"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSegmentError(f"segment metadata: {error!r}") from error

@@ -78,7 +78,7 @@ class _Reading:
     is_renewed: bool = False
     """Whether an attempt with another uuid has its records."""
     refused_end: int | None = None
-    """The valid end of the attempt when its records were of another history than the log. A clamp may lower it."""
+    """The valid end of the attempt when its records were of another history than the log. A CUT may lower it."""
     is_stored: bool = False
     """Whether the store has confirmed both objects to this process."""
     error: RemoteStorageError | None = None
@@ -120,7 +120,7 @@ class CopyAttempts:
                 break  # the records before it come first
             reading = self._readings.setdefault(attempt.segment_id.id, _Reading())
             if reading.refused_end not in (None, attempt.valid_end_offset):
-                reading.refused_end, reading.due_ms = None, 0  # a clamp has cut it since
+                reading.refused_end, reading.due_ms = None, 0  # it was cut since
             if reading.due_ms > services.clock_ms() or self._adds_nothing(attempt, log_start or 0):
                 continue
             refused_end = reading.refused_end
@@ -235,9 +235,9 @@ class CopyAttempts:
         known = self._services.metadata.remote_log_segment_metadata_by_id(attempt.segment_id)
         if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
             return False
-        missing = unread_from(self._services.metadata, attempt, log_start)
-        if missing is None and not _is_in_quarantine(attempt, log_start):
+        if self._adds_nothing(attempt, log_start):
             return True
+        missing = unread_from(self._services.metadata, attempt, log_start)
         reading = self._readings.get(attempt.segment_id.id)
         if reading is None or not reading.is_not_whole:
             return False
@@ -247,8 +247,8 @@ class CopyAttempts:
         return age_ms >= KEPT_WITHOUT_RECORDS_MS and missing < bounds.log_start_offset
 
     def _adds_nothing(self, attempt: RemoteLogSegmentMetadata, log_start: int) -> bool:
-        missing = unread_from(self._services.metadata, attempt, log_start)
-        return missing is None and not _is_in_quarantine(attempt, log_start)
+        """Whether readable segments have all of its records. No other segment has the records that a CUT voids."""
+        return attempt.cut_at is None and unread_from(self._services.metadata, attempt, log_start) is None
 
     async def _is_stored_elsewhere(self, attempt: RemoteLogSegmentMetadata, log_start: int) -> bool:
         """Whether the store has the readable segments that have the records of an attempt.
@@ -395,7 +395,8 @@ class CopyAttempts:
             if await self._is_damaged(kept):
                 return None
             built = await services.spool.run(lambda: kept.opened(services.key_ring, path))
-            renewed = await keep(services, RemoteLogSegmentId(self._partition, uuid4()), built)
+            segment_id = RemoteLogSegmentId(self._partition, uuid4())
+            renewed = await keep(services, segment_id, built, kept.metadata.copy_epoch)
         except (RemoteStorageError, SpoolError) as error:
             fields = {"partition": str(self._partition), "error": str(error)}
             logger.warning("a segment in the spool could not be copied again", extra=fields)
@@ -416,8 +417,8 @@ class CopyAttempts:
         services, partition, end = self._services, self._partition, attempt.valid_end_offset
         services.require_ownership(partition)
         try:
-            if not is_measured(attempt) and attempt.clamped_to is None:
-                # With its leader epochs, the next survey compares it with the log, and may clamp it.
+            if not is_measured(attempt) and attempt.cut_at is None:
+                # With its leader epochs, the next survey compares it with the log, and may cut it.
                 await services.metadata.add_remote_log_segment_metadata(found)
             is_in_log = agrees(services.metadata, found, end) and await self._has_history(attempt, found, bounds)
             if not (is_in_log or attempt.is_cut_off):
@@ -443,7 +444,7 @@ class CopyAttempts:
         self, attempt: RemoteLogSegmentMetadata, found: RemoteLogSegmentMetadata, bounds: LocalLogBounds
     ) -> bool:
         """Whether the leader confirms the leader epochs of the records that it still has."""
-        if not is_measured(attempt) and attempt.clamped_to is not None:
+        if not is_measured(attempt) and attempt.cut_at is not None:
             return False
         services, epochs, last = self._services, found.segment_leader_epochs, attempt.valid_end_offset
         ends = [*(entry.start_offset for entry in epochs[1:]), last + 1]
@@ -453,7 +454,7 @@ class CopyAttempts:
                     timeout_ms = services.settings.request_timeout_ms
                     await check_lineage(services.source, self._partition, entry.epoch, min(end, last + 1), timeout_ms)
         except LogDivergedError:
-            return False  # the next survey compares the attempt with the leader's log, and may clamp the tier
+            return False  # the next survey compares the attempt with the leader's log, and may cut the tier
         return True
 
     async def _end_filled_gaps(self) -> None:
@@ -499,11 +500,6 @@ async def store_for_its_owner(services: TaskServices, kept: KeptSegment) -> None
         await check_stored(services.storage, kept.metadata, services.key_ring)
     except RemoteResourceNotFoundError:
         await store(services, kept)
-
-
-def _is_in_quarantine(attempt: RemoteLogSegmentMetadata, log_start: int) -> bool:
-    """Whether a clamp cuts the attempt. The replaced records stay in the store (docs/design.md, safety rule 2)."""
-    return attempt.clamped_to is not None and attempt.end_offset >= log_start
 
 
 async def removed_if_needless(services: TaskServices, kept: KeptSegment, log_start: int) -> bool:

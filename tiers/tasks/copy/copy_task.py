@@ -24,6 +24,7 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
+from tiers.model.segment_metadata import epoch_of_copy
 from tiers.quota import Reservation
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
 from tiers.tasks.copy.append import append_records
@@ -69,6 +70,8 @@ class RLMCopyTask:
         self._continuation: SegmentContinuation | None = None
         self._leader_epoch = -1
         """The leader epoch in which the open segment was read."""
+        self._copy_epoch = -1
+        """The epoch that the copy of the open segment names."""
         self._opened = -1, 0
         """The first offset of the open segment, and the time (ms) at which the task first read from there."""
         self._read_bytes = 0
@@ -243,6 +246,7 @@ class RLMCopyTask:
             self._continuation = await continuation_at(services, self._partition, start)
         continuation = self._continuation
         path = services.spool.new_path(self._partition)
+        self._copy_epoch = epoch_of_copy(self._leader_epoch, services.metadata.cuts(self._partition))
         if self._opened[0] != start:
             self._opened = start, services.clock_ms()
 
@@ -287,7 +291,7 @@ class RLMCopyTask:
         services.checkpoint("segment-built")
         segment_id = RemoteLogSegmentId(self._partition, uuid4())
         try:
-            kept = await keep(services, segment_id, built)
+            kept = await keep(services, segment_id, built, self._copy_epoch)
         finally:
             if services.spool.kept_of(segment_id.id) is not None:  # also if the caller was cancelled meanwhile
                 self.discard()
@@ -381,7 +385,7 @@ class RLMCopyTask:
         return 0 if self._behind_since_ms is None else self._services.clock_ms() - self._behind_since_ms
 
     def start_over(self) -> None:
-        """Discards everything that was read or taken over. After a clamp, it does not continue the remote log."""
+        """Discards everything that was read or taken over. After a CUT, it does not continue the remote log."""
         self.discard()
         self._continuation = None
         self._furthest = -1, 0

@@ -37,7 +37,7 @@ async def continuation_at(services: TaskServices, partition: TopicIdPartition, s
     """Returns the state that the segment beginning at `start` takes over, from the indexes of the segment before it.
 
     That segment is stored, or its copy has not ended, and the spool has it. If the stored indexes are unreadable, the
-    metadata has the leader epochs. The state of producers and transactions is unknown where a clamp cuts a segment, and
+    metadata has the leader epochs. The state of producers and transactions is unknown where a CUT cuts a segment, and
     after a gap. Leader epochs are kept over a gap, so the indexes of every segment have those of the whole log before.
     """
     metadata, end = services.metadata, start
@@ -69,7 +69,7 @@ def _continuation(
 ) -> SegmentContinuation:
     """Returns the state after the segment with these indexes, whose valid records end directly before `end`."""
     if previous.end_offset != start - 1:
-        # A segment that a clamp cuts also has epochs of the records that were cut off.
+        # A segment that a CUT cuts also has epochs of the records that were cut off.
         epochs = tuple(entry for entry in indexes.leader_epochs if entry.start_offset < end)
         return SegmentContinuation(start, epochs)
     producers = decode_producer_snapshot(indexes.producer_snapshot)

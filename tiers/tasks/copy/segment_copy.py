@@ -36,8 +36,12 @@ def no_progress() -> None:
     return
 
 
-async def keep(services: TaskServices, segment_id: RemoteLogSegmentId, built: BuiltSegment) -> KeptSegment:
-    """Keeps a built segment in the spool for an attempt. After a `SpoolError`, `built` is as before."""
+async def keep(
+    services: TaskServices, segment_id: RemoteLogSegmentId, built: BuiltSegment, copy_epoch: int
+) -> KeptSegment:
+    """Keeps a built segment in the spool for an attempt. After a `SpoolError`, `built` is as before.
+
+    The leader of `copy_epoch` gave its records."""
     segment = RemoteLogSegmentMetadata(
         segment_id=segment_id,
         start_offset=built.start_offset,
@@ -49,6 +53,7 @@ async def keep(services: TaskServices, segment_id: RemoteLogSegmentId, built: Bu
         segment_size_bytes=built.size_bytes,
         state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
         txn_index_empty=built.txn_index_empty,
+        copy_epoch=copy_epoch,
     )
     kept = await services.spool.keep(segment, built, services.key_ring)
     services.checkpoint("segment-kept")

@@ -2,7 +2,7 @@
 
 See docs/semantics.md 6.1, 6.5; docs/design.md, safety rule 2.
 
-A divergence deletes nothing. If an unclean election replaced the end of the log, the tier is clamped to the common part
+A divergence deletes nothing. If an unclean election replaced the end of the log, the tier is cut to the common part
 of both. If the leader's log lost its beginning too, that broker was emptied or restored, and the partition stops.
 
 A leader whose log begins after all copied records confirms every earlier history (docs/semantics.md 6.1). So the owner
@@ -23,7 +23,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogSource
 from tiers.model.log_start import UNKNOWN_EPOCH
-from tiers.model.segment_metadata import CUT_ALL, RemoteLogSegmentMetadata, leader_epoch_at
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, leader_epoch_at
 
 
 class CommonEnd(NamedTuple):
@@ -33,7 +33,7 @@ class CommonEnd(NamedTuple):
     leader_epoch: int
 
 
-NOTHING_IN_COMMON = CommonEnd(CUT_ALL, -1)
+NOTHING_IN_COMMON = CommonEnd(-1, -1)
 
 
 class _EpochRange(NamedTuple):
@@ -166,7 +166,7 @@ async def check_history(
         )
 
 
-async def clamp_end(
+async def cut_end(
     source: LogSource,
     metadata: RemoteLogMetadataReader,
     partition: TopicIdPartition,
@@ -174,7 +174,7 @@ async def clamp_end(
     log_start: int | None,
     timeout_ms: int,
 ) -> CommonEnd:
-    """Returns where the owner clamps the tier, by itself, after `check_history` failed.
+    """Returns where the owner cuts the tier, by itself, after `check_history` failed.
 
     Raises `LogDivergedError` unless an unclean election explains the divergence."""
     is_diverged = metadata.is_diverged(partition)
@@ -203,12 +203,12 @@ async def accepted_end(
     log_start: int | None,
     timeout_ms: int,
 ) -> CommonEnd | None:
-    """Returns where the owner clamps the tier if an operator accepts the leader's log; None: it needs no operator."""
+    """Returns where the owner cuts the tier if an operator accepts the leader's log; None: it needs no operator."""
     try:
         await check_history(source, metadata, partition, bounds, log_start, timeout_ms)
     except LogDivergedError:
         try:
-            await clamp_end(source, metadata, partition, bounds, log_start, timeout_ms)
+            await cut_end(source, metadata, partition, bounds, log_start, timeout_ms)
         except LogDivergedError:
             return await surviving_end(source, metadata, partition, bounds.log_start_offset, timeout_ms)
     return None
@@ -224,7 +224,7 @@ async def check_before_deletion(
 ) -> None:
     """Runs `check_remote_lineage` before a user deletes records of this leader's log.
 
-    Raises `LogDivergedError` when the partition stops, and `RemoteLogMetadataNotReadyError` until the owner has clamped
+    Raises `LogDivergedError` when the partition stops, and `RemoteLogMetadataNotReadyError` until the owner has cut
     the tier or recorded the divergence: the user can try again after that."""
     try:
         await check_remote_lineage(source, metadata, partition, local_log_start, log_start, timeout_ms)
@@ -232,14 +232,14 @@ async def check_before_deletion(
         if metadata.is_diverged(partition):
             raise
         await find_common_end(source, metadata, partition, log_start, timeout_ms)
-        raise RemoteLogMetadataNotReadyError(f"{error}; the owner clamps the tier, or stops the partition") from error
+        raise RemoteLogMetadataNotReadyError(f"{error}; the owner cuts the tier, or stops the partition") from error
 
 
 def lowest_common_end(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> int:
     """Returns the lowest end that an unclean election can give the log, by the trims that leaders have confirmed.
 
     A log start does not count. If a leader confirms one and ends an epoch below it, the records between them are of a
-    newer epoch. This is no sign of an emptied broker. `clamp_end` recognizes that one by the start of its log."""
+    newer epoch. This is no sign of an emptied broker. `cut_end` recognizes that one by the start of its log."""
     trimmed_to = metadata.local_log_start(partition)
     return max(1, 0 if trimmed_to is None else trimmed_to.offset)
 

@@ -257,7 +257,7 @@ class LogGapTask:
     async def _end_gaps(self, bounds: LocalLogBounds, log_start: int) -> None:
         """Ends the gaps below the log start, and the parts of gaps whose records the leader has.
 
-        A leader has such records again after a clamp, or when a broker lost its log start."""
+        A leader has such records again after a CUT, or when a broker lost its log start."""
         metadata, partition = self._services.metadata, self._partition
         for gap in metadata.gaps(partition):
             if log_start < gap.next_offset <= bounds.log_start_offset:

@@ -34,7 +34,6 @@ from tiers.errors import (
     RemoteLogMetadataNotReadyError,
     RemoteStorageError,
 )
-from tiers.metadata.attempts import begun_end_offset
 from tiers.metadata.partition_manifest import (
     PartitionManifest,
     decode_partition_manifest,
@@ -44,7 +43,7 @@ from tiers.metadata.partition_manifest import (
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStartReason
-from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadata, leader_epoch_at
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.remote_storage_manager import VersionedObject
 from tiers.tasks.alarms import AlarmReason
@@ -63,7 +62,7 @@ from tiers.tasks.task_services import TaskServices
 
 logger = logging.getLogger(__name__)
 _NOT_ACCEPTED = -2
-"""No clamp has this offset."""
+"""No CUT has this offset."""
 
 
 class PartitionManifestTask:
@@ -80,7 +79,7 @@ class PartitionManifestTask:
         self._unanswered: set[str] = set()
         """The witnesses of the writes over a version that the store has not answered. They may have taken effect."""
         self._segments: dict[UUID, int | None] = {}
-        """Where a clamp cuts each segment that the stored manifest accepts; None: nowhere."""
+        """The `cut_at` of each segment that the stored manifest accepts."""
         self._is_unreadable = False
         self._knew_no_copy: bool | None = None
         """Whether the metadata knew no copy when this owner found an unreadable manifest. Copying goes on."""
@@ -99,7 +98,7 @@ class PartitionManifestTask:
 
     def has_accepted(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Whether the manifest that this owner found or wrote last accepts the segment, with the same end."""
-        return self._segments.get(segment.segment_id.id, _NOT_ACCEPTED) == segment.clamped_to
+        return self._segments.get(segment.segment_id.id, _NOT_ACCEPTED) == segment.cut_at
 
     @property
     def is_written(self) -> bool:
@@ -207,21 +206,22 @@ class PartitionManifestTask:
     async def announce_unknown(self, hole: LogGap) -> tuple[list[RemoteLogSegmentMetadata], MetadataLostError | None]:
         """Announces the whole segments with records of `hole` that only the store knows, as attempts.
 
-        An operator has accepted that the metadata lost them. The owner reads them back, and finishes those that fit. A
-        clamp that the manifest knows is written before the segments behind it. Returns the announced segments, and an
-        error that names a segment which only `rebuild` can restore. Raises the store's errors."""
+        An operator has accepted that the metadata lost them. The owner reads them back, and finishes those that fit.
+        The CUTs of the stored manifest are recorded first. Returns the announced segments, and an error that names a
+        segment which only `rebuild` can restore. Raises the store's errors."""
         services, partition = self._services, self._partition
         dead = () if self._stored is None else self._stored.dead
         found = [each async for each in unknown_segments(services, partition, dead, hole)]
         announced: list[RemoteLogSegmentMetadata] = []
         not_restored: MetadataLostError | None = None
-        for each in sorted(found, key=lambda each: (self._cut_at(each), each.start_offset)):
-            begun_end, cut_at = begun_end_offset(services.metadata, partition), self._cut_at(each)
+        known_cuts = {each.leader_epoch for each in services.metadata.cuts(partition)}
+        for cut in () if self._stored is None or not found else self._stored.cuts:
+            if cut.leader_epoch not in known_cuts:
+                services.require_ownership(partition)
+                await services.metadata.put_cut(partition, cut.leader_epoch, cut.offset)
+        for each in sorted(found, key=lambda each: each.start_offset):
             try:
                 decoded = decode_indexes_object(await services.storage.fetch_indexes(each), each).metadata
-                is_cut = cut_at < each.end_offset
-                if is_cut and begun_end is not None and begun_end > cut_at:
-                    raise LaterFormatError("a clamp cuts it, and later copies lie behind the clamp")
             except LaterFormatError as error:
                 not_restored = MetadataLostError(
                     f"the metadata of {partition} has lost segment {each.segment_id.id}, and an acceptance cannot"
@@ -230,10 +230,6 @@ class PartitionManifestTask:
                 continue
             services.require_ownership(partition)
             await services.metadata.add_remote_log_segment_metadata(decoded)
-            if is_cut:
-                epoch = leader_epoch_at(decoded.segment_leader_epochs, cut_at)
-                clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), epoch, cut_at)
-                await services.metadata.put_remote_log_clamp(clamp)
             known = services.metadata.remote_log_segment_metadata_by_id(each.segment_id)
             announced.append(decoded if known is None else known)
             logger.warning(
@@ -241,11 +237,6 @@ class PartitionManifestTask:
                 extra={"partition": str(partition), "segment": str(each.segment_id.id)},
             )
         return announced, not_restored
-
-    def _cut_at(self, segment: RemoteLogSegmentMetadata) -> int:
-        """Returns the last offset of the segment that counts, by the stored manifest."""
-        clamped_to = self._segments.get(segment.segment_id.id)
-        return segment.end_offset if clamped_to is None else clamped_to
 
     async def confirm(self) -> bool:
         """Reads the manifest back, right before a trim or a deletion.
@@ -349,7 +340,7 @@ class PartitionManifestTask:
     def _keep(self, stored: PartitionManifest | None, witness: str) -> None:
         self._stored, self._stored_witness = stored, witness
         self._unanswered.clear()
-        self._segments = {} if stored is None else {each.id: each.clamped_to for each in stored.segments}
+        self._segments = {} if stored is None else stored.accepted()
 
     def _is_own(self, stored: bytes | None) -> bool:
         """Whether the store has what this owner found or wrote last.

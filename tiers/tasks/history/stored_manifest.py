@@ -54,6 +54,7 @@ def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: 
         local_log_start=metadata.local_log_start(partition),
         position=metadata.position(partition),
         gaps=tuple(metadata.gaps(partition)),
+        cuts=tuple(metadata.cuts(partition)),
         is_diverged=metadata.is_diverged(partition),
         segments=tuple(
             ManifestSegment(
@@ -62,8 +63,8 @@ def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: 
                 end_offset=each.end_offset,
                 size_bytes=each.segment_size_bytes,
                 leader_epochs=each.segment_leader_epochs,
+                leader_epoch=each.leader_epoch,
                 custom_metadata=each.custom_metadata,
-                clamped_to=each.clamped_to,
             )
             for each in segments
             if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED

@@ -1,7 +1,8 @@
 """`RLMExpirationTask` applies the total retention over both tiers, and the log start (docs/semantics.md 9.4).
 
 * The tier's log start moves before segments are deleted, so a client is never offered a segment in deletion.
-* Segments that a clamp cut off are in quarantine. They are deleted only when an operator asks for it.
+* Records that a CUT voids count for no bytes. They are deleted when the total retention in time has passed since the
+  CUT: they may exist nowhere else, and the log start is of another history.
 * Time is that of the brokers (LogAppendTime of Tidegate's metadata records). Too much skew stops every expiry
   (docs/design.md, safety rule 6).
 * Before anything expires, the task reads the topic's recorded total retention to its end. If it is not the one that the
@@ -54,11 +55,6 @@ logger = logging.getLogger(__name__)
 
 async def _confirmed() -> bool:
     return True
-
-
-def is_in_quarantine(segment: RemoteLogSegmentMetadata, log_start: int) -> bool:
-    """Returns whether a clamp cut the segment and none of it is readable, so that an operator may have it deleted."""
-    return segment.clamped_to is not None and (segment.is_cut_off or segment.valid_end_offset < log_start)
 
 
 def expired_to(
@@ -191,12 +187,15 @@ class RLMExpirationTask:
 
     async def delete(
         self,
+        policy: TopicPolicy,
         log_start: ConfirmedLogStart,
         is_accepted: IsAccepted = lambda segment: True,
         confirm: Callable[[], Awaitable[bool]] = _confirmed,
         may_delete: Callable[[], bool] = lambda: True,
     ) -> int:
-        """Deletes the segments below the log start, and the superseded ones. Returns how many were deleted.
+        """Deletes the segments below the log start, the superseded ones, and the void ones that have expired.
+
+        Returns how many were deleted.
 
         `confirm` reads the manifest back before anything is deleted (`PartitionManifestTask.confirm`). `is_accepted`
         tells whether the stored manifest accepts a segment. A superseded segment stays until the manifest accepts the
@@ -204,10 +203,12 @@ class RLMExpirationTask:
         lacks one of these. The method ends when `may_delete` returns False. Raises the store's error for that, after
         all other deletions."""
         start = log_start.offset or 0
-        deletable = self._deletable(start, self._readable(), is_accepted)
+        readable = self._readable()
+        void = await self._expired_void(policy, start, readable)
+        deletable = [*self._deletable(start, readable, is_accepted), *void]
         if not (deletable and await confirm()):
             return 0
-        superseded = [segment for segment in deletable if not self._may_be_deleted(segment, start)]
+        superseded = [each for each in deletable if each.cut_at is None and each.end_offset >= start]
         answering = [*self._answering(0)] if superseded else []
         troubles = {each.segment_id: await self._trouble_without(each, answering) for each in superseded}
         allowed = [each for each in deletable if troubles.get(each.segment_id) is None]
@@ -238,6 +239,24 @@ class RLMExpirationTask:
                     f" but cannot be read now: {error}"
                 )
         return None
+
+    async def _expired_void(
+        self, policy: TopicPolicy, log_start: int, segments: Iterable[RemoteLogSegmentMetadata]
+    ) -> list[RemoteLogSegmentMetadata]:
+        """Returns the segments that a CUT voids from the log start on, once the retention has passed since then."""
+        if policy.retention_ms < 0 or expiry_hold(policy):
+            return []
+        cuts = self._services.metadata.cuts(self._partition)
+        expired_at_ms = self._services.wall_clock_ms() - policy.retention_ms
+        found = [
+            each
+            for each in segments
+            if (each.is_cut_off or (each.cut_at is not None and each.valid_end_offset < log_start))
+            and max(cut.at_ms for cut in cuts if cut.leader_epoch > each.leader_epoch) < expired_at_ms
+        ]
+        if found and await self._clock_is_trusted(found) and await self._settings_still_expire(policy):
+            return found
+        return []
 
     def expired(self, policy: TopicPolicy, log_start: int | None) -> tuple[int, list[RemoteLogSegmentMetadata]]:
         """Returns the log start that retention asks for, at least `log_start`, and the segments to delete after it."""
@@ -281,7 +300,7 @@ class RLMExpirationTask:
             )
             services.checkpoint("log-start-raised")
             log_start, start = replace(log_start, offset=expired_to), expired_to
-        return log_start, self._deletable_now(policy, start)  # read again: another owner may have clamped
+        return log_start, self._deletable_now(policy, start)  # read again: another owner may have cut
 
     def _watch_head(self, policy: TopicPolicy, log_start: int) -> None:
         """Raises an alarm while a timestamp in the future keeps the first segment, and with it the later ones."""
@@ -389,9 +408,9 @@ class RLMExpirationTask:
     ) -> list[RemoteLogSegmentMetadata]:
         superseded = self._superseded(segments, is_accepted)
         return [
-            segment
-            for segment in segments
-            if segment.segment_id in superseded or self._may_be_deleted(segment, log_start)
+            each
+            for each in segments
+            if each.segment_id in superseded or (each.cut_at is None and each.end_offset < log_start)
         ]
 
     async def _delete(self, segments: Iterable[RemoteLogSegmentMetadata]) -> int:
@@ -413,7 +432,7 @@ class RLMExpirationTask:
     def _superseded(self, segments: list[RemoteLogSegmentMetadata], is_accepted: IsAccepted) -> set[RemoteLogSegmentId]:
         """Returns the copies that answer for no offset, once every proxy has had the time to see the others."""
         services = self._services
-        whole = [segment for segment in segments if segment.clamped_to is None]
+        whole = [segment for segment in segments if segment.cut_at is None]
         if all(later.start_offset > earlier.end_offset for earlier, later in pairwise(whole)):
             return set()
         found = [segment.metadata for segment in self._answering(0)]
@@ -425,13 +444,6 @@ class RLMExpirationTask:
         if any(seen is None or seen > visible_since_ms for seen in seen_at_ms):
             return set()
         return {segment.segment_id for segment in whole} - answering
-
-    def _may_be_deleted(self, segment: RemoteLogSegmentMetadata, log_start: int) -> bool:
-        if segment.clamped_to is None:
-            return segment.end_offset < log_start
-        # A segment with records that were cut off is deleted only if an operator asks for it.
-        asked = self._services.metadata.is_quarantine_deletion_asked(segment.segment_id)
-        return asked and is_in_quarantine(segment, log_start)
 
     async def apply_log_start(self, bounds: LocalLogBounds, log_start: int | None) -> None:
         """Tells the broker to delete the records below `log_start`, if it still has any of them.

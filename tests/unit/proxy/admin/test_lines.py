@@ -29,7 +29,7 @@ FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 def segment(
-    start: int, end: int, state: RemoteLogSegmentState = FINISHED, clamped_to: int | None = None, size: int = 1000
+    start: int, end: int, state: RemoteLogSegmentState = FINISHED, cut_at: int | None = None, size: int = 1000
 ) -> StoredSegment:
     """Returns the segment of the offsets [start, end)."""
     return stored(
@@ -43,7 +43,7 @@ def segment(
             segment_leader_epochs=(LeaderEpochEntry(3, start),),
             segment_size_bytes=size,
             state=state,
-            clamped_to=clamped_to,
+            cut_at=cut_at,
         )
     )
 
@@ -99,16 +99,16 @@ def test_a_log_without_remote_segments_has_no_estimate() -> None:
 def test_only_readable_segments_count() -> None:
     segments = [
         segment(0, 100),
-        segment(100, 200, clamped_to=149),
-        segment(150, 250, clamped_to=99),
+        segment(100, 200, cut_at=150),
+        segment(150, 250, cut_at=100),
         segment(250, 300, RemoteLogSegmentState.COPY_SEGMENT_STARTED),
         segment(300, 400, RemoteLogSegmentState.DELETE_SEGMENT_STARTED),
     ]
     sums = sums_of(segments, 0)
     assert (sums.segments, sums.size_bytes) == (2, 1500)
-    assert (sums.quarantined_segments, sums.quarantined_bytes) == (1, 1000)
+    assert (sums.cut_segments, sums.cut_bytes) == (1, 1000)
     assert [segment_facts(each, 160).state for each in segments] == [
-        "remote", "cut", "quarantined", "copying", "deleting",
+        "remote", "cut", "void", "copying", "deleting",
     ]  # fmt: skip
     assert [segment_facts(each, 160).is_on_broker for each in segments[:3]] == [False, True, True]
     assert segment_facts(segments[0], None).is_on_broker is None

@@ -371,7 +371,7 @@ async def test_a_divergence_that_the_owner_saw_holds_when_a_trim_hides_it(bench:
     assert bench.forwarded_offset == -2
 
 
-async def test_until_the_owner_has_clamped_the_tier_the_client_tries_again(bench: Bench) -> None:
+async def test_until_the_owner_has_cut_the_tier_the_client_tries_again(bench: Bench) -> None:
     """An unclean election cut the end off."""
     bench.cluster.logs[P0] = LocalLog([batch_of(0, 20), batch_of(20, 5, leader_epoch=6)], 0, leader_epoch=6)
     bench.cluster.logs[P0].epochs = [(0, 0), (6, 20)]

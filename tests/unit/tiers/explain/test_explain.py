@@ -17,7 +17,6 @@ from tiers.explain.answers import Place, Question, StateReason
 from tiers.explain.explain import explain, explain_offset, segment_at_time
 from tiers.explain.words import RULES
 from tiers.model.log_start import LogGap
-from tiers.model.segment_metadata import RemoteLogClampUpdate
 from tiers.tasks.hold import HoldReason
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
@@ -147,14 +146,14 @@ async def test_records_that_are_not_remote_hold_the_segments_after_them(copied: 
     assert (found[30].reason, found[30].values) == (StateReason.UNCOPIED_BEFORE, {"first_offset": 0})
 
 
-async def test_a_segment_in_quarantine_waits_for_an_operator(copied: Workbench) -> None:
-    await copied.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 29))
+async def test_a_void_segment_goes_with_the_retention(copied: Workbench) -> None:
+    await copied.metadata.put_cut(PARTITION, 1, 30)
     facts = await facts_for(copied, KEEP_NOTHING)
-    assert reasons(explain(facts), NOT_EXPIRED)[30] == StateReason.QUARANTINE
+    assert reasons(explain(facts), NOT_EXPIRED)[30] == StateReason.VOID
     assert [(each.start_offset, each.end_offset) for each in explain(facts).segments] == [(0, 29), (30, 59), (60, 89)]
     copied.log.log_start_offset = 60
     lost = explain_offset(await facts_for(copied, KEEP_NOTHING), 45)
-    assert (lost.place, "quarantine" in lost.sentence) == (Place.UNKNOWN, True)
+    assert (lost.place, "void" in lost.sentence) == (Place.UNKNOWN, True)
 
 
 async def test_why_records_are_not_yet_remote(copied: Workbench) -> None:

@@ -21,7 +21,7 @@ from tiers.metadata.attempts import (
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
-from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
 MINUTE_MS = 60_000
@@ -42,10 +42,6 @@ async def begun(metadata: InMemoryRemoteLogMetadataManager, start: int, end: int
     return replace(attempt, event_timestamp_ms=MINUTE_MS)
 
 
-def clamp(end: int) -> RemoteLogClampUpdate:
-    return RemoteLogClampUpdate(PARTITION, "", 0, 0, end)
-
-
 async def test_attempts_are_the_segments_without_an_end(metadata: InMemoryRemoteLogMetadataManager) -> None:
     last, first = await begun(metadata, 50, 59), await begun(metadata, 0, 9)
     assert attempts(metadata, PARTITION) == [first, last]
@@ -53,7 +49,7 @@ async def test_attempts_are_the_segments_without_an_end(metadata: InMemoryRemote
 
 
 async def test_an_attempt_of_a_plan_is_not_measured(metadata: InMemoryRemoteLogMetadataManager) -> None:
-    await metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, (60, 70)))
+    await metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, 0, (60, 70)))
     [planned] = attempts(metadata, PARTITION)
     assert not is_measured(planned)
     assert last_attempt(metadata, PARTITION) is None
@@ -85,13 +81,13 @@ async def test_the_head_ends_at_the_first_segment_or_at_the_local_log(
 
 
 @pytest.mark.parametrize(
-    ("gap_end", "clamped_to", "first"), [(0, 9, 0), (5, 9, 5), (10, 9, None), (0, 4, 0), (5, 4, None)]
+    ("gap_end", "cut_at", "first"), [(0, 10, 0), (5, 10, 5), (10, 10, None), (0, 5, 0), (5, 5, None)]
 )
-async def test_no_attempt_at_the_head_has_offsets_of_a_gap_or_behind_a_clamp(
-    metadata: InMemoryRemoteLogMetadataManager, gap_end: int, clamped_to: int, first: int | None
+async def test_no_attempt_at_the_head_has_offsets_of_a_gap_or_behind_a_cut(
+    metadata: InMemoryRemoteLogMetadataManager, gap_end: int, cut_at: int, first: int | None
 ) -> None:
     await begun(metadata, 0, 9)
-    await metadata.put_remote_log_clamp(clamp(clamped_to))
+    await metadata.put_cut(PARTITION, 1, cut_at)
     if gap_end:
         await metadata.put_log_gap(PARTITION, LogGap(0, gap_end), 0)
     assert attempt_at_head(metadata, PARTITION, 0, 100) == first
@@ -105,7 +101,7 @@ async def test_the_last_attempt_ends_above_the_segments(metadata: InMemoryRemote
     last = await begun(metadata, 60, 69)
     assert last_attempt(metadata, PARTITION) == last
     assert begun_end_offset(metadata, PARTITION) == 69
-    await metadata.put_remote_log_clamp(clamp(54))
+    await metadata.put_cut(PARTITION, 1, 55)
     assert begun_end_offset(metadata, PARTITION) == 54
 
 

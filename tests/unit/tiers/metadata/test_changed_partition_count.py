@@ -1,6 +1,6 @@
 """A metadata topic whose number of partitions was changed, together with the number in the settings.
 
-The records of a user partition are then in two metadata partitions. Their order decides what a clamp cuts, which of two
+The records of a user partition are then in two metadata partitions. Their order decides which of two
 segments answers, and whether a tombstone comes after its record. So nothing that was read is believed.
 """
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.tiers.following import TOPIC, Cluster, Following, finished
-from tests.support.tiers.metadata_state import NOW_MS, PARTITION, clamp, open_state
+from tests.support.tiers.metadata_state import NOW_MS, PARTITION, cut, open_state
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import RemoteLogMetadataNotReadyError
@@ -47,8 +47,8 @@ async def test_records_in_their_places_are_believed(cluster: Cluster, settled: F
 
 
 async def test_after_a_record_in_another_place_nothing_is_believed(cluster: Cluster, settled: Following) -> None:
-    """The clamp lies at a lower offset than the segment that it must cut. It would cut nothing."""
-    cluster.logs = {0: finished(1, 0), HOME: [clamp(4)]}
+    """The order of the records decides which segment answers."""
+    cluster.logs = {0: finished(1, 0), HOME: [cut(1, 5)]}
     for _ in range(2):
         await settled.poll()
         for number in (0, HOME):

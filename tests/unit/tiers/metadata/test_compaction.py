@@ -16,7 +16,7 @@ from tests.support.tiers.metadata_state import (
     PARTITION,
     TOPIC_ID,
     Topic,
-    clamp,
+    cut,
     gap,
     log_start,
     open_state,
@@ -60,7 +60,7 @@ def life_of_plan(number: int, fates: list[str]) -> list[list[tuple[RecordKey, ob
     """The transactions of an offload: each tile is committed, deleted by its name, or was never begun. What had no
     answer was announced again."""
     bounds = tuple(range(0, 10 * len(fates) + 1, 10))
-    plan = CopyPlan(PARTITION, "a", NOW_MS, UUID(int=500 + number), 1, 0, bounds)
+    plan = CopyPlan(PARTITION, "a", NOW_MS, UUID(int=500 + number), 1, 0, 0, bounds)
     transactions: list[list[tuple[RecordKey, object]]] = [[(key_of(plan), plan)]] * (1 + len(fates) % 2)
     for fate, announced in zip(fates, plan.announced(), strict=True):
         if fate == "finished":
@@ -112,7 +112,8 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
         TopicDeletionUpdate(first_partition, "a", NOW_MS),
     )
     lives += [life_of_presence(presence, draw(st.integers(0, 3))) for presence in presences]
-    lives.append([[(key_of(clamp(end)), clamp(end))] for end in draw(st.lists(st.integers(-1, 20), max_size=4))])
+    cuts = [cut(epoch, offset) for epoch, offset in draw(positions)]
+    lives.append([[(key_of(each), each)] for each in cuts])
     fates = st.lists(st.sampled_from(["finished", "deleted", "deleted twice", "never begun"]), min_size=1, max_size=3)
     lives += [life_of_plan(number, each) for number, each in enumerate(draw(st.lists(fates, max_size=2)))]
     turns = draw(st.permutations([index for index, each in enumerate(lives) for _ in each]))

@@ -17,14 +17,13 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
+    CutUpdate,
     LeaderEpochEntry,
     LocalLogStartUpdate,
     LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
-    QuarantineDeletionUpdate,
-    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -56,6 +55,7 @@ PLANS = st.builds(
     st.sampled_from([UUID(int=2), UUID(int=4)]),
     st.integers(1, 3),
     st.integers(0, 5),
+    st.integers(0, 5),
     st.sets(st.integers(0, (1 << 63) - 1), min_size=2, max_size=4).map(lambda bounds: tuple(sorted(bounds))),
 )
 RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
@@ -70,8 +70,7 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         st.builds(LogStart, INT64, INT32, st.sampled_from(LogStartReason)),
     ),
     st.builds(TopicTierConfigUpdate, PARTITIONS, NAMES, INT64, st.dictionaries(NAMES, NAMES, max_size=2)),
-    st.builds(RemoteLogClampUpdate, PARTITIONS, NAMES, INT64, INT32, INT64),
-    st.builds(QuarantineDeletionUpdate, SEGMENTS, NAMES, INT64),
+    st.builds(CutUpdate, PARTITIONS, NAMES, INT64, INT32, st.integers(0, 2**63 - 1)),
     st.builds(LocalLogStartUpdate, PARTITIONS, NAMES, INT64, st.builds(OffsetAndEpoch, INT64, INT32)),
     st.builds(LogGapUpdate, PARTITIONS, NAMES, INT64, st.builds(LogGap, INT64, INT64), INT32),
     st.builds(OperatorAcceptanceUpdate, PARTITIONS, NAMES, INT64, NAMES),

@@ -16,7 +16,7 @@ from tiers.metadata.partition_manifest import (
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.model.segment_metadata import Cut, LeaderEpochEntry
 
 int64s = st.integers(0, (1 << 63) - 1)
 int32s = st.integers(0, (1 << 31) - 1)
@@ -27,8 +27,8 @@ segments = st.builds(
     int64s,
     int32s,
     st.lists(st.builds(LeaderEpochEntry, int32s, int64s), min_size=1, max_size=3).map(tuple),
+    int32s,
     st.none() | st.binary(max_size=128),
-    st.none() | int64s,
 )
 positions = st.builds(MetadataPosition, st.uuids(), int32s, int64s)
 manifests = st.builds(
@@ -39,6 +39,7 @@ manifests = st.builds(
     local_log_start=st.none() | st.builds(OffsetAndEpoch, int64s, int32s),
     position=positions,
     gaps=st.lists(st.builds(LogGap, int64s, int64s), max_size=3).map(tuple),
+    cuts=st.lists(st.builds(Cut, int32s, int64s, int64s), max_size=3).map(tuple),
     segments=st.lists(segments, max_size=4).map(tuple),
     dead=st.lists(st.uuids(), max_size=3, unique=True).map(lambda ids: tuple(sorted(ids, key=str))),
     tier_config=st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3),

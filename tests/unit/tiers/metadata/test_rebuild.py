@@ -20,7 +20,7 @@ from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import CUT_ALL, LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import Cut, LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.upkeep.rebuild_plan import (
     FoundIndexes,
     FoundPartition,
@@ -68,6 +68,7 @@ class Store:
         gaps: tuple[LogGap, ...] = (),
         dead: tuple[RemoteLogSegmentMetadata, ...] = (),
         is_diverged: bool = False,
+        cuts: tuple[Cut, ...] = (),
     ) -> None:
         self.found.manifest = PartitionManifest(
             "c",
@@ -76,6 +77,7 @@ class Store:
             None if trimmed_to is None else OffsetAndEpoch(trimmed_to, 0),
             MetadataPosition(UUID(int=9), 0, 77),
             gaps,
+            cuts,
             tuple(
                 ManifestSegment(
                     each.segment_id.id,
@@ -83,8 +85,8 @@ class Store:
                     each.end_offset,
                     each.segment_size_bytes,
                     each.segment_leader_epochs,
+                    each.leader_epoch,
                     b"as recorded",
-                    each.clamped_to,
                 )
                 for each in accepted
             ),
@@ -391,15 +393,15 @@ def replayed(plan: PartitionPlan, folder: Path) -> RemoteLogMetadataStateWriter:
 
 
 def test_another_history_stays_cut_off_and_a_divergence_stays_recorded(store: Store, tmp_path: Path) -> None:
-    old, new = replace(store.holds(0, 19), clamped_to=CUT_ALL), store.holds(0, 9, epoch=1)
-    store.manifest(old, new, is_diverged=True)
+    old, new = store.holds(0, 19), store.holds(0, 9, epoch=1)
+    store.manifest(old, new, is_diverged=True, cuts=(Cut(1, 0, 5),))
     plan = store.plan()
     assert len(live(plan)) == 2
     state = replayed(plan, tmp_path)
     try:
         assert state.is_diverged(PARTITION)
-        found = {each.segment_id.id: each.clamped_to for each in state.list_remote_log_segments(PARTITION)}
-        assert found == {old.segment_id.id: CUT_ALL, new.segment_id.id: None}
+        found = {each.segment_id.id: each.cut_at for each in state.list_remote_log_segments(PARTITION)}
+        assert found == {old.segment_id.id: 0, new.segment_id.id: None}
         assert state.remote_end_offset(PARTITION) == 9
     finally:
         state.close()
@@ -407,17 +409,16 @@ def test_another_history_stays_cut_off_and_a_divergence_stays_recorded(store: St
 
 def test_replay_makes_of_the_records_what_was_accepted(store: Store, tmp_path: Path) -> None:
     cut, deeper, last = store.holds(0, 19), store.holds(20, 39), store.holds(16, 29, epoch=1)
-    cut, deeper = replace(cut, clamped_to=15), replace(deeper, clamped_to=15)
-    store.manifest(cut, deeper, last, log_start=4)
+    store.manifest(cut, deeper, last, log_start=4, cuts=(Cut(1, 16, 5),))
     plan = store.plan()
     assert len(live(plan)) == 3
     state = replayed(plan, tmp_path)
     try:
         assert state.log_start_offset(PARTITION) == 4
         found = {each.segment_id.id: each for each in state.list_remote_log_segments(PARTITION)}
-        assert {uuid: each.clamped_to for uuid, each in found.items()} == {
-            cut.segment_id.id: 15,
-            deeper.segment_id.id: 15,
+        assert {uuid: each.cut_at for uuid, each in found.items()} == {
+            cut.segment_id.id: 16,
+            deeper.segment_id.id: 16,
             last.segment_id.id: None,
         }
         assert all(each.custom_metadata == b"as recorded" for each in found.values())

@@ -19,7 +19,7 @@ from tests.support.tiers.metadata_state import (
     NEIGHBOUR,
     PARTITION,
     Topic,
-    clamp,
+    cut,
     log_start,
     open_state,
     segment,
@@ -46,7 +46,7 @@ steps = st.lists(
         ),
         st.tuples(st.just("move"), st.integers(0, 30), st.sampled_from(list(State)[1:])),
         st.tuples(st.just("start"), st.integers(0, 30), st.none()),
-        st.tuples(st.just("clamp"), st.integers(0, 40), st.none()),
+        st.tuples(st.just("cut"), st.integers(0, 40), st.integers(0, 4)),
     ),
     max_size=30,
 )
@@ -77,8 +77,8 @@ def replay(topic: Topic, taken: list[tuple[str, object, object]]) -> list[Remote
                     topic.put(replace(to(added[-1], State.COPY_SEGMENT_FINISHED), custom_metadata=b"where"))
             case ("move", int(index), State() as target) if index < len(added):
                 topic.put(to(added[index], target))
-            case ("clamp", int(end), None):
-                topic.put(clamp(end))
+            case ("cut", int(offset), int(epoch)):
+                topic.put(cut(epoch, offset))
             case ("start", int(offset), None):
                 topic.put(log_start("a", user(offset)))
     return added

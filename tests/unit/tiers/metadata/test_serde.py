@@ -30,15 +30,13 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
-    CUT_ALL,
+    CutUpdate,
     LeaderEpochEntry,
     LocalLogStartUpdate,
     LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
-    QuarantineDeletionUpdate,
-    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -183,38 +181,29 @@ def test_an_offset_below_zero_is_remembered_of_no_log() -> None:
     records: tuple[MetadataRecord, ...] = (
         LogStartOffsetUpdate(PARTITION, "a", 0, LogStart(-1, 5, LogStartReason.USER)),
         LocalLogStartUpdate(PARTITION, "a", 0, OffsetAndEpoch(-1, 5)),
+        CutUpdate(PARTITION, "a", 0, 5, -1),
     )
     for record in records:
         with pytest.raises(RemoteLogMetadataError, match="negative offset -1"):
             decode_value(encode_value(record))
 
 
-def test_a_clamp_keeps_its_bytes() -> None:
-    update = RemoteLogClampUpdate(PARTITION, "proxy-1", 1700000001234, 5, 149)
+def test_a_cut_keeps_its_bytes() -> None:
+    update = CutUpdate(PARTITION, "proxy-1", 1700000001234, 5, 149)
     expected = (
-        "01ea0700076f7264657273123456789abcdef0123456789abcdef00000000700"
-        "0870726f78792d310000018bcfe56cd200000005000000000000009500"
+        "01ea0701076f7264657273123456789abcdef0123456789abcdef00000000700"
+        "0870726f78792d310000018bcfe56cd200000000000000950000000500"
     )
     assert encode_value(update).hex() == expected
     assert decode_value(bytes.fromhex(expected)) == update
-    nothing_is_left = replace(update, leader_epoch=-1, valid_end_offset=CUT_ALL)
-    assert decode_value(encode_value(nothing_is_left)) == nothing_is_left
-    with pytest.raises(RemoteLogMetadataError, match="invalid end offset -2"):
-        decode_value(encode_value(replace(update, valid_end_offset=-2)))
-
-
-def test_the_wish_to_delete_a_segment_is_read_as_it_was_written() -> None:
-    update = QuarantineDeletionUpdate(SEGMENT_ID, "proxy-1", 1700000001234)
-    assert encode_value(update).hex().startswith("01eb0700076f7264657273")
-    assert decode_value(encode_value(update)) == update
 
 
 def test_a_copy_plan_keeps_its_bytes_and_what_is_none_is_an_error() -> None:
-    plan = CopyPlan(PARTITION, "proxy-1", 1700000001234, UUID(int=5), 3, 2, (10, 20, 35))
+    plan = CopyPlan(PARTITION, "proxy-1", 1700000001234, UUID(int=5), 3, 2, 4, (10, 20, 35))
     expected = (
-        "01ed0700076f7264657273123456789abcdef0123456789abcdef00000000700"
+        "01ed0701076f7264657273123456789abcdef0123456789abcdef00000000700"
         "0870726f78792d310000018bcfe56cd20000000000000000000000000000000500"
-        "0000030000000204000000000000000a0000000000000014000000000000002300"
+        "000003000000020000000404000000000000000a0000000000000014000000000000002300"
     )
     assert encode_value(plan).hex() == expected
     assert decode_value(bytes.fromhex(expected)) == plan
@@ -297,10 +286,9 @@ def test_keys_tell_segments_record_types_and_log_starts_apart() -> None:
         key_of(TopicDeletionUpdate(PARTITION, "a", 0)),
         key_of(TopicMissingUpdate(PARTITION, "a", 0)),
         key_of(TopicTierConfigUpdate(PARTITION, "a", 0, {})),
-        key_of(RemoteLogClampUpdate(PARTITION, "a", 0, 1, 5)),
-        key_of(RemoteLogClampUpdate(PARTITION, "a", 0, 1, 6)),
-        key_of(QuarantineDeletionUpdate(SEGMENT_ID, "a", 0)),
-        key_of(CopyPlan(PARTITION, "a", 0, UUID(int=5), 1, 0, (0, 1))),
+        key_of(CutUpdate(PARTITION, "a", 0, 1, 5)),
+        key_of(CutUpdate(PARTITION, "a", 0, 2, 5)),
+        key_of(CopyPlan(PARTITION, "a", 0, UUID(int=5), 1, 0, 0, (0, 1))),
     ]
     assert tuple(keys[:2]) == segment_keys(SEGMENT_ID)
     assert len({encode_key(key) for key in keys}) == len(keys)

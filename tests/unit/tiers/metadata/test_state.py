@@ -20,7 +20,7 @@ from tests.support.tiers.metadata_state import (
     TOPIC_ID,
     Record,
     Topic,
-    clamp,
+    cut,
     gap,
     log_start,
     open_state,
@@ -204,13 +204,13 @@ def test_a_log_start_stands_only_where_its_last_record_has_its_epoch(
     below, deleted = segment(1, 0, 89, epoch=4), segment(2, 90, 149, epoch=5)
     for each in (below, deleted):
         topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
-    topic.put(log_start("a", start), clamp(89))
+    topic.put(log_start("a", start), cut(6, 90))
     assert state.log_starts(PARTITION) == [start]
-    other = segment(3, 90, 120, epoch=4)
+    other = replace(segment(3, 90, 120, epoch=4), copy_epoch=6)
     topic.put(other, to(other, State.COPY_SEGMENT_FINISHED))
     assert state.log_starts(PARTITION) == []
     assert state.log_start_offset(PARTITION) == 0
-    topic.put(clamp(98))
+    topic.put(cut(7, 99))
     assert state.log_starts(PARTITION) == [start]
 
 
@@ -384,14 +384,14 @@ def test_long_lists_are_read_in_pieces(state: RemoteLogMetadataStateWriter) -> N
 ranges = st.tuples(st.integers(0, 30), st.integers(0, 12))
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), ranges, st.integers(0, 2)),
+        st.tuples(st.just("add"), ranges, st.tuples(st.integers(0, 2), st.integers(-1, 4))),
         st.tuples(st.just("move"), st.integers(0, 11), st.sampled_from(list(State)[1:])),
         st.tuples(
             st.just("start"),
             st.tuples(st.integers(0, 30), st.integers(0, 3), st.integers(UNKNOWN_EPOCH, 3)),
             st.sampled_from(list(LogStartReason)),
         ),
-        st.tuples(st.just("clamp"), st.integers(0, 40), st.none()),
+        st.tuples(st.just("cut"), st.integers(0, 40), st.integers(0, 4)),
     ),
     max_size=24,
 )
@@ -411,8 +411,9 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
         added: list[RemoteLogSegmentMetadata] = []
         for step in steps:
             match step:
-                case ("add", (int(start), int(length)), int(epoch)):
-                    added.append(segment(len(added) + 1, start, start + length, epoch))
+                case ("add", (int(start), int(length)), (int(epoch), int(copy_epoch))):
+                    one = segment(len(added) + 1, start, start + length, epoch)
+                    added.append(replace(one, copy_epoch=copy_epoch))
                     await model.add_remote_log_segment_metadata(added[-1])
                     topic.put(added[-1])
                 case ("move", int(index), State() as target) if index < len(added):
@@ -422,9 +423,9 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
                     except InvalidTransitionError:
                         continue
                     topic.put(update)
-                case ("clamp", int(end), None):
-                    await model.put_remote_log_clamp(clamp(end))
-                    topic.put(clamp(end))
+                case ("cut", int(offset), int(epoch)):
+                    await model.put_cut(PARTITION, epoch, offset)
+                    topic.put(cut(epoch, offset))
                 case ("start", (int(offset), int(epoch), int(last_epoch)), LogStartReason() as reason):
                     recorded = LogStart(offset, epoch, reason, last_epoch)
                     await model.put_log_start(PARTITION, recorded)

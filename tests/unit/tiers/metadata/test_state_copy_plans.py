@@ -16,7 +16,7 @@ from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
-PLAN = CopyPlan(PARTITION, "a", NOW_MS, UUID(int=77), 2, 4, (100, 150, 170))
+PLAN = CopyPlan(PARTITION, "a", NOW_MS, UUID(int=77), 2, 4, 4, (100, 150, 170))
 FIRST, SECOND, OTHER, _ = PLAN.announced()
 
 

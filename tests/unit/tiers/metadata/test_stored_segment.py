@@ -59,7 +59,7 @@ def test_a_stored_segment_is_read_again(segment: RemoteLogSegmentMetadata) -> No
 def test_an_answer_says_where_the_segment_ends(segment: RemoteLogSegmentMetadata, valid_end: int) -> None:
     key = key_of(segment)
     read = decode_answer(key[:20], encode_answer(key[20:], valid_end, encode_stored_segment(segment)))
-    assert read == replace(segment, clamped_to=valid_end if valid_end < segment.end_offset else None)
+    assert read == replace(segment, cut_at=valid_end + 1 if valid_end < segment.end_offset else None)
 
 
 @given(segments, st.sampled_from(RemoteLogSegmentState), st.none() | st.binary(max_size=20), int64s)

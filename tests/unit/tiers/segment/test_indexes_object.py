@@ -52,7 +52,7 @@ INDEXES = SegmentIndexes(
     history_from=50,
 )
 GOLDEN_TABLE = bytes.fromhex(
-    "54474958 0001 0009"  # magic, version, nine sections; then type, position, length, CRC-32C of each
+    "54474958 0002 0009"  # magic, version, nine sections; then type, position, length, CRC-32C of each
 )
 
 
@@ -69,10 +69,10 @@ def test_an_object_tells_the_whole_segment() -> None:
 
 def test_sections_to_the_byte() -> None:
     assert encode_sections({1: b"123456789", 5: b""}) == bytes.fromhex(
-        "54474958 0001 0002"  # magic, version, sections
+        "54474958 0002 0002"  # magic, version, sections
         "0001 00000028 00000009 e3069283"  # type, position, length, CRC-32C
         "0005 00000031 00000000 00000000"
-        "1c067d98"  # CRC-32C of the above
+        "95efdc0f"  # CRC-32C of the above
         "313233343536373839"
     )
 
@@ -82,7 +82,7 @@ def test_the_metadata_section_to_the_byte() -> None:
         b'{"topic":"orders","topicId":"6a1d9b2e-4c3f-4e58-9f70-1b2c3d4e5f60","partition":3,'
         b'"segmentId":"00000000-0000-4000-8000-000000000001","startOffset":100,"endOffset":109,"brokerId":1,'
         b'"maxTimestampMs":1600000000009,"eventTimestampMs":1700000000000,"segmentLeaderEpochs":[[2,100]],'
-        b'"segmentSizeInBytes":4096,"state":0,"txnIndexEmpty":false}'
+        b'"segmentSizeInBytes":4096,"state":0,"txnIndexEmpty":false,"copyEpoch":-1}'
     )
 
 

@@ -23,10 +23,10 @@ MEASURED = {
     "tidegate_remote_log_gap_offsets",
     "tidegate_remote_log_gaps",
     "tidegate_remote_log_metadata_count",
-    "tidegate_remote_log_recorded_clamps",
+    "tidegate_remote_log_recorded_cuts",
     "tidegate_remote_log_size_bytes",
-    "tidegate_remote_quarantined_bytes",
-    "tidegate_remote_quarantined_segments",
+    "tidegate_remote_cut_bytes",
+    "tidegate_remote_cut_segments",
 }
 """The gauges of a partition that begin when the owner looks at the metadata."""
 SERIES_PER_PARTITION = series_per_partition() - len(MEASURED)

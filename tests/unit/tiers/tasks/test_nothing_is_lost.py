@@ -27,7 +27,7 @@ STEPS = [
     "copy-finished-written",
     "trim-decided",
     "trimmed",
-    "clamp-written",
+    "cut-written",
     "log-start-raised",
     "delete-started-written",
     "objects-deleted",
@@ -124,7 +124,7 @@ class History:
         assert remote_end == bench.log.end_offset - 1 or start == bench.log.end_offset
 
     async def check_what_is_served(self) -> None:
-        """The remote tier has no byte above a clamp: it reads as the leader's log."""
+        """The remote tier has no byte above a CUT: it reads as the leader's log."""
         bench = self.bench
         start = max(self.user_start, bench.metadata.log_start_offset(PARTITION) or 0)
         end = bench.metadata.remote_end_offset(PARTITION)

@@ -164,7 +164,7 @@ async def test_a_doubt_is_one_alarm_until_it_ends_and_copying_goes_on(
             await until(lambda: log.log_start_offset == log.end_offset - 40)
 
 
-async def test_a_round_clamps_after_an_unclean_election_and_copies_the_leader(running: Running) -> None:
+async def test_a_round_cuts_after_an_unclean_election_and_copies_the_leader(running: Running) -> None:
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
         log = running.logs.of[PARTITION]
@@ -172,7 +172,7 @@ async def test_a_round_clamps_after_an_unclean_election_and_copies_the_leader(ru
         log.elect_unclean(80)
         log.append(*[batch_of(10 * n, 10, value_bytes=15, leader_epoch=1) for n in range(8, 15)])
         await until(lambda: running.remote_end(PARTITION) == 139)
-        assert running.bench.metric("remote_log_clamps_total", topic="orders") == 1
+        assert running.bench.metric("remote_log_cuts_total", topic="orders") == 1
         assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") == 0
     successor = running.bench.metadata.remote_log_segment_metadata(PARTITION, 80)
     assert successor is not None
@@ -275,7 +275,7 @@ async def keep_segment(bench: Workbench, partition: TopicIdPartition, first: int
     """Leaves a segment in the spool, as a member that lost the partition does."""
     records = [batch_of(at, 10, value_bytes=15) for at in range(first, first + 30, 10)]
     built = build_segment(bench.folder / f"{first}.built", records, first)
-    kept = await keep(bench.services, RemoteLogSegmentId(partition, uuid4()), built)
+    kept = await keep(bench.services, RemoteLogSegmentId(partition, uuid4()), built, 0)
     await announce(bench.services, kept.metadata)
     return kept
 

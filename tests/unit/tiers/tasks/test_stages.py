@@ -346,10 +346,8 @@ async def test_an_expiry_that_fails_stops_no_copy_and_no_trim(
     assert [(line["stage"], line["error"]) for line in said] == [("expiry", "the skew is not known")]
 
 
-async def test_a_copy_in_progress_ends_before_the_tier_is_clamped(
-    running: Running, store: Store, bench: Workbench
-) -> None:
-    """A segment of the earlier history that is finished after the clamp would leave a hole below it."""
+async def test_a_copy_in_progress_ends_before_the_tier_is_cut(running: Running, store: Store, bench: Workbench) -> None:
+    """A segment of the earlier history that is finished after the CUT would leave a hole below it."""
     log = running.logs.of[PARTITION]
     async with running.run():
         await until(lambda: running.remote_end(PARTITION) == 89)
@@ -359,7 +357,7 @@ async def test_a_copy_in_progress_ends_before_the_tier_is_clamped(
         await until(lambda: "copy_log_segment_data" in store.asked)
         log.elect_unclean(80)
         log.append(*[batch_of(10 * n, 10, value_bytes=15, leader_epoch=1) for n in range(8, 15)])
-        await until(lambda: bench.metric("remote_log_clamps_total", topic="orders") == 1)
+        await until(lambda: bench.metric("remote_log_cuts_total", topic="orders") == 1)
         store.hanging.clear()
         await until(lambda: running.remote_end(PARTITION) == 139)
     offset = 0
@@ -408,7 +406,7 @@ async def test_a_copy_that_ends_during_the_comparison_does_not_expire_yet(
     monkeypatch.setattr(log, "end_offset_for_epoch", ask)
     bench.now_ms += bench.services.settings.remote_log.task_interval_ms
     await tasks.round(lambda *found: None)
-    assert [each.clamped_to for each in bench.segments if each.start_offset == 30] == [49]
+    assert [each.cut_at for each in bench.segments if each.start_offset == 30] == [50]
     assert log.log_start_offset == 50
     tasks.copy.discard()
 

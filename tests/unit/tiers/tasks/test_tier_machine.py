@@ -27,7 +27,7 @@ from tests.support.tiers.tier_machine import Tier
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.segment.transaction_tracker import TransactionTracker
-from tiers.tasks.history import clamp_task
+from tiers.tasks.history import cut_task
 from tiers.tasks.retention import trim_task
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 
@@ -71,7 +71,7 @@ def skip_the_epoch_check(patch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: object) -> None:
         return
 
-    patch.setattr(clamp_task, "check_history", nothing)
+    patch.setattr(cut_task, "check_history", nothing)
     patch.setattr(trim_task, "check_remote_lineage", nothing)
 
 

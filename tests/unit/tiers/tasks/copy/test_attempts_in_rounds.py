@@ -1,4 +1,4 @@
-"""Attempts that other copies, clamps, an acceptance or another member's spool could end: no last copy goes."""
+"""Attempts that other copies, CUTs, an acceptance or another member's spool could end: no last copy goes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_leader_without_the_records_ends_no_refusal(log: Workbench, anno
     assert log.metadata.remote_log_segment_metadata(PARTITION, 50) is None
 
 
-async def test_a_whole_attempt_above_a_cut_stays_in_quarantine(log: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_whole_attempt_above_a_cut_stays(log: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store refuses to return the attempt until other copies have its offsets."""
     attempt, tasks, fetch_indexes = await begun(log, 30, 60), owner(log), log.store.fetch_indexes
     log.log.elect_unclean(30)
@@ -135,26 +135,6 @@ async def test_an_acceptance_deletes_no_last_copy(log: Workbench) -> None:
     await log.accept()
     await whole_rounds(log, tasks, 6)
     assert await log.store.fetch_indexes(merged)
-
-
-async def test_an_acceptance_that_leaves_a_doubt_keeps_the_manifest(log: Workbench) -> None:
-    """The metadata topic loses a clamp and the segments behind it. The manifest alone knows where the clamp cuts."""
-    await copied(log, 30, 60)
-    log.log.elect_unclean(40)
-    log.log.append(*batches(40, 140, leader_epoch=1))
-    await log.copy_all()
-    await log.write_manifest()
-    for lost in log.segments[1:]:
-        del log.metadata.segments[lost.segment_id]
-    log.metadata.clamps.clear()
-    log.log.log_start_offset = 40
-    log.restart()
-    tasks = owner(log)
-    await whole_rounds(log, tasks, 5)
-    for _ in range(2):
-        await log.accept()
-        await whole_rounds(log, tasks, 4)
-        assert (log.metadata.gaps(PARTITION), bool(tasks.doubt)) == ([], True)
 
 
 @pytest.mark.parametrize("trouble", ["the disk has damaged it", "the key is gone"])

@@ -17,7 +17,7 @@ from tiers.metadata.attempts import agrees
 from tiers.metadata.tenure import Tenure
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.log_start import LogGap
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.object_key import log_key
@@ -330,9 +330,9 @@ async def test_an_attempt_that_the_leader_denies_is_not_finished(log: Workbench)
     assert attempt.segment_id in {one.segment_id for one in log.segments}
 
 
-async def test_an_attempt_that_a_clamp_cut_adds_the_records_before_the_cut(log: Workbench) -> None:
+async def test_an_attempt_that_is_cut_adds_the_records_before_the_cut(log: Workbench) -> None:
     await begun(log, 0, 30)
-    await log.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 19))
+    await log.metadata.put_cut(PARTITION, 1, 20)
     log.log.elect_unclean(20)
     log.log.append(*batches(20, 60, leader_epoch=1))
     await run(log)
@@ -343,7 +343,7 @@ async def test_an_attempt_that_a_clamp_cut_adds_the_records_before_the_cut(log: 
 
 
 async def test_an_attempt_of_a_plan_is_finished_with_what_its_objects_say(log: Workbench) -> None:
-    plan = CopyPlan(PARTITION, "", 0, UUID(int=7), attempts=2, leader_epoch=0, bounds=(0, 30))
+    plan = CopyPlan(PARTITION, "", 0, UUID(int=7), attempts=2, leader_epoch=0, copy_epoch=0, bounds=(0, 30))
     await log.metadata.put_copy_plan(plan)
     built = build_segment(log.folder / "planned", batches(0, 30))
     attempt = metadata_of(built, PARTITION, plan.segment_id(0, 1).id)
@@ -484,7 +484,7 @@ async def test_a_cut_attempt_holds_up_no_record_behind_the_cut(log: Workbench, m
         refuse(log, patched, "fetch_indexes")
         with pytest.raises(RetriableRemoteStorageError):
             await log.copy()
-        await log.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 19))
+        await log.metadata.put_cut(PARTITION, 1, 20)
         assert log.attempts.start_behind(0, is_urgent=False) == 20
 
 

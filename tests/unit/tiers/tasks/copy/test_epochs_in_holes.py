@@ -79,7 +79,7 @@ async def test_a_deletion_during_a_copy_cuts_off_no_record(
     for _ in range(3):
         await bench.check_manifest()
         await bench.copy(AT_ONCE)
-    assert {segment.clamped_to for segment in bench.segments} == {None}
+    assert {segment.cut_at for segment in bench.segments} == {None}
     assert bench.metadata.remote_log_segment_metadata(PARTITION, 205) is not None
 
 

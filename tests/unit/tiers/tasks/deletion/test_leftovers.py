@@ -46,7 +46,7 @@ class Store:
 async def leave(bench: Workbench, tiles: int, attempts: int) -> None:
     """The segments that a plan announced, and no executor copied."""
     bounds = tuple(range(0, 10 * tiles + 1, 10))
-    await bench.metadata.put_copy_plan(CopyPlan(PARTITION, "a", bench.wall_ms, UUID(int=1), attempts, 0, bounds))
+    await bench.metadata.put_copy_plan(CopyPlan(PARTITION, "a", bench.wall_ms, UUID(int=1), attempts, 0, 0, bounds))
     assert len(bench.segments) == tiles * attempts
 
 

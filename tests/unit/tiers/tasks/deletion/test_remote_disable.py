@@ -72,7 +72,7 @@ async def test_the_log_start_names_the_epoch_of_the_last_remote_record(bench: Wo
 
 async def test_an_open_plan_goes_with_its_announced_segments(copied: Workbench) -> None:
     """The offload died. Without this deletion, a process that reads the topic anew would find its segments begun."""
-    await copied.metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, (90, 95, 100)))
+    await copied.metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, 0, (90, 95, 100)))
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
     task = RemoteDisableTask(copied.services)
     assert await task.run(idle) == 5

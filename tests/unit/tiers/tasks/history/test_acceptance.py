@@ -206,7 +206,7 @@ async def stored(bench: Workbench, first: int, end: int, leader_epoch: int = 0) 
     return segment
 
 
-async def test_an_acceptance_restores_a_clamp_and_both_segments(bench: Workbench) -> None:
+async def test_an_acceptance_restores_a_cut_and_both_segments(bench: Workbench) -> None:
     bench.log.append(*batches(0, 70))
     await bench.write_manifest()
     await bench.copy_all()
@@ -214,17 +214,17 @@ async def test_an_acceptance_restores_a_clamp_and_both_segments(bench: Workbench
     bench.log.append(*batches(40, 140, leader_epoch=1))
     await bench.copy_all()
     await bench.write_manifest()
-    answers = [(each.start_offset, each.clamped_to) for each in bench.segments]
-    assert answers == [(0, None), (30, 39), (40, None), (70, None), (100, None)]
+    answers = [(each.start_offset, each.cut_at) for each in bench.segments]
+    assert answers == [(0, None), (30, 40), (40, None), (70, None), (100, None)]
     for lost in bench.segments[1:]:
         del bench.metadata.segments[lost.segment_id]
-    bench.metadata.clamps.clear()
+    bench.metadata.recorded_cuts.clear()
     bench.log.log_start_offset = 100
     bench.restart()
     await bench.accept()
     await rounds(bench, PartitionTasks(bench.services, PARTITION, POLICY, Tenure(0, 1)), 3)
     assert bench.metadata.gaps(PARTITION) == []
-    assert [(each.start_offset, each.clamped_to) for each in bench.segments][:4] == answers[:4]
+    assert [(each.start_offset, each.cut_at) for each in bench.segments][:4] == answers[:4]
     assert all(each.is_finished for each in bench.metadata.stored_segments(PARTITION))
 
 

@@ -105,8 +105,8 @@ class Tier:
         paths = (self.folder / "remote").rglob("*.*")
         return {path.name for path in paths if path.suffix in (".log", ".indexes")}
 
-    def clamped_to(self) -> list[int | None]:
-        return [one.clamped_to for one in self.process.metadata.list_remote_log_segments(PARTITION)]
+    def cut_at(self) -> list[int | None]:
+        return [one.cut_at for one in self.process.metadata.list_remote_log_segments(PARTITION)]
 
     async def read(self, offset: int) -> bytes:
         """The remote tier's records from `offset` on."""
@@ -145,7 +145,7 @@ async def test_a_trim_past_the_copied_records_does_not_hide_a_divergence(tier: T
     await tier.stops()
     tier.log.log_start_offset = 0  # after an unclean stop of the broker; the leader still confirms 250
     await tier.stops()
-    assert tier.clamped_to() == [None] * len(tier.clamped_to())
+    assert tier.cut_at() == [None] * len(tier.cut_at())
 
 
 async def test_retention_past_the_copied_records_does_not_hide_a_divergence(tier: Tier) -> None:
@@ -256,7 +256,7 @@ async def test_an_operator_accepts_the_new_history(tier: Tier, log_start: int) -
     assert old < tier.stored()
     cut = [one for one in metadata.list_remote_log_segments(PARTITION) if one.is_cut_off]
     assert {one.end_offset for one in cut} >= {OLD_END - 1}
-    assert len({f"{one.clamped_to}" for one in cut}) == 1
+    assert len({f"{one.cut_at}" for one in cut}) == 1
     assert (metadata.earliest_offset(PARTITION), metadata.remote_end_offset(PARTITION)) == (log_start, 299)
     assert metadata.gaps(PARTITION) == []
     assert await tier.read(log_start) == tier.log.records
@@ -264,13 +264,13 @@ async def test_an_operator_accepts_the_new_history(tier: Tier, log_start: int) -
     assert trimmed is not None
     assert trimmed == (tier.log.log_start_offset, 3)
     assert trimmed.offset > log_start
-    # The new history is trimmed, expired and deleted as ever. The old one stays in quarantine.
+    # The new history is trimmed, expired and deleted as ever. The old one stays for as long as the retention.
     await tier.delete_records(260)
     await tier.rounds()
     assert old < tier.stored()
     key = partition_manifest_key("cluster", PARTITION)
     manifest = decode_partition_manifest((tier.folder / "remote" / key).read_bytes())
-    assert {each.clamped_to for each in manifest.segments} == {None, -1}
+    assert {*manifest.accepted().values()} == {None, 0}
 
 
 async def test_the_manifest_remembers_a_divergence(tier: Tier) -> None:
@@ -280,7 +280,7 @@ async def test_the_manifest_remembers_a_divergence(tier: Tier) -> None:
     assert decode_partition_manifest(stored).is_diverged
 
 
-@pytest.mark.parametrize("call", ["put_log_divergence", "begin_accepted_history", "put_remote_log_clamp"])
+@pytest.mark.parametrize("call", ["put_log_divergence", "begin_accepted_history", "put_cut"])
 async def test_an_owner_that_dies_meanwhile_leaves_the_next_one_the_same_work(
     tier: Tier, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -364,7 +364,7 @@ async def test_records_of_both_histories_stay(tier: Tier) -> None:
     await tier.accept()
     await tier.rounds()
     assert await tier.read(0) == tier.log.records
-    assert restored - 1 in tier.clamped_to()
+    assert restored in tier.cut_at()
 
 
 async def test_a_log_start_of_a_history_that_was_given_up_never_counts_again(tier: Tier) -> None:
@@ -410,7 +410,7 @@ async def test_a_user_may_delete_only_what_continues_the_copied_records(tier: Ti
     await check()
     records, start = tier.log.records, tier.log.log_start_offset
     tier.log.elect_unclean(OLD_END - 10)
-    with pytest.raises(RemoteLogMetadataNotReadyError, match="the owner clamps the tier, or stops"):
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="the owner cuts the tier, or stops"):
         await check()
     await tier.empty()
     with pytest.raises(LogDivergedError):

@@ -12,7 +12,6 @@ from tests.support.tiers.workbench import PARTITION, Workbench
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.attempts import attempt_at_head
 from tiers.model.log_start import LogGap
-from tiers.model.segment_metadata import RemoteLogClampUpdate
 from tiers.storage.remote_storage_manager import StoredObject
 
 MINUTE_MS = 60_000
@@ -120,22 +119,22 @@ async def test_an_attempt_of_another_history_leaves_the_earliest_offset_known(
     await bench.metadata.add_remote_log_segment_metadata(attempt := metadata_of(built, PARTITION))
     await bench.store.copy_log_segment_data(attempt, built.log_segment_data(attempt))
     if is_cut:
-        await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 4, 19))
+        await bench.metadata.put_cut(PARTITION, 6, 20)
     for _ in range(5):
         await bench.copy_all()
         bench.now_ms += MINUTE_MS
-    in_quarantine = [(30, 59)] * is_cut
-    assert bench.finished[: len(in_quarantine) + 1] == [*in_quarantine, (60, 89)]
+    void = [(30, 59)] * is_cut
+    assert bench.finished[: len(void) + 1] == [*void, (60, 89)]
     assert bench.metadata.gaps(PARTITION) == gaps
     assert attempt_at_head(bench.metadata, PARTITION, 0, 60) is None
 
 
-async def test_a_gap_is_recorded_over_an_attempt_that_a_clamp_cut_off(bench: Workbench) -> None:
+async def test_a_gap_is_recorded_over_an_attempt_that_a_cut_voids(bench: Workbench) -> None:
     """The open segment had 90 to 99."""
     await with_lost_segments(bench)
     built = build_segment(bench.folder / "attempt", batches(120, 150), 120)
     await bench.metadata.add_remote_log_segment_metadata(metadata_of(built, PARTITION))
-    await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 109))
+    await bench.metadata.put_cut(PARTITION, 1, 110)
     bench.log.log_start_offset = 180
     for _ in range(3):
         await bench.copy_all()

@@ -23,7 +23,7 @@ from tiers.metadata.partition_manifest import (
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.storage.retries import with_retries
@@ -74,11 +74,11 @@ async def test_a_new_owner_reads_the_manifest_and_writes_only_changes(manifests:
     assert await manifests.round() == ["get", "put"]
 
 
-async def test_dead_segments_and_clamps_are_in_it(manifests: Manifests) -> None:
+async def test_dead_segments_and_cuts_are_in_it(manifests: Manifests) -> None:
     bench = manifests.bench
     await copied(bench)
     first, *others = bench.segments
-    await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 9))
+    await bench.metadata.put_cut(PARTITION, 1, 10)
     unfinished = replace(
         first,
         segment_id=RemoteLogSegmentId(PARTITION, UUID(int=9)),
@@ -87,7 +87,7 @@ async def test_dead_segments_and_clamps_are_in_it(manifests: Manifests) -> None:
     await bench.metadata.add_remote_log_segment_metadata(unfinished)
     await manifests.round()
     stored = await manifests.stored()
-    assert [each.clamped_to for each in stored.segments] == [9] * (1 + len(others))
+    assert [*stored.accepted().values()] == [10] * (1 + len(others))
     assert stored.dead == ()
     await write_state(bench.services, unfinished, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     await manifests.round()

@@ -15,7 +15,7 @@ from tiers.errors import MetadataLostError, OwnershipLostError, RemoteStorageErr
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.partition_manifest import decode_partition_manifest, encode_partition_manifest
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.deletion.segment_deletion import write_state
@@ -265,7 +265,7 @@ async def test_segments_that_another_owner_cut_are_not_deleted(
     delete = copied.store.delete_log_segment_data
 
     async def cut_then_delete(segment: RemoteLogSegmentMetadata) -> bool:
-        await copied.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 34))
+        await copied.metadata.put_cut(PARTITION, 1, 35)
         return await delete(segment)
 
     monkeypatch.setattr(copied.store, "delete_log_segment_data", cut_then_delete)
@@ -290,6 +290,6 @@ async def test_the_objects_of_a_copied_cluster_are_not_deleted(copied: Workbench
     manifest = copied.manifest_task
     for _ in range(2):
         with pytest.raises(MetadataLostError, match="accepted segments"):
-            await copied.expiration_task.delete(ConfirmedLogStart(60), manifest.has_accepted, manifest.confirm)
+            await copied.expiration_task.delete(POLICY, ConfirmedLogStart(60), manifest.has_accepted, manifest.confirm)
     assert await copied.objects() == before
     assert await copied.store.get_object(KEY) == written

@@ -227,7 +227,7 @@ async def test_a_copy_ends_although_the_leader_changes_meanwhile(
     for _ in range(3):
         await bench.copy_all()
     assert bench.finished == [(0, 29), (30, 59), (60, 89)]
-    assert bench.metadata.clamps == []
+    assert bench.metadata.cuts(PARTITION) == []
     assert {one.state for one in bench.segments} == {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
 
 
@@ -249,7 +249,7 @@ async def test_a_copy_of_replaced_records_is_finished_and_then_cut(
     await bench.copy_all()
     assert bench.metadata.remote_end_offset(PARTITION) == 59
     await bench.copy_all()
-    assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [39]
+    assert [cut.offset for cut in bench.metadata.cuts(PARTITION)] == [40]
     answering, offset = b"", 0
     while (segment := bench.metadata.next_segment(PARTITION, offset)) is not None:
         stored = bytes(await bench.store.fetch_log_segment(segment, 0, segment.segment_size_bytes))

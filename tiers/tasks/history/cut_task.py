@@ -1,26 +1,24 @@
-"""`RLMClampTask` makes the tier agree with the leader's log, as the first task of a round.
+"""`RLMCutTask` makes the tier agree with the leader's log, as the first task of a round.
 
 See docs/design.md, safety rule 2.
 
-If an unclean election cut the log, the task only records that, in one record. The objects stay until an operator asks
-for their deletion. If the leader has another history altogether, the owner records that, and the partition stops. If an
-operator accepts the leader's log, the task cuts off the remote records that this log does not have.
+If an unclean election replaced the end of the log, the task records a CUT. The void records stay in the store until
+the total retention has passed since then. If the leader has another history altogether, the owner records that, and the
+partition stops. If an operator accepts the leader's log, the task cuts the tier where this log parts from it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.metadata.attempts import begun_end_offset
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
-from tiers.model.segment_metadata import Clamp, RemoteLogClampUpdate
 from tiers.tasks.alarms import AlarmReason
-from tiers.tasks.history.lineage import CommonEnd, check_history, clamp_end, surviving_end
+from tiers.tasks.history.lineage import check_history, cut_end, surviving_end
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.history.stop_check import AcceptedLog
 from tiers.tasks.task_services import TaskServices
@@ -32,66 +30,57 @@ async def _nothing() -> None:
     return
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """The last offset (inclusive) that is remote before a clamp, and the earlier clamp with the same end."""
-
-    remote_end: int | None
-    before: Clamp | None
-
-
-class RLMClampTask:
+class RLMCutTask:
     def __init__(
         self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
     ) -> None:
         self._services = services
         self._partition = topic_id_partition
         self._manifest = manifest
-        self._untold: dict[int, _Cut] = {}
-        """The clamps whose write has begun, by their valid end offset, until they take effect. A write that failed with
-        an unknown outcome may take effect in any later round."""
-        self._decided: CommonEnd | None = None
-        """The end of a clamp that is not written yet. A later leader whose log begins behind it confirms everything."""
-        self._is_clamped = False
-        """Whether a clamp has taken effect since the last run that returned."""
+        self._untold: dict[OffsetAndEpoch, int | None] = {}
+        """The CUTs whose write has begun, until they take effect, each with the remote end (inclusive) before. A write
+        that failed with an unknown outcome may take effect in any later round."""
+        self._decided: OffsetAndEpoch | None = None
+        """A CUT that is not written yet. A later leader whose log begins behind it confirms everything."""
+        self._is_cut = False
+        """Whether a CUT has taken effect since the last run that returned."""
 
     async def run(
         self, bounds: LocalLogBounds, log_start: int | None, end_work: Callable[[], Awaitable[None]] = _nothing
     ) -> bool:
-        """Clamps the tier if the leader's log ends earlier.
+        """Cuts the tier if the leader's log ends earlier.
 
-        Returns whether a clamp has taken effect since the last call that returned, even if the write of the clamp
-        failed.
+        Returns whether a CUT has taken effect since the last call that returned, even if the write of the CUT failed.
 
-        `end_work` ends the copy, the trim and the deletion in progress. They belong to the history before the clamp: a
-        segment that is finished after the clamp would leave a hole below it. After a clamp, the caller must discard
+        `end_work` ends the copy, the trim and the deletion in progress. They belong to the history before the CUT: a
+        segment that is finished after it would leave a hole below it. After a CUT, the caller must discard
         what its tasks remember of the tier. The caller has just read `bounds`. `log_start` is the recorded one that
         the leader confirms. Raises `LogDivergedError` when the partition must stop."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         self._tell_of_effect()
-        if self._is_clamped:
+        if self._is_cut:
             await end_work()
         try:
             await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         except LogDivergedError:
             await end_work()
             await self._agree(bounds, log_start)
-            # Checked again after the clamp: the leader may have changed meanwhile.
+            # Checked again after the CUT: the leader may have changed meanwhile.
             await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         else:
             await self._end_decision(bounds, end_work)
         if services.metadata.is_diverged(partition):
             await self._require_kept(bounds)
         await self._record_divergence(is_diverged=False)
-        is_clamped, self._is_clamped = self._is_clamped, False
-        return is_clamped
+        is_cut, self._is_cut = self._is_cut, False
+        return is_cut
 
     async def _agree(self, bounds: LocalLogBounds, log_start: int | None) -> None:
         """Cuts off the remote records that the leader's log does not have."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
-        begun_end = begun_end_offset(services.metadata, partition)
+        begun_end, leader_epoch = begun_end_offset(services.metadata, partition), bounds.leader_epoch
         try:
-            common = await clamp_end(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
+            common = await cut_end(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         except LogDivergedError:
             await self._record_divergence(is_diverged=True)
             common = await surviving_end(
@@ -107,54 +96,52 @@ class RLMClampTask:
             begins_at = OffsetAndEpoch(common.offset + 1, bounds.leader_epoch)
             await services.metadata.begin_accepted_history(partition, begins_at)
             services.checkpoint("trim-reset")
+            segments = services.metadata.stored_segments(partition, common.offset + 1)
+            leader_epoch = max([leader_epoch, *(each.metadata.leader_epoch + 1 for each in segments)])
         if common.offset == begun_end:
             return  # the leader changed back, and confirms all records that are remote or in an attempt
         await self._require_kept(bounds)
-        await self._clamp(common, begun_end)
+        cut = OffsetAndEpoch(common.offset + 1, leader_epoch)
+        recorded = services.metadata.cuts(partition)
+        if any(each.leader_epoch == cut.leader_epoch and each.offset <= cut.offset for each in recorded):
+            raise LogDivergedError(
+                f"{partition}: the leader of epoch {leader_epoch} has other records from offset {cut.offset} on than a"
+                " copy of the same leader epoch, or of a later one"
+            )
+        await self._put(cut, begun_end)
 
     async def _end_decision(self, bounds: LocalLogBounds, end_work: Callable[[], Awaitable[None]]) -> None:
-        """Writes a clamp that an earlier round could not write, unless the leader shows the last remote record."""
+        """Writes a CUT that an earlier round could not write, unless the leader shows the last remote record."""
         decided, begun_end = self._decided, begun_end_offset(self._services.metadata, self._partition)
-        if decided is not None and begun_end is not None and decided.offset < begun_end < bounds.log_start_offset:
+        if decided is not None and begun_end is not None and decided.offset <= begun_end < bounds.log_start_offset:
             await end_work()
-            await self._clamp(decided, begun_end)
+            await self._put(decided, begun_end)
         else:
             self._decided = None
 
-    async def _clamp(self, common: CommonEnd, remote_end: int | None) -> None:
+    async def _put(self, cut: OffsetAndEpoch, remote_end: int | None) -> None:
         services, partition = self._services, self._partition
-        self._decided = common
+        self._decided = cut
         services.require_ownership(partition)
-        clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), common.leader_epoch, common.offset)
-        earlier = self._untold.get(common.offset)
-        before = self._recorded_at(common.offset) if earlier is None else earlier.before
-        self._untold[common.offset] = _Cut(remote_end, before)
-        await services.metadata.put_remote_log_clamp(clamp)
+        self._untold[cut] = remote_end
+        await services.metadata.put_cut(partition, cut.leader_epoch, cut.offset)
         self._decided = None
-        services.checkpoint("clamp-written")
+        services.checkpoint("cut-written")
         self._tell_of_effect()
 
-    def _recorded_at(self, end_offset: int) -> Clamp | None:
-        clamps = self._services.metadata.recorded_clamps(self._partition)
-        return next((clamp for clamp in clamps if clamp.valid_end_offset == end_offset), None)
-
     def _tell_of_effect(self) -> None:
-        """Tells of the clamps that the task wrote and that have taken effect since. `rebuild` writes clamps too."""
-        for end_offset, cut in list(self._untold.items()):
-            clamp = self._recorded_at(end_offset)
-            if clamp is None or clamp == cut.before:
-                continue
-            del self._untold[end_offset]
-            self._is_clamped = True
-            self._services.metrics.clamps.labels(self._partition.topic).inc()
-            self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.CLAMPED)
+        """Tells of the CUTs that the task wrote and that have taken effect since. `rebuild` writes CUTs too."""
+        recorded = {
+            OffsetAndEpoch(each.offset, each.leader_epoch) for each in self._services.metadata.cuts(self._partition)
+        }
+        for cut in self._untold.keys() & recorded:
+            remote_end = self._untold.pop(cut)
+            self._is_cut = True
+            self._services.metrics.cuts.labels(self._partition.topic).inc()
+            self._services.metrics.alarms.happened(self._partition.topic, AlarmReason.CUT)
             logger.error(
-                "another leader's records replaced copied records; the replaced records are in quarantine",
-                extra={
-                    "partition": str(self._partition),
-                    "valid_end_offset": end_offset,
-                    "remote_end": cut.remote_end,
-                },
+                "another leader's records replaced copied records",
+                extra={"partition": str(self._partition), "from_offset": cut.offset, "remote_end": remote_end},
             )
 
     async def _has_kept(self, bounds: LocalLogBounds) -> bool:

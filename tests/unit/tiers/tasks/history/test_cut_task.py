@@ -13,12 +13,13 @@ from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, Remo
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import UNKNOWN_EPOCH
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate
+from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
 from tiers.tasks.history.lineage import find_common_end
 
+HOUR_MS = 3_600_000
 AT_ONCE = replace(POLICY, segment_ms=0)
 
 
@@ -27,7 +28,7 @@ def produce(bench: Workbench, count: int) -> None:
         bench.log.append(batch_of(bench.log.end_offset, 10, value_bytes=15, leader_epoch=bench.log.leader_epoch))
 
 
-async def put_nothing(clamp: RemoteLogClampUpdate) -> None:
+async def put_nothing(partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
     raise RemoteLogMetadataNotReadyError("the record may be lost")
 
 
@@ -62,8 +63,8 @@ async def test_the_end_that_another_leader_replaced_is_cut_off_and_copied_again(
     first_after = bench.metadata.remote_log_segment_metadata(PARTITION, 50)
     assert first_after is not None
     assert first_after.segment_leader_epochs == (LeaderEpochEntry(1, 50),)
-    assert bench.metric("remote_log_clamps_total", topic="orders") == 1
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 1
+    assert bench.metric("remote_log_cuts_total", topic="orders") == 1
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
 
 
 async def test_a_leader_that_was_replaced_meanwhile_cuts_nothing_off(
@@ -85,136 +86,134 @@ async def test_a_leader_that_was_replaced_meanwhile_cuts_nothing_off(
 
     monkeypatch.setattr(bench.log, "end_offset_for_epoch", answer_and_go)
     with pytest.raises(BrokerError, match="was replaced"):
-        await bench.clamp_task.run(bounds, None)
+        await bench.cut_task.run(bounds, None)
     assert answering(bench)[-1][1] == 99
-    assert not await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    assert not await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
 
 
 @pytest.mark.parametrize("is_written", [True, False])
-async def test_a_clamp_whose_write_failed_is_told_once(
+async def test_a_cut_whose_write_failed_is_told_once(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_written: bool
 ) -> None:
     """The leader of the metadata partition stops, and its successor may have the record."""
     await copied(bench, 10)
-    put = bench.metadata.put_remote_log_clamp
+    put = bench.metadata.put_cut
 
-    async def put_without_answer(clamp: RemoteLogClampUpdate) -> None:
-        monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put)
+    async def put_without_answer(partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+        monkeypatch.setattr(bench.metadata, "put_cut", put)
         if is_written:
-            await put(clamp)
+            await put(partition, leader_epoch, offset)
         raise RemoteLogMetadataNotReadyError("the record may be lost")
 
-    monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put_without_answer)
+    monkeypatch.setattr(bench.metadata, "put_cut", put_without_answer)
     bench.log.elect_unclean(50)
     bounds = await bench.log.bounds(PARTITION, 1000)
     with pytest.raises(RemoteLogMetadataNotReadyError):
-        await bench.clamp_task.run(bounds, None)
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 0
-    assert await bench.clamp_task.run(bounds, None)
-    assert not await bench.clamp_task.run(bounds, None)
+        await bench.cut_task.run(bounds, None)
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 0
+    assert await bench.cut_task.run(bounds, None)
+    assert not await bench.cut_task.run(bounds, None)
     assert answering(bench)[-1][1] == 49
-    assert bench.metric("remote_log_clamps_total", topic="orders") == 1
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 1
+    assert bench.metric("remote_log_cuts_total", topic="orders") == 1
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
 
 
-async def test_a_clamp_is_returned_again_until_a_run_succeeds(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The caller discards what its tasks remember only when it is told of the clamp."""
+async def test_a_cut_is_returned_again_until_a_run_succeeds(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller discards what its tasks remember only when it is told of the CUT."""
     await copied(bench, 10)
-    ask, put = bench.log.end_offset_for_epoch, bench.metadata.put_remote_log_clamp
+    ask, put = bench.log.end_offset_for_epoch, bench.metadata.put_cut
 
     async def refuse(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
         raise BrokerError("the leader is gone", retriable=True)
 
-    async def put_and_lose_the_leader(clamp: RemoteLogClampUpdate) -> None:
-        await put(clamp)
+    async def put_and_lose_the_leader(partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+        await put(partition, leader_epoch, offset)
         monkeypatch.setattr(bench.log, "end_offset_for_epoch", refuse)
 
-    monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put_and_lose_the_leader)
+    monkeypatch.setattr(bench.metadata, "put_cut", put_and_lose_the_leader)
     bench.log.elect_unclean(50)
     bounds = await bench.log.bounds(PARTITION, 1000)
     for _ in range(2):
         with pytest.raises(BrokerError, match="the leader is gone"):
-            await bench.clamp_task.run(bounds, None)
+            await bench.cut_task.run(bounds, None)
         assert answering(bench)[-1][1] == 49
     monkeypatch.setattr(bench.log, "end_offset_for_epoch", ask)
-    assert await bench.clamp_task.run(bounds, None)
-    assert not await bench.clamp_task.run(bounds, None)
-    assert bench.metric("remote_log_clamps_total", topic="orders") == 1
+    assert await bench.cut_task.run(bounds, None)
+    assert not await bench.cut_task.run(bounds, None)
+    assert bench.metric("remote_log_cuts_total", topic="orders") == 1
 
 
-async def test_a_clamp_that_takes_effect_in_a_later_round_is_told(
+async def test_a_cut_that_takes_effect_in_a_later_round_is_told(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader that has all copied records is back before the owner reads the clamp."""
+    """The leader that has all copied records is back before the owner reads the CUT."""
     await copied(bench, 10)
-    records, put = bench.log.records, bench.metadata.put_remote_log_clamp
-    written: list[RemoteLogClampUpdate] = []
+    records, put = bench.log.records, bench.metadata.put_cut
+    written: list[tuple[TopicIdPartition, int, int]] = []
 
-    async def put_later(clamp: RemoteLogClampUpdate) -> None:
-        written.append(clamp)
+    async def put_later(partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+        written.append((partition, leader_epoch, offset))
         raise RemoteLogMetadataNotReadyError("the record may be lost")
 
-    monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put_later)
+    monkeypatch.setattr(bench.metadata, "put_cut", put_later)
     bench.log.elect_unclean(50)
     with pytest.raises(RemoteLogMetadataNotReadyError):
-        await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+        await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
     bench.log.records, bench.log.leader_epoch = records, 2
     bounds = await bench.log.bounds(PARTITION, 1000)
-    assert not await bench.clamp_task.run(bounds, None)
-    await put(written[0])
+    assert not await bench.cut_task.run(bounds, None)
+    await put(*written[0])
     ended: list[int | None] = []
 
     async def end_work() -> None:
         ended.append(bench.metadata.remote_end_offset(PARTITION))
 
-    assert await bench.clamp_task.run(bounds, None, end_work)
+    assert await bench.cut_task.run(bounds, None, end_work)
     assert ended == [49]
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 1
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
 
 
-async def test_each_of_two_clamps_that_take_effect_late_is_told(
+async def test_each_of_two_cuts_that_take_effect_late_is_told(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await copied(bench, 10)
-    put = bench.metadata.put_remote_log_clamp
-    written: list[RemoteLogClampUpdate] = []
+    put = bench.metadata.put_cut
+    written: list[tuple[TopicIdPartition, int, int]] = []
 
-    async def put_later(clamp: RemoteLogClampUpdate) -> None:
-        written.append(clamp)
+    async def put_later(partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+        written.append((partition, leader_epoch, offset))
         raise RemoteLogMetadataNotReadyError("the record may be lost")
 
-    monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put_later)
+    monkeypatch.setattr(bench.metadata, "put_cut", put_later)
     for end in (60, 30):
         bench.log.elect_unclean(end)
         with pytest.raises(RemoteLogMetadataNotReadyError):
-            await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
-    for clamp in written:
-        await put(clamp)
-    assert await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+            await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    for cut in written:
+        await put(*cut)
+    assert await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
     assert answering(bench)[-1][1] == 29
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 2
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 2
 
 
-async def test_a_clamp_that_the_next_leader_does_not_need_is_not_told(
+async def test_a_cut_that_the_next_leader_does_not_need_is_not_told(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its write failed, and the leader that has all copied records is back."""
     await copied(bench, 10)
     records = bench.log.records
 
-    monkeypatch.setattr(bench.metadata, "put_remote_log_clamp", put_nothing)
+    monkeypatch.setattr(bench.metadata, "put_cut", put_nothing)
     bench.log.elect_unclean(50)
     with pytest.raises(RemoteLogMetadataNotReadyError):
-        await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+        await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
     bench.log.records, bench.log.leader_epoch = records, 2
-    assert not await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == 0
+    assert not await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 0
 
 
 @pytest.mark.parametrize("is_shown", [False, True])
-async def test_only_a_leader_that_shows_the_records_ends_a_clamp_that_failed(
+async def test_only_a_leader_that_shows_the_records_ends_a_cut_that_failed(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_shown: bool
 ) -> None:
     """Its write failed. Then the leader removes all offsets, and so confirms every history of the copied records."""
@@ -223,17 +222,17 @@ async def test_only_a_leader_that_shows_the_records_ends_a_clamp_that_failed(
 
     bench.log.elect_unclean(50)
     with monkeypatch.context() as failing:
-        failing.setattr(bench.metadata, "put_remote_log_clamp", put_nothing)
+        failing.setattr(bench.metadata, "put_cut", put_nothing)
         with pytest.raises(RemoteLogMetadataNotReadyError):
-            await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+            await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
     if is_shown:
         bench.log.records, bench.log.leader_epoch = records, 2
-        assert not await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None)
+        assert not await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
     produce(bench, 8)
     bench.log.log_start_offset = 110
-    assert await bench.clamp_task.run(await bench.log.bounds(PARTITION, 1000), None) is not is_shown
+    assert await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None) is not is_shown
     assert answering(bench)[-1][1] == (99 if is_shown else 49)
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="clamped") == (0 if is_shown else 1)
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == (0 if is_shown else 1)
 
 
 async def test_records_that_were_cut_off_leave_no_epoch_in_later_segments(bench: Workbench) -> None:
@@ -296,7 +295,7 @@ async def lead(bench: Workbench, leader_epoch: int, log_start_offset: int, *batc
     """Elects a replica with this log, and runs a round."""
     log = bench.log
     log.records, log.leader_epoch, log.log_start_offset = b"".join(batches), leader_epoch, log_start_offset
-    if await bench.clamp_task.run(await log.bounds(PARTITION, 1000), (await bench.log_start()).offset):
+    if await bench.cut_task.run(await log.bounds(PARTITION, 1000), (await bench.log_start()).offset):
         bench.copy_task.start_over()
     await bench.copy_all(AT_ONCE)
     await bench.expire(POLICY)
@@ -323,7 +322,7 @@ async def test_a_deletion_counts_again_when_a_leader_of_its_history_returns(benc
     await lead(bench, 7, 90, *deleting)
     assert (bench.metadata.log_starts(PARTITION), (await bench.log_start()).offset) == ([deleted], 90)
     below = [end for start, end in answering(bench) if start < 90]
-    assert below == [88], "the cut segment is in quarantine"
+    assert below == [88], "a CUT voids the rest"
     assert answering(bench)[-1][1] == 149
 
 
@@ -355,7 +354,7 @@ async def test_a_leader_with_nothing_new_cuts_too(bench: Workbench) -> None:
     await bench.copy_all(AT_ONCE)
     assert bench.metadata.remote_end_offset(PARTITION) == 69
     await bench.copy_all(AT_ONCE)
-    assert bench.metric("remote_log_clamps_total", topic="orders") == 1
+    assert bench.metric("remote_log_cuts_total", topic="orders") == 1
 
 
 @pytest.mark.parametrize("answer", [EpochEndOffset(0, 0), EpochEndOffset(-1, -1), EpochEndOffset(9, 70)])
@@ -364,7 +363,7 @@ async def test_an_answer_that_leaves_nothing_stops_the_partition(bench: Workbenc
     bench.log.epoch_answer = answer
     with pytest.raises(LogDivergedError):
         await bench.copy(AT_ONCE)
-    assert bench.metadata.clamps == []
+    assert bench.metadata.cuts(PARTITION) == []
     assert bench.metadata.remote_end_offset(PARTITION) == 99
 
 
@@ -377,7 +376,7 @@ async def test_an_answer_below_the_confirmed_local_start_stops_the_partition(ben
     bench.log.elect_unclean(start - 10)
     with pytest.raises(LogDivergedError, match="emptied or restored"):
         await bench.copy(AT_ONCE)
-    assert bench.metadata.clamps == []
+    assert bench.metadata.cuts(PARTITION) == []
 
 
 async def test_a_trim_is_remembered_over_a_restart_and_by_the_next_owner(bench: Workbench) -> None:
@@ -391,10 +390,10 @@ async def test_a_trim_is_remembered_over_a_restart_and_by_the_next_owner(bench: 
     bench.restart()
     with pytest.raises(LogDivergedError, match="emptied or restored"):
         await bench.copy(AT_ONCE)
-    assert bench.metadata.clamps == []
+    assert bench.metadata.cuts(PARTITION) == []
 
 
-async def test_a_cut_above_the_last_trim_is_only_a_clamp(bench: Workbench) -> None:
+async def test_a_cut_above_the_last_trim_is_only_a_cut(bench: Workbench) -> None:
     await copied(bench, 20)
     bench.now_ms += 60_000
     start = await bench.trim(with_retention(local_retention_bytes=300))
@@ -402,15 +401,15 @@ async def test_a_cut_above_the_last_trim_is_only_a_clamp(bench: Workbench) -> No
     bench.log.elect_unclean(start + 10)
     bench.restart()
     await bench.copy_all(AT_ONCE)
-    assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [start + 9]
+    assert [cut.offset for cut in bench.metadata.cuts(PARTITION)] == [start + 10]
 
 
 @pytest.mark.parametrize("last_epoch", [1, UNKNOWN_EPOCH])
 @pytest.mark.parametrize("log_start", [60, 90])
-async def test_a_log_start_above_the_cut_does_not_prevent_the_clamp(
+async def test_a_log_start_above_the_cut_does_not_prevent_the_cut(
     bench: Workbench, log_start: int, last_epoch: int
 ) -> None:
-    """A user deletes records of the new leader before the owner has clamped the tier."""
+    """A user deletes records of the new leader before the owner has cut the tier."""
     policy = replace(AT_ONCE, segment_bytes=1)  # a segment for each batch of 10 records
     produce(bench, 10)
     await bench.copy_all(policy)
@@ -418,7 +417,7 @@ async def test_a_log_start_above_the_cut_does_not_prevent_the_clamp(
     produce(bench, 10)
     await bench.metadata.put_log_start(PARTITION, user_log_start(log_start, leader_epoch=1, last_epoch=last_epoch))
     await bench.copy_all(policy)
-    assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [49]
+    assert [cut.offset for cut in bench.metadata.cuts(PARTITION)] == [50]
     assert answering(bench)[-1][1] == 149
     bench.log.leader_epoch, bench.log.log_start_offset = 2, log_start
     await bench.copy_all(policy)
@@ -436,7 +435,7 @@ async def test_records_below_the_log_start_do_not_diverge(bench: Workbench) -> N
     await bench.copy_all(AT_ONCE)
     await bench.expire(POLICY)
     assert answering(bench)[0][0] == 150
-    assert bench.metadata.clamps == []
+    assert bench.metadata.cuts(PARTITION) == []
 
 
 async def test_a_log_start_of_records_that_the_leader_never_had_deletes_nothing(bench: Workbench) -> None:
@@ -449,12 +448,12 @@ async def test_a_log_start_of_records_that_the_leader_never_had_deletes_nothing(
     await bench.copy_all(AT_ONCE)
     await bench.expire(POLICY)
     assert bench.log.trims == []
-    assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [49]
+    assert [cut.offset for cut in bench.metadata.cuts(PARTITION)] == [50]
     assert bench.metadata.log_start_offset(PARTITION) == 0
     assert bench.metadata.remote_end_offset(PARTITION) == 219
 
 
-async def test_a_former_owner_does_not_clamp(bench: Workbench) -> None:
+async def test_a_former_owner_does_not_cut(bench: Workbench) -> None:
     await copied(bench, 10)
     bench.log.elect_unclean(50)
     bench.metadata.owned = False
@@ -462,35 +461,19 @@ async def test_a_former_owner_does_not_clamp(bench: Workbench) -> None:
         await bench.copy(AT_ONCE)
 
 
-async def test_retention_leaves_the_quarantine_alone_until_an_operator_asks(bench: Workbench) -> None:
+async def test_what_is_cut_goes_when_the_retention_has_passed_since_the_cut(bench: Workbench) -> None:
     produce(bench, 20)
     await bench.copy_all()
-    before = bench.segments
     bench.log.elect_unclean(50)
     await copied(bench, 10)
-    cut_off = [one for one in bench.segments if one.is_cut_off]
-    assert cut_off
-    straddling = next(one for one in bench.segments if one.clamped_to is not None and not one.is_cut_off)
-
-    bench.wall_ms += 10_000_000_000
-    expired = with_retention(retention_ms=1000)
-    while await bench.expire(expired):
+    cut = {one.segment_id for one in bench.segments if one.cut_at is not None}
+    assert len(cut) > 1
+    bench.wall_ms += HOUR_MS // 2
+    await bench.metadata.put_cut(PARTITION, 1, 50)
+    bench.wall_ms += HOUR_MS // 2 + 1
+    retention = with_retention(retention_ms=HOUR_MS)
+    while await bench.expire(retention):
         pass
-    assert bench.metadata.log_start_offset(PARTITION) == bench.log.end_offset
-    kept = {one.segment_id for one in bench.segments}
-    assert kept == {one.segment_id for one in before if one.end_offset >= 50}
-
-    for one in (cut_off[0], straddling):
-        await bench.metadata.ask_for_quarantine_deletion(one.segment_id)
-    assert await bench.expire(expired) == 2
-    assert kept - {one.segment_id for one in bench.segments} == {cut_off[0].segment_id, straddling.segment_id}
-
-
-async def test_a_wish_does_not_delete_what_can_be_read(bench: Workbench) -> None:
-    await copied(bench, 20)
-    bench.log.elect_unclean(55)
-    await bench.copy_all(AT_ONCE)
-    for one in bench.segments:
-        if not one.is_cut_off:
-            await bench.metadata.ask_for_quarantine_deletion(one.segment_id)
-    assert await bench.expire(POLICY) == 0
+    assert {one.segment_id for one in bench.segments} == cut
+    bench.wall_ms += HOUR_MS // 2
+    assert await bench.expire(retention) == len(cut)

@@ -1,4 +1,4 @@
-"""No read and no search by timestamp returns records above a clamp, wherever the clamp cuts a chunk."""
+"""No read and no search by timestamp returns records above a CUT, wherever the CUT lies in a chunk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import OffsetGapError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate
+from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest, monotonic_ms
 from tiers.segment.transaction_tracker import OpenTransactions
@@ -35,7 +35,7 @@ async def cut_tier(root: Path, kept: int, replaced: int, added: int) -> tuple[Re
     ]
     for first in range(0, len(old), 7):
         await tier.add(P0, old[first : first + 7], first * 10)
-    await tier.rlmm.put_remote_log_clamp(RemoteLogClampUpdate(P0, "", 0, 0, kept * 10 - 1))
+    await tier.rlmm.put_cut(P0, 1, kept * 10)
     tier._leader_epochs[P0] = (LeaderEpochEntry(0, 0),)
     new = [
         batch_of(offset, 10, value_bytes=20, timestamp=NEW_MS, leader_epoch=3)
@@ -149,16 +149,16 @@ def after_an_election(tier: RemoteTier) -> None:
     tier._open_transactions[P0] = OpenTransactions(ongoing=(AbortedTransaction(7, 0),), history_from=0)
 
 
-@pytest.mark.parametrize("ends_at_the_clamp", [True, False])
-async def test_no_read_crosses_a_clamp_that_cut_off_a_marker(tmp_path: Path, ends_at_the_clamp: bool) -> None:
-    """The clamp cut off the marker of an aborted transaction. What its producer committed after it would be hidden."""
+@pytest.mark.parametrize("ends_at_the_cut", [True, False])
+async def test_no_read_crosses_a_cut_that_cut_off_a_marker(tmp_path: Path, ends_at_the_cut: bool) -> None:
+    """The CUT cut off the marker of an aborted transaction. What its producer committed after it would be hidden."""
     tier, aborted = RemoteTier(tmp_path), AbortedTransaction(7, 0)
-    if ends_at_the_clamp:
+    if ends_at_the_cut:
         await tier.add(P0, [data(0, 0), data(2, 0)], 0, [aborted])
         await tier.add(P0, [marker(4, ABORT, 0)], 4)
     else:
         await tier.add(P0, [data(0, 0), data(2, 0), marker(4, ABORT, 0)], 0, [aborted])
-    await tier.rlmm.put_remote_log_clamp(RemoteLogClampUpdate(P0, "", 0, 0, 3))
+    await tier.rlmm.put_cut(P0, 1, 4)
     after_an_election(tier)
     committed = [data(4, 3), marker(6, COMMIT, 3)]
     await tier.add(P0, committed, 4)
@@ -174,13 +174,13 @@ async def test_no_read_crosses_a_clamp_that_cut_off_a_marker(tmp_path: Path, end
         assert (b"".join(behind.records), behind.aborted_transactions) == (b"".join(committed), ())
 
 
-async def test_no_read_crosses_a_clamp_behind_which_a_transaction_aborts(tmp_path: Path) -> None:
+async def test_no_read_crosses_a_cut_behind_which_a_transaction_aborts(tmp_path: Path) -> None:
     """Before the election the transaction was committed. Its records must not vanish with the size of the read."""
     tier = RemoteTier(tmp_path)
     before = [data(0, 0), data(2, 0)]
     await tier.add(P0, before, 0)
     await tier.add(P0, [marker(4, COMMIT, 0)], 4)
-    await tier.rlmm.put_remote_log_clamp(RemoteLogClampUpdate(P0, "", 0, 0, 3))
+    await tier.rlmm.put_cut(P0, 1, 4)
     after_an_election(tier)
     await tier.add(P0, [data(4, 3), marker(6, ABORT, 3)], 4, [AbortedTransaction(7, 0)])
     async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
@@ -190,10 +190,10 @@ async def test_no_read_crosses_a_clamp_behind_which_a_transaction_aborts(tmp_pat
 
 
 @pytest.mark.parametrize("chunk_bytes", [10, 1000])
-async def test_a_reader_gets_over_offsets_without_records_before_a_clamp(tmp_path: Path, chunk_bytes: int) -> None:
+async def test_a_reader_gets_over_offsets_without_records_before_a_cut(tmp_path: Path, chunk_bytes: int) -> None:
     tier = RemoteTier(tmp_path, chunk_bytes)
     await tier.add(P0, [batch_of(0, 10, value_bytes=20), batch_of(20, 10, value_bytes=20)], 0)
-    await tier.rlmm.put_remote_log_clamp(RemoteLogClampUpdate(P0, "", 0, 0, 14))
+    await tier.rlmm.put_cut(P0, 1, 15)
     tier._leader_epochs[P0] = (LeaderEpochEntry(0, 0),)
     await tier.add(P0, [batch_of(15, 10, value_bytes=20, leader_epoch=3)], 15)
     async with RemoteLogReader(tier.rlmm, tier.storage) as reader:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.tiers.metadata_state import NOW_MS, PARTITION, Topic, clamp, open_state, segment, to
-from tiers.metadata.records.serde import key_of, segment_keys
+from tests.support.tiers.metadata_state import PARTITION, Topic, cut, open_state, segment, to
+from tiers.metadata.records.serde import key_of
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
-from tiers.model.segment_metadata import CUT_ALL, QuarantineDeletionUpdate
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 
@@ -21,12 +21,12 @@ def state(tmp_path: Path) -> Iterator[RemoteLogMetadataStateWriter]:
         yield writer
 
 
-def test_a_clamp_cuts_what_was_finished_before_it(state: RemoteLogMetadataStateWriter) -> None:
+def test_a_cut_voids_what_was_copied_in_an_earlier_epoch(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     head, straddling, above = segment(1, 0, 99, epoch=1), segment(2, 100, 199, epoch=2), segment(3, 200, 299, epoch=3)
     for each in (head, straddling, above):
         topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
-    topic.put(clamp(149))
+    topic.put(cut(4, 150))
     assert state.remote_end_offset(PARTITION) == 149
     assert [state.highest_offset_for_epoch(PARTITION, epoch) for epoch in (1, 2, 3)] == [99, 149, None]
     assert state.remote_log_segment_metadata(PARTITION, 150) is None
@@ -45,36 +45,37 @@ def test_a_clamp_cuts_what_was_finished_before_it(state: RemoteLogMetadataStateW
     assert state.remote_log_segment_metadata(PARTITION, 250) is None
 
 
-def test_a_clamp_cuts_the_leader_epochs_of_what_is_finished_after_it(state: RemoteLogMetadataStateWriter) -> None:
+def test_a_cut_voids_what_is_finished_after_it_in_an_earlier_epoch(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     begun = segment(1, 0, 99, epoch=1), segment(2, 100, 199, epoch=2), segment(3, 200, 299, epoch=3)
-    topic.put(*begun, clamp(149))
+    topic.put(*begun, cut(4, 150))
     topic.put(*(to(each, State.COPY_SEGMENT_FINISHED) for each in begun))
     assert state.remote_end_offset(PARTITION) == 149
     assert [state.highest_offset_for_epoch(PARTITION, epoch) for epoch in (1, 2, 3)] == [99, 149, None]
 
 
-def test_a_clamp_before_the_first_record_cuts_all_of_it(state: RemoteLogMetadataStateWriter) -> None:
+def test_a_cut_at_the_first_record_voids_all(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     head, tail = segment(1, 0, 99, epoch=1), segment(2, 100, 199, epoch=2)
     for each in (head, tail):
         topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
-    topic.put(clamp(149), clamp(CUT_ALL))
+    topic.put(cut(3, 150), cut(4, 0))
     assert (state.earliest_offset(PARTITION), state.remote_end_offset(PARTITION)) == (None, None)
-    assert [one.valid_end_offset for one in state.recorded_clamps(PARTITION)] == [149, CUT_ALL]
+    assert [(one.leader_epoch, one.offset) for one in state.cuts(PARTITION)] == [(3, 150), (4, 0)]
     assert [state.highest_offset_for_epoch(PARTITION, epoch) for epoch in (1, 2)] == [None, None]
-    listed = [(one.clamped_to, one.is_cut_off) for one in state.list_remote_log_segments(PARTITION)]
-    assert listed == [(CUT_ALL, True), (CUT_ALL, True)]
+    listed = [(one.cut_at, one.is_cut_off) for one in state.list_remote_log_segments(PARTITION)]
+    assert listed == [(0, True), (0, True)]
     assert state.is_known(PARTITION)
 
-    after = segment(3, 0, 49, epoch=3)
+    after = segment(3, 0, 49, epoch=4)
     topic.put(after, to(after, State.COPY_SEGMENT_FINISHED))
     assert (state.earliest_offset(PARTITION), state.remote_end_offset(PARTITION)) == (0, 49)
-    topic.bury(key_of(clamp(CUT_ALL)))
+    topic.bury(key_of(cut(4, 0)))
     assert state.remote_end_offset(PARTITION) == 149
+    assert [state.highest_offset_for_epoch(PARTITION, epoch) for epoch in (1, 2)] == [99, 149]
 
 
-def test_segments_below_a_clamp_tell_of_it_as_long_as_they_exist(state: RemoteLogMetadataStateWriter) -> None:
+def test_the_lowest_cut_counts(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     long, head = segment(1, 0, 199), segment(2, 0, 49)
     for each in (long, head):
@@ -82,16 +83,16 @@ def test_segments_below_a_clamp_tell_of_it_as_long_as_they_exist(state: RemoteLo
 
     def answers() -> list[tuple[int, int | None] | None]:
         found = [state.remote_log_segment_metadata(PARTITION, offset) for offset in (0, 60, 120, 199)]
-        return [None if each is None else (each.segment_id.id.int, each.clamped_to) for each in found]
+        return [None if each is None else (each.segment_id.id.int, each.cut_at) for each in found]
 
     assert answers() == [(2, None), (1, None), (1, None), (1, None)]
-    topic.put(clamp(99))
-    assert answers() == [(2, None), (1, 99), None, None]
-    topic.put(clamp(29))
-    assert answers() == [(2, 29), None, None, None]
-    topic.bury(key_of(clamp(29)))
-    assert answers() == [(2, None), (1, 99), None, None]
-    topic.bury(key_of(clamp(99)))
+    topic.put(cut(1, 100))
+    assert answers() == [(2, None), (1, 100), None, None]
+    topic.put(cut(2, 30))
+    assert answers() == [(2, 30), None, None, None]
+    topic.bury(key_of(cut(2, 30)))
+    assert answers() == [(2, None), (1, 100), None, None]
+    topic.bury(key_of(cut(1, 100)))
     assert answers() == [(2, None), (1, None), (1, None), (1, None)]
 
 
@@ -108,13 +109,26 @@ def test_a_missing_topic_is_forgotten_when_the_state_is_opened_again(tmp_path: P
         assert not state.is_final()
 
 
-def test_a_wish_to_delete_is_kept_while_the_segment_is(state: RemoteLogMetadataStateWriter) -> None:
+def test_a_cut_leaves_a_copy_of_a_later_epoch_wherever_it_stands(state: RemoteLogMetadataStateWriter) -> None:
+    """Compaction may leave the records in any order."""
     topic = Topic(state)
-    first = segment(1, 0, 9)
-    wish = QuarantineDeletionUpdate(first.segment_id, "a", NOW_MS)
-    topic.put(wish)
-    assert not state.is_quarantine_deletion_asked(first.segment_id)
-    topic.put(first, wish)
-    assert state.is_quarantine_deletion_asked(first.segment_id)
-    topic.bury(*segment_keys(first.segment_id), key_of(wish))
-    assert not state.is_quarantine_deletion_asked(first.segment_id)
+    old = replace(segment(1, 60, 99, epoch=3), copy_epoch=5)
+    new = replace(segment(2, 70, 89, epoch=3), copy_epoch=7)
+    for each in (new, old):
+        topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
+    topic.put(cut(6, 70))
+    listed = {each.segment_id: each.valid_end_offset for each in state.list_remote_log_segments(PARTITION)}
+    assert listed == {old.segment_id: 69, new.segment_id: 89}
+    found = state.remote_log_segment_metadata(PARTITION, 70)
+    assert found is not None
+    assert found.segment_id == new.segment_id
+    assert state.remote_end_offset(PARTITION) == 89
+    assert state.highest_offset_for_epoch(PARTITION, 3) == 89
+
+
+def test_a_cut_of_the_same_epoch_replaces_the_earlier_one(state: RemoteLogMetadataStateWriter) -> None:
+    topic, only = Topic(state), segment(1, 0, 99)
+    topic.put(only, to(only, State.COPY_SEGMENT_FINISHED), cut(1, 70))
+    for offset in (50, 80):
+        topic.put(cut(1, offset))
+        assert state.remote_end_offset(PARTITION) == offset - 1
