@@ -29,7 +29,9 @@ MIN_SPLICE_BYTES: Final = 64 * 1024
 """Below this number, a copy costs less than a splice."""
 MAX_TURN_BYTES: Final = 1024 * 1024
 """What one connection may relay while the others wait."""
-LOW_WATER_BYTES: Final = 512 * 1024
+LOW_WATER_BYTES: Final = 64 * 1024
+"""With 512 KiB, the window of the sender is full before the process wakes if the sender writes small pieces: at 60 kB a
+partition, that halves the rate (`bench/partition_sizes.py`)."""
 MAX_PIPES: Final = 32
 """Each takes two files, and up to 1 MiB of the kernel's memory while a client stalls."""
 _SPARE_PIPES: Final = 4
