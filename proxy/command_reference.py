@@ -32,7 +32,7 @@ The exit codes of all commands, also those of `tidegate-pipeline`:
 | 1 | The command worked, and found something that needs an operator: a problem, damage, or records at risk. |
 | 2 | The command line or the settings file is wrong, or a file that it names: a certificate, a key, a secret. |
 | 3 | The command failed, or `tidegate serve` could not start. One line on standard error says why. |
-| 130 | Ctrl-C interrupted another command. |
+| 130 | Ctrl-C interrupted another command. A command of `tidegate-pipeline` also ends so at SIGTERM. |
 """
 """The part of the page that does not depend on the code."""
 

@@ -78,6 +78,8 @@ def offload(
     SIGINT and SIGTERM end a run without leftovers. With --interval they are the way to end the command."""
     if once and interval is not None:
         raise typer.BadParameter("--once and --interval exclude each other")
+    if dry_run and interval is not None:
+        raise typer.BadParameter("--dry-run and --interval exclude each other")
     settings = load_pipeline_config(config)
     options = OffloadOptions(
         topics=topics,

@@ -24,11 +24,11 @@ def rebuild(
         bool, typer.Option("--indexes-only", help="Rebuilds missing or damaged .indexes objects from .log objects.")
     ] = False,
     topics: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--topics", parser=regular_expression, metavar="REGEX", help="Matches whole names; for --indexes-only."
         ),
-    ] = ".*",
+    ] = None,
     into: Annotated[
         str | None, typer.Option("--into", help="The metadata topic to write. Default: the configured one.")
     ] = None,
@@ -46,6 +46,12 @@ def rebuild(
     conf: Conf = None,
 ) -> None:
     """Rebuilds metadata or indexes from the objects in the store. Without --apply it only shows the plan."""
+    if topics is not None and not indexes_only:
+        raise typer.BadParameter("--topics needs --indexes-only: the metadata is rebuilt of all topics")
+    if indexes_only and (into or cluster or skip_undecided or with_unknown_topics):
+        raise typer.BadParameter(
+            "--indexes-only excludes --into, --cluster, --skip-undecided and --with-unknown-topics"
+        )
     settings = load_pipeline_config(config)
     with job_session(master, conf, "rebuild") as session:
         runner = SparkRunner(session, TERMINAL)
@@ -53,7 +59,9 @@ def rebuild(
             options = RebuildOptions(into, cluster, apply, skip_undecided, with_unknown_topics)
             done = asyncio.run(rebuild_job(settings, runner, options, TERMINAL))
         else:
-            results = asyncio.run(rebuild_indexes(settings, runner, topics, is_applied=apply, progress=TERMINAL))
+            results = asyncio.run(
+                rebuild_indexes(settings, runner, topics or ".*", is_applied=apply, progress=TERMINAL)
+            )
     if indexes_only:
         _show_indexes(results, apply, as_json)
     else:

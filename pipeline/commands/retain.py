@@ -52,6 +52,8 @@ def retain(
     """Deletes what the proxies would expire, on a whole cluster of executors. Without --apply it only shows it."""
     if (topics is None) != deleted_topics:
         raise typer.BadParameter("give --topics or --deleted-topics")
+    if delay is not None and not deleted_topics:
+        raise typer.BadParameter("--delay goes with --deleted-topics")
     settings = load_pipeline_config(config)
     if apply:
         with job_session(master, conf, "retain") as session:

@@ -60,9 +60,9 @@ def scrub(
     conf: Conf = None,
 ) -> None:
     """Compares the store with the metadata and reads it back. Exit code 1 means that something is wrong."""
-    settings = load_pipeline_config(config)
     if apply and not delete_orphans:
         raise typer.BadParameter("--apply goes with --delete-orphans")
+    settings = load_pipeline_config(config)
     options = ScrubOptions(level, topics, grace, delete_orphans and apply, resume)
     with job_session(master, conf, "scrub") as session:
         report = scrub_job(session, settings, options, TERMINAL)

@@ -48,13 +48,13 @@ from proxy.process.local_indexes import writer_of_local_indexes
 from proxy.process.loop_latency import LoopLatency
 from proxy.process.open_files import fit_open_files
 from proxy.process.own_rights import OwnRights
-from proxy.process.port_claims import PortClaims
 from proxy.process.probes import process_fitness, run_probes
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import open_metadata, open_storage, run_remote_log_manager, wait_for_cluster_id
 from proxy.process.remote_tier import ProxyParts, RemoteTier, WorkerPlace, alarms, own_topics_of, remote_tier
 from proxy.process.start.end_signals import set_by_end_signals
 from proxy.process.start.held_ports import HeldPorts
+from proxy.process.start.port_claims import PortClaims
 from proxy.version import installed_version
 from proxy.wire.context import Router
 from proxy.wire.error_log import Incident

@@ -31,10 +31,10 @@ from proxy.config import TidegateConfig, load_config
 from proxy.logging_setup import set_up_logging
 from proxy.process.app import ChildAdmin, MakeRole, Proxy, RemoteLogProcess, serve
 from proxy.process.budgets import reader_share_of, remote_log_share_of, share_of
-from proxy.process.port_claims import PortClaims
 from proxy.process.reload import with_live_settings
 from proxy.process.remote_reader import RemoteReaderProcess
 from proxy.process.remote_tier import WorkerPlace
+from proxy.process.start.port_claims import PortClaims
 from proxy.process.start.unhandled_errors import unhandled_errors_logged
 from proxy.process.supervisor import UNUSABLE
 from tiers.access.open_tier import RemoteTierError

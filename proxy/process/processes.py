@@ -41,11 +41,11 @@ from proxy.process.admin.process_state import STATE_LINE, metrics_of_the_dead
 from proxy.process.admin.recent_events import RecentEvents
 from proxy.process.budgets import remove_other_chunk_folders
 from proxy.process.child import Duty, Task, end_timeout_ms
-from proxy.process.port_claims import make_claims
 from proxy.process.reload import Reload, hold_reloads, take_reloads
 from proxy.process.remote_log import metadata_folder
 from proxy.process.remote_reader import REMOTE_READER
 from proxy.process.start.end_signals import is_asked_to_end, set_by_end_signals
+from proxy.process.start.port_claims import make_claims
 from proxy.process.supervisor import Child, ChildCommand, Supervisor
 from proxy.version import installed_version
 from proxy.wire.server import bind, monotonic_ms, named_in_errors

@@ -34,6 +34,11 @@ from tiers.errors import RetriableRemoteStorageError
             ["sql", "--config", "x", "--option", "a=1", "--option", "a=2", "select 1"],
             "--option: a is given more than once",
         ),
+        (["rebuild", "--config", "x", "--topics", "a"], "--topics needs --indexes-only"),
+        (["rebuild", "--config", "x", "--indexes-only", "--into", "a"], "--indexes-only excludes --into, --cluster,"),
+        (["offload", "--config", "x", "--dry-run", "--interval", "1m"], "--dry-run and --interval exclude each other"),
+        (["retain", "--config", "x", "--topics", "a", "--delay", "1d"], "--delay goes with --deleted-topics"),
+        (["scrub", "--config", "x", "--apply"], "--apply goes with --delete-orphans"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(

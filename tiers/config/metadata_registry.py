@@ -15,16 +15,21 @@ from tiers.storage.settings import UnknownSettingError
 ENTRY_POINT_GROUP = "tidegate.remote_log_metadata_manager"
 
 
+def metadata_manager_factory(name: str) -> MetadataManagerFactory:
+    """Returns the class that `name` names, as in `create_metadata_manager`. Raises `ValueError`."""
+    factory: MetadataManagerFactory = load_class(ENTRY_POINT_GROUP, name, "remote log metadata manager")
+    if not callable(getattr(factory, "create", None)):
+        raise ValueError(f"{name!r} is not a remote log metadata manager: it has no class method `create`")
+    return factory
+
+
 def create_metadata_manager(
     name: str, settings: Mapping[str, str], context: MetadataManagerContext
 ) -> RemoteLogMetadataManager:
     """Returns a metadata manager that is not yet open. `name` is that of an entry point, or `module:Class`.
 
     Raises `ValueError` when there is no such metadata manager, or when it rejects its settings."""
-    factory: MetadataManagerFactory = load_class(ENTRY_POINT_GROUP, name, "remote log metadata manager")
-    if not callable(getattr(factory, "create", None)):
-        raise ValueError(f"{name!r} is not a remote log metadata manager: it has no class method `create`")
     try:
-        return factory.create(settings, context)
+        return metadata_manager_factory(name).create(settings, context)
     except UnknownSettingError as error:
         raise ValueError(explain_unknown(error, METADATA_PREFIX)) from error

@@ -11,6 +11,8 @@ from proxy.process.tracing import require_tracing
 from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.tls import TlsError
+from tiers.config.manager_settings import METADATA_MANAGER
+from tiers.config.metadata_registry import metadata_manager_factory
 from tiers.config.storage_registry import create_storage
 from tiers.config.tier_config import ConfigError
 from tiers.config.upstream_config import upstream_tls
@@ -27,6 +29,7 @@ def settings_mistakes(config: TidegateConfig) -> Iterator[str]:
     if config.is_tiered and config.storage is not None:
         store = partial(create_storage, config.storage, "unknown")
         tried += [("", partial(open_key_ring, config)), (f"[storage] {config.storage.implementation}: ", store)]
+        tried.append((f"{METADATA_MANAGER}: ", partial(metadata_manager_factory, config.remote_log.metadata_manager)))
     for place, read in tried:
         try:
             read()

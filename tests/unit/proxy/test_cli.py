@@ -291,12 +291,16 @@ def test_check_and_serve_agree_on_a_folder_that_cannot_be_written(
         metadata_folder(load_config(config))
 
 
-def test_check_says_what_is_wrong_with_the_metadata_manager(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_metadata_manager_that_is_not_installed_is_misuse(
+    command: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     manager = "remote.log.metadata.manager.class.name"
     config.write_text(f"{manager} = 'floppy'\n{NOBODY}[storage]\nimplementation = 'local'\npath = '/'\n")
-    assert cli.run(["check", "--config", str(config)]) == MISUSED
-    said = f"problem: {manager}: no remote log metadata manager is called 'floppy'; installed are"
-    assert said in capsys.readouterr().out
+    assert cli.run([command, "--config", str(config)]) == MISUSED
+    assert f"{manager}: no remote log metadata manager is called 'floppy'; installed are" in "".join(
+        capsys.readouterr()
+    )
 
 
 def test_a_report_without_problems_says_so() -> None:

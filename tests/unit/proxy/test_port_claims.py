@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from proxy.process.app import Proxy
-from proxy.process.port_claims import PortClaims, make_claims
+from proxy.process.start.port_claims import PortClaims, make_claims
 from proxy.wire.server import bind
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.proxy.parsed_config import parse_config
