@@ -40,6 +40,8 @@ from tiers.access.open_tier import (
 )
 from tiers.access.owned_tier import owned_tier
 from tiers.access.progress import SILENCE, Progress
+from tiers.broker.tls import TlsError
+from tiers.config.tier_config import ConfigError
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.metadata.topic.settings import TopicBasedSettings
@@ -192,16 +194,20 @@ def offload_rounds(
     A failed round does not end the service, because brokers, stores and Spark may recover. The pause doubles with each
     consecutive round that fails, or that reports errors and copies nothing. If there is nothing to copy, a round takes
     no ownership from the proxies. An interrupt ends the current round like any run: it leaves nothing behind and gives
-    up its ownership."""
-    failures = 0
+    up its ownership. A mistake in the settings ends the service only until a round has gone through. Later, a file that
+    they name may be missing for a moment."""
+    failures, may_be_wrong = 0, True
     while True:
         try:
             report = run() if has_work() else None
+            may_be_wrong = False
             if report is not None:
                 show(report)
             is_failing = report is not None and bool(report.troubles) and report.log_bytes == 0
             failures = failures + 1 if is_failing else 0
-        except (JobError, RemoteTierError, RemoteLogError) as error:
+        except (JobError, RemoteTierError, RemoteLogError, ConfigError, TlsError) as error:
+            if may_be_wrong and isinstance(error, ConfigError | TlsError):
+                raise
             failures += 1
             say(f"offload: {' '.join(str(error).split())}; again in {pause_s(interval_s, failures):g} s")
         wait(pause_s(interval_s, failures))

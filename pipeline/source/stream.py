@@ -31,6 +31,8 @@ from pipeline.source.tiered_log import LogBounds, TieredLog, open_log, report_da
 from pipeline.spark.worker import worker
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import monotonic_ms
+from tiers.broker.tls import TlsError
+from tiers.config.tier_config import ConfigError
 from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition
 
@@ -198,7 +200,7 @@ class TieredStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         was_open = self._open is not None
         try:
             return await work(await self._log())
-        except (RemoteLogError, RemoteTierError):
+        except (RemoteLogError, RemoteTierError, ConfigError, TlsError):
             await self._close()
             if not was_open:
                 raise

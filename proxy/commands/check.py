@@ -161,8 +161,8 @@ async def _check_tier(
         report.skipped += _OF_TIER
         return
     can_read = await _has_rights(config, client, report) and is_reached
-    if can_read and has_store and config.remote_log.is_topic_based:
-        lost = await metadata_topic_trouble(config, client, report.cluster_id, TIMEOUT_MS)
+    if can_read and config.remote_log.is_topic_based:
+        lost = await metadata_topic_trouble(config, client, report.cluster_id, TIMEOUT_MS, has_store=has_store)
         report.problems += [] if lost is None else [lost]
         can_read = lost is None
     if not can_read:

@@ -180,9 +180,9 @@ async def explain_topic(
 def _partitions(cluster: ClusterMetadata, topic: str, number: int | None, *, needs_one: bool) -> list[TopicIdPartition]:
     known = cluster.topics.get(topic)
     if known is None:
-        raise RemoteTierError(f"the cluster has no topic {topic}")
+        raise typer.BadParameter(f"the cluster has no topic {topic}")
     if number is not None and number not in known.partitions:
-        raise RemoteTierError(f"{topic} has no partition {number}: it has {len(known.partitions)}, from 0 on")
+        raise typer.BadParameter(f"{topic} has no partition {number}: it has {len(known.partitions)}, from 0 on")
     if number is None and needs_one and len(known.partitions) > 1:
         raise typer.BadParameter(f"{topic} has {len(known.partitions)} partitions: name one, such as {topic}:0")
     numbers = sorted(known.partitions) if number is None else [number]

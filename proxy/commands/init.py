@@ -18,7 +18,7 @@ import typer
 
 from proxy.commands.check import checked
 from proxy.config import TidegateConfig, load_config
-from tiers.commands.console import FINDINGS, say
+from tiers.commands.console import say
 from tiers.config.tier_config import ConfigError, parse_config_text
 
 
@@ -124,9 +124,9 @@ def init(
             asked("path", "--path", path, "Folder of the remote tier")
     write(file, answers)
     say(f"{file} was written.")
-    if check and checked(load_config(file), file):
+    if check and (code := checked(load_config(file), file)):
         say(f"Correct {file}, and run: tidegate check --config {file}")
-        raise typer.Exit(FINDINGS)
+        raise typer.Exit(code)
     say(f"Start the proxy: tidegate serve --config {file}")
 
 

@@ -33,14 +33,16 @@ def manager_trouble(config: TidegateConfig, client: BrokerClient, cluster_id: st
 
 
 async def metadata_topic_trouble(
-    config: TidegateConfig, client: BrokerClient, cluster_id: str, timeout_ms: int
+    config: TidegateConfig, client: BrokerClient, cluster_id: str, timeout_ms: int, *, has_store: bool
 ) -> str | None:
     """Returns why the metadata topic is lost, or must not be used. None: it is in order, or `serve` may create it.
 
-    Compares the topic with the saved state in `state.path`, and with the store if the topic has no record. Creates
-    nothing."""
+    Compares the topic with the saved state in `state.path`, and with the store if the topic has no record and the store
+    answers (`has_store`). Creates nothing."""
 
     async def refusal_to_create() -> str | None:
+        if not has_store:
+            return None  # the report has the store's problem
         try:
             async with open_storage(config, cluster_id) as storage:
                 return await segments_without_metadata(config, storage_cluster_id(config, cluster_id), storage)

@@ -33,6 +33,8 @@ async def compare_members(client: BrokerClient, metadata_topic: str, live: LiveS
         await asyncio.sleep(INTERVAL_S)
         with contextlib.suppress(BrokerError):
             members = await group_members(client, metadata_topic, _TIMEOUT_MS)
+            if not any(each.settings for each in members):
+                continue  # the group rebalances
             found = list(other_settings(live.config.shared_digests(), members, "this proxy"))
             for each in found:
                 if each in seen and each not in troubles:

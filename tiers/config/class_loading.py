@@ -34,5 +34,5 @@ def _imported(value: str, name: str, kind: str) -> Any:
     what = f"{kind} {name!r}" if name == value else f"{kind} {name!r} ({value})"
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the code of a third party raises
         raise ValueError(f"{what} cannot be imported: {error}") from error

@@ -48,3 +48,7 @@ def create_remote_storage_manager(name: str, settings: Mapping[str, str]) -> Rem
         return factory(settings)
     except UnknownSettingError as error:
         raise ValueError(explain_unknown(error, STORAGE_PREFIX)) from error
+    except ValueError:
+        raise
+    except Exception as error:  # whatever the code of a third party raises
+        raise ValueError(f"remote storage manager {name!r} cannot be created: {error!r}") from error

@@ -113,10 +113,15 @@ class TierConfig(CheckedModel):
         """Returns digests, without secrets, of the sections that all proxies of a cluster need the same.
 
         Values that are Tidegate's defaults do not count, so proxies of two releases have the same digest."""
-        store = self.storage
-        stores = [] if store is None else [(store.implementation, store.plain_settings())]
-        stores += [] if store is None else map(store.place_of, store.locations)
-        places = [(made_by, *(settings.get(key, "") for key in _PLACE_KEYS)) for made_by, settings in stores]
+        store, stores = self.storage, []
+        if store is not None:
+            locations = sorted(store.locations, key=lambda each: each.name)
+            stores = [("", store.implementation, store.plain_settings())]
+            stores += [(each.name, *store.place_of(each)) for each in locations]
+        places = [
+            (name, made_by, *(settings.get(key, "").rstrip("/") for key in _PLACE_KEYS))
+            for name, made_by, settings in stores
+        ]
         rules = [each.model_dump_json(exclude_defaults=True) for each in self.topics]
         return f"[storage]={_digest(places)} [[topics]]={_digest(rules)}"
 
@@ -186,11 +191,22 @@ def parse_config_text(text: str, model: type[C], name: str, environ: Mapping[str
 
 
 def _explain_syntax(error: tomllib.TOMLDecodeError, text: str) -> str:
+    """Names the key that is set twice. A line that is no whole setting is not shown: it may be part of a secret."""
+    if "Cannot overwrite a value" not in str(error):
+        return str(error)
     at = re.search(r"at line (\d+)", str(error))
-    line = text.rstrip().split("\n")[-1 if at is None else int(at[1]) - 1]
-    key = line.partition("=")[0].strip()  # without the value, which may be a secret
-    both = f"{key} and {key.removesuffix('.file')} are both set: remove one of them" if key.endswith(".file") else ""
-    twice = both or f"the key {key} is set twice, or is also the first part of another key"
+    lines = text.split("\n")
+    line = next(filter(str.strip, reversed(lines)), "") if at is None else lines[int(at[1]) - 1]
+    try:
+        tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        line = ""
+    key = line.partition("=")[0].strip()
+    plain = key.removesuffix(".file")
+    if plain != key and any(each.partition("=")[0].strip() == plain for each in lines):
+        twice = f"{key} and {plain} are both set: remove one of them"
+    else:
+        twice = f"{f'the key {key}' if key else 'a key'} is set twice, or is also the first part of another key"
     return str(error).replace("Cannot overwrite a value", twice)
 
 
@@ -204,7 +220,7 @@ def _explain(
             continue  # an entry is invalid, which another line reports
         where = [str(part) for part in detail["loc"] if part != "remote_log"]
         place = section, key = _place(where, model)
-        named = _quoted(section, key, _entry(detail["loc"], values))
+        named = _quoted(section, key, _entries(detail["loc"], values))
         match detail["type"]:
             case "extra_forbidden" if other := _other_name(section, key, model):
                 both = f"this is another name of {other}, which is set as well: remove one"
@@ -236,12 +252,12 @@ def _place(where: list[str], model: type[TierConfig]) -> tuple[str, str]:
     return "", ".".join(where)
 
 
-def _entry(where: Sequence[int | str], values: Any) -> str:
-    """Names the entry of a list that has a mistake, as `number 2 (pattern "orders-*")`.
+def _entries(where: Sequence[int | str], values: Any) -> dict[str, str]:
+    """Names the entries of lists that have a mistake, by their sections, as `number 2 (pattern "orders-*")`.
 
-    Empty: no list has the mistake, or the only entry has no name."""
-    said = ""
-    for part in where:
+    An entry that is the only one and has no name is left out."""
+    found: dict[str, str] = {}
+    for place, part in enumerate(where):
         is_one = isinstance(values, list) and len(values) == 1
         try:
             values = values[part]
@@ -251,14 +267,16 @@ def _entry(where: Sequence[int | str], values: Any) -> str:
             name = next(
                 (f" ({key} {json.dumps(values[key], default=str)})" for key in ("name", "pattern") if key in values), ""
             )
-            said = "" if is_one and not name else f"number {part + 1}{name}"
-    return said
+            if name or not is_one:
+                found[".".join(each for each in where[:place] if isinstance(each, str))] = f"number {part + 1}{name}"
+    return found
 
 
-def _quoted(section: str, key: str, entry: str = "") -> str:
-    if entry:
-        return f"[[{section}]] {entry} {key}".strip()
-    return f"[{section}] {key}".strip() if section else f"{key}"
+def _quoted(section: str, key: str, entries: Mapping[str, str]) -> str:
+    around = "".join(f"[[{name}]] {entry}: " for name, entry in entries.items() if name != section)
+    if section in entries:
+        return f"{around}[[{section}]] {entries[section]} {key}".strip()
+    return f"{around}[{section}] {key}".strip() if section else f"{key}"
 
 
 def _other_name(section: str, key: str, model: type[TierConfig]) -> str | None:
@@ -289,7 +307,8 @@ def _hint(section: str, key: str, model: type[TierConfig]) -> str:
     for other in ("", *model.sections()):
         known = model.keys_of(other)
         if key in known or (other and key.startswith(f"{other}.") and key.removeprefix(f"{other}.") in known):
-            return f"; it belongs {f'in [{other}]' if other else 'at the top of the file'}"
+            header = "[[topics]]" if other == "topics" else f"[{other}]"
+            return f"; it belongs {f'in {header}' if other else 'at the top of the file'}"
     if not section and (nearest := difflib.get_close_matches(key.partition(".")[0], model.sections(), 1, 0.6)):
         return f"; did you mean [{nearest[0]}]?"
     return ""

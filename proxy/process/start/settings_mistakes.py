@@ -20,8 +20,9 @@ from tiers.config.upstream_config import upstream_tls
 
 def settings_mistakes(config: TidegateConfig) -> Iterator[str]:
     """Yields one line per mistake, which names the section, the key and the file."""
+    is_one = len(config.listener) == 1
     tried: list[tuple[str, Callable[[], object]]] = [
-        *(("", partial(listener_tls, each.tls)) for each in config.listener),
+        *(("" if is_one else f"{each.name}: ", partial(listener_tls, each.tls)) for each in config.listener),
         ("", partial(admin_access, config.admin)),
         ("", partial(upstream_tls, config.upstream)),
         ("", partial(require_tracing, config)),

@@ -12,6 +12,8 @@ from pipeline.offload.driver import OffloadReport, PartitionReport
 from pipeline.offload.job import offload_rounds, pause_s
 from pipeline.spark.job import JobError
 from tiers.access.open_tier import RemoteTierError
+from tiers.broker.tls import TlsError
+from tiers.config.tier_config import ConfigError
 from tiers.errors import BrokerError
 
 REPORT = OffloadReport((), 1, 1.0, 1.0)
@@ -82,6 +84,17 @@ def test_a_lasting_error_ends_the_rounds() -> None:
     with pytest.raises(ZeroDivisionError):
         service.serve()
     assert service.pauses_s == []
+
+
+@pytest.mark.parametrize("error", [ConfigError("/k: No such file"), TlsError("ca: /c: No such file")])
+def test_a_mistake_in_the_settings_ends_only_the_first_round(error: Exception) -> None:
+    service = Service([fails(error)])
+    with pytest.raises(type(error)):
+        service.serve()
+    service = Service([lambda: REPORT, fails(error), lambda: REPORT])
+    with pytest.raises(KeyboardInterrupt):
+        service.serve()
+    assert service.pauses_s == [60, 120, 60]
 
 
 def test_without_work_nothing_is_owned() -> None:

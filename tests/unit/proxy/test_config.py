@@ -130,6 +130,13 @@ def test_founding_names_are_accepted() -> None:
             "not TOML: password.file and password are both set: remove one of them (at end",
         ),
         (UPSTREAM + "[admin]\nport = 1\nport.x = 2", "or is also the first part of another key"),
+        (UPSTREAM + "[admin]\nport = 1\n\N{NO-BREAK SPACE}", "f.toml: not TOML: Invalid statement"),
+        (UPSTREAM + "[admin]\nport = 1\nport = [\n7]", "not TOML: a key is set twice"),
+        (UPSTREAM + "[admin]\ntoken.file = '/a'\ntoken.file = '/a'", "not TOML: the key token.file is set twice"),
+        (
+            UPSTREAM + "[[listener]]\nbootstrap.port = 1\n[[listener]]\nbootstrap.port = 2\n[listener.tls]\nkey = '/k'",
+            "missing key [[listener]] number 2: [listener.tls] certificate",
+        ),
     ],
 )
 def test_every_mistake_is_one_line(text: str, said: str) -> None:

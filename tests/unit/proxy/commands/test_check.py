@@ -69,7 +69,7 @@ certificate = "missing.pem"
     assert f"{shown} which this check does not try" in lines
     trouble = "port 9093 is listener.bootstrap.port: change one of the two settings"
     assert f"problem: broker 7 has no address at 0.0.0.0:9093: {trouble}" in lines
-    assert any(line.startswith("problem: [listener.tls] ") for line in lines)
+    assert any(line.startswith("problem: 0.0.0.0:9093: [listener.tls] ") for line in lines)
 
 
 async def test_a_port_of_two_listeners_is_a_problem() -> None:

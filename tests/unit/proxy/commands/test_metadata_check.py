@@ -42,10 +42,12 @@ name = "orders"
 """)
 
 
-async def trouble_of(bench: CommandBench) -> str | None:
+async def trouble_of(bench: CommandBench, *, has_store: bool = True) -> str | None:
     async with ScriptedBroker() as broker:
         client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
-        found = await metadata_topic_trouble(config_of(bench, broker), client, broker.cluster_id, 5_000)
+        found = await metadata_topic_trouble(
+            config_of(bench, broker), client, broker.cluster_id, 5_000, has_store=has_store
+        )
         await client.close()
         assert ApiKey.CREATE_TOPICS not in {request.API_KEY for request in broker.requests}
     return found
@@ -66,12 +68,15 @@ async def test_a_saved_state_without_its_metadata_topic_is_a_problem(bench: Comm
     folder = bench.folder / "state" / "metadata"
     folder.mkdir(parents=True)
     fill(folder)
-    assert await trouble_of(bench) == f"there is no topic segments, and the saved state was read from one: {LOST}"
+    said = f"there is no topic segments, and the saved state was read from one: {LOST}"
+    assert await trouble_of(bench) == said
+    assert await trouble_of(bench, has_store=False) == said
 
 
 async def test_a_store_that_cannot_be_listed_leaves_no_silence(bench: CommandBench) -> None:
     bench.root.rename(bench.folder / "elsewhere")
     assert "topic segments has no record, and the store cannot be listed: " in str(await trouble_of(bench))
+    assert await trouble_of(bench, has_store=False) is None
 
 
 async def test_the_check_reports_a_lost_metadata_topic(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:

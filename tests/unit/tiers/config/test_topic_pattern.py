@@ -11,12 +11,29 @@ from tiers.config.topic_pattern import check_pattern
 BASE = '[upstream]\nbootstrap.servers = "b:1"\n[storage]\nimplementation = "local"\npath = "/x"\n'
 
 
-@pytest.mark.parametrize("pattern", ["orders", "orders-*", "logs-200?", "[a-z]*", "[!_]*.v[12]", "__internal"])
+@pytest.mark.parametrize(
+    "pattern", ["orders", "orders-*", "logs-200?", "[a-z]*", "[!_]*.v[12]", "__internal", "[a,b]x", "[]a]x", "[!/]*"]
+)
 def test_names_and_shell_patterns_are_accepted(pattern: str) -> None:
     assert check_pattern(pattern) == pattern
 
 
-@pytest.mark.parametrize("pattern", ["", "[", "orders-[1", "orders-[!]", "orders,logs", "orders-{a,b}", "^orders.+$"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "",
+        "[",
+        "orders-[1",
+        "orders-[!]",
+        "orders,logs",
+        "orders-{a,b}",
+        "^orders.+$",
+        "[z-a]*",
+        "[,]x",
+        "..",
+        "x" * 250,
+    ],
+)
 def test_a_pattern_that_matches_no_topic_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="matches no topic: a topic name has letters"):
         check_pattern(pattern)
