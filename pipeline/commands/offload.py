@@ -80,6 +80,10 @@ def offload(
         raise typer.BadParameter("--once and --interval exclude each other")
     if dry_run and interval is not None:
         raise typer.BadParameter("--dry-run and --interval exclude each other")
+    if dry_run and max_bytes is not None:
+        raise typer.BadParameter("--dry-run and --max-bytes exclude each other: the plan has all that is to be copied")
+    if max_bytes == 0:
+        raise typer.BadParameter("--max-bytes: expected at least 1 byte")
     settings = load_pipeline_config(config)
     options = OffloadOptions(
         topics=topics,

@@ -51,7 +51,7 @@ def retain(
 ) -> None:
     """Deletes what the proxies would expire, on a whole cluster of executors. Without --apply it only shows it."""
     if (topics is None) != deleted_topics:
-        raise typer.BadParameter("give --topics or --deleted-topics")
+        raise typer.BadParameter("give either --topics or --deleted-topics")
     if delay is not None and not deleted_topics:
         raise typer.BadParameter("--delay goes with --deleted-topics")
     settings = load_pipeline_config(config)

@@ -62,6 +62,8 @@ def scrub(
     """Compares the store with the metadata and reads it back. Exit code 1 means that something is wrong."""
     if apply and not delete_orphans:
         raise typer.BadParameter("--apply goes with --delete-orphans")
+    if resume is not None and level is ScrubLevel.META:
+        raise typer.BadParameter("--resume needs --level batch or deep: meta reads no segment")
     settings = load_pipeline_config(config)
     options = ScrubOptions(level, topics, grace, delete_orphans and apply, resume)
     with job_session(master, conf, "scrub") as session:

@@ -107,6 +107,8 @@ def target_settings(to: str, config: PipelineConfig, given: Mapping[str, str]) -
     if url.scheme in ("", "file"):
         if given:
             raise TargetError(f"a folder has no settings: {', '.join(given)}")
+        if not url.scheme and "//" in to:
+            raise TargetError(f"{to}: expected {FORMS}")
         # Iceberg's readers take the path of a file as it stands, so its URI is not quoted.
         return TargetSettings(f"{_FOLDER}{Path(unquote(url.path) if url.scheme else to).resolve()}")
     known = {"s3": _S3_SETTINGS, "s3a": _S3_SETTINGS, "hdfs": _HDFS_SETTINGS}.get(url.scheme)

@@ -26,6 +26,7 @@ from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
 from proxy.process.app import listener_addresses
 from proxy.process.probes import state_folders, write_probe
+from proxy.process.remote_log import METADATA_FOLDER
 from proxy.process.start.settings_in_use import is_in_use
 from proxy.process.start.settings_mistakes import settings_mistakes
 from proxy.wire.context import Address
@@ -36,6 +37,7 @@ from tiers.config.tiering_text import NOTHING_TIERED
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError
 from tiers.event_loop import EventLoop
+from tiers.metadata.state.writer import is_written
 
 TIMEOUT_MS = 10_000
 _OF_TIER = ("the proxy's rights", "the topics")
@@ -125,7 +127,7 @@ async def check(config: TidegateConfig, file: Path | None = None) -> Report:
     mistakes = list(settings_mistakes(config))
     report = Report(tiered="" if config.is_tiered else NOTHING_TIERED, problems=mistakes, is_misused=bool(mistakes))
     if config.is_tiered:
-        report.problems += _folder_problems(config)
+        report.problems += _folder_problems(config, file)
     if has_certificate_alone(config):
         report.problems.append(
             "[upstream.tls] certificate without [upstream.sasl]: the brokers take each client for the proxy itself,"
@@ -174,7 +176,9 @@ async def _check_tier(
     report.problems += found.problems
 
 
-def _folder_problems(config: TidegateConfig) -> Iterator[str]:
+def _folder_problems(config: TidegateConfig, file: Path | None) -> Iterator[str]:
+    if is_written(config.state.path / METADATA_FOLDER) and not (file is not None and is_in_use(file)):
+        yield f"[state] path: another proxy uses {config.state.path}: each proxy needs a folder of its own"
     for folder in sorted({_nearest(each) for each in state_folders(config).values()}):
         if not folder.is_dir():
             yield f"[state] path: {folder} is not a folder: change `path`"

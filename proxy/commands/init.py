@@ -91,6 +91,15 @@ def init(
         raise ConfigError(f"{file} exists: name another file, or remove it")
     ask = _Questions(sys.stdin.isatty() and sys.stdout.isatty())
     chosen = Store(ask("--store", store, "Store of the remote tier (s3, hdfs, local)", "s3", among=[*Store]))
+    foreign = {
+        "--bucket": bucket if chosen is not Store.S3 else None,
+        "--region": region if chosen is not Store.S3 else None,
+        "--endpoint-url": endpoint_url if chosen is not Store.S3 else None,
+        "--url": url if chosen is not Store.HDFS else None,
+        "--path": path if chosen is Store.S3 else None,
+    }
+    if said := [option for option, value in foreign.items() if value is not None]:
+        raise typer.BadParameter(f"--store {chosen} has no {' and no '.join(said)}")
     answers = Answers(bootstrap_port=bootstrap_port, base_port=base_port, store=chosen)
 
     def asked(key: str, option: str, value: str | None, question: str, default: str | None = None) -> None:
@@ -226,7 +235,7 @@ path = {_string(answers.state)}    # one folder per proxy, on a local disk
 
 [[topics]]                        # the first rule that matches a topic decides
 pattern = {_string(answers.topics)}
-local.retention.ms = {_string(answers.local_retention)}         # the topic's retention.ms is the total over both tiers
+local.retention.ms = {_time(answers.local_retention)}         # the topic's retention.ms is the total over both tiers
 segment.bytes = "64MiB"           # a segment is copied when it has this size,
 segment.ms = "1h"                 # or this age
 
@@ -261,6 +270,10 @@ def _store(answers: Answers) -> str:
                 'implementation = "local"         # for one machine, or for a file system that all proxies mount\n'
                 f"path = {_string(answers.path)}    # must exist"
             )
+
+
+def _time(text: str) -> str:
+    return text if text.isdecimal() else _string(text)
 
 
 def _string(text: str) -> str:

@@ -39,6 +39,9 @@ from tiers.errors import RetriableRemoteStorageError
         (["offload", "--config", "x", "--dry-run", "--interval", "1m"], "--dry-run and --interval exclude each other"),
         (["retain", "--config", "x", "--topics", "a", "--delay", "1d"], "--delay goes with --deleted-topics"),
         (["scrub", "--config", "x", "--apply"], "--apply goes with --delete-orphans"),
+        (["scrub", "--config", "x", "--level", "meta", "--resume", "f"], "--resume needs --level batch or deep"),
+        (["offload", "--config", "x", "--dry-run", "--max-bytes", "1"], "--dry-run and --max-bytes exclude each other"),
+        (["offload", "--config", "x", "--max-bytes", "0"], "--max-bytes: expected at least 1 byte"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(
@@ -57,6 +60,7 @@ TIDEGATE_TOML = '[upstream]\n"bootstrap.servers" = "k:9092"\n[storage]\nimplemen
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--to", "s3//bucket"], "s3//bucket: expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH"),
         (["--to", "ftp://x"], "ftp://x: expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH"),
         (
             ["--to", "x", "--value-schema", "json:nowhere.json"],

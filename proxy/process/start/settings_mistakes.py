@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 from proxy.config import TidegateConfig
 from proxy.process.admin.access import admin_access
@@ -31,8 +32,17 @@ def settings_mistakes(config: TidegateConfig) -> Iterator[str]:
         store = partial(create_storage, config.storage, "unknown")
         tried += [("", partial(open_key_ring, config)), (f"[storage] {config.storage.implementation}: ", store)]
         tried.append((f"{METADATA_MANAGER}: ", partial(metadata_manager_factory, config.remote_log.metadata_manager)))
+        tried.append(("", partial(_require_own_folder, config)))
     for place, read in tried:
         try:
             read()
         except (ConfigError, TlsError, ValueError) as error:
             yield f"{place}{error}"
+
+
+def _require_own_folder(config: TidegateConfig) -> None:
+    """Raises `ConfigError` if the store keeps its objects in the folder of the state."""
+    path = "" if config.storage is None else config.storage.plain_settings().get("path", "")
+    is_local = config.storage is not None and config.storage.implementation == "local"
+    if is_local and Path(path).resolve() == config.state.path.resolve():
+        raise ConfigError(f"[state] path: {config.state.path} is the folder of [storage]: change one of them")

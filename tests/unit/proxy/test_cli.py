@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import socket
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from proxy.process.remote_log import metadata_folder
 from tests.support.servers.ports import free_ports
 from tiers.access.open_tier import RemoteTierError
 from tiers.commands.console import FAILED, FINDINGS, INTERRUPTED, MISUSED
+from tiers.metadata.state.layout import LOCK_FILE
 
 NOBODY = f"""
 [upstream]
@@ -249,6 +251,10 @@ def test_check_says_that_no_broker_answers(config: Path, capsys: pytest.CaptureF
             "[encryption]\ncurrent = 'k'\nkeys.k = '/nowhere/k'\n[storage]\nimplementation = 'local'\npath = '/'\n",
             "[encryption] /nowhere/k: No such file or directory",
         ),
+        (
+            "[state]\npath = '/tier/'\n[storage]\nimplementation = 'local'\npath = '/tier'\n",
+            "[state] path: /tier is the folder of [storage]: change one of them",
+        ),
         ("[upstream.tls]\nca = '/nowhere/ca'\n", "[upstream.tls] ca: /nowhere/ca: No such file or directory"),
         ("[listener.tls]\ncertificate = '/nowhere/c'\n", "[listener.tls] certificate: /nowhere/c: No such file"),
     ],
@@ -268,6 +274,20 @@ def test_a_state_folder_that_is_none_is_a_problem(config: Path, capsys: pytest.C
     config.write_text(f"{NOBODY}{state}[storage]\nimplementation = 'local'\npath = '{config.parent}'\n")
     assert cli.run(["check", "--config", str(config)]) == FINDINGS
     assert f"problem: [state] path: {config} is not a folder: change `path`" in capsys.readouterr().out
+
+
+def test_a_state_folder_that_another_proxy_uses_is_a_problem(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = config.parent / "state" / "metadata"
+    folder.mkdir(parents=True)
+    storage = f"[storage]\nimplementation = 'local'\npath = '{config.parent}'\n"
+    config.write_text(f"{NOBODY}[state]\npath = '{folder.parent}'\n{storage}")
+    said = f"problem: [state] path: another proxy uses {folder.parent}: each proxy needs a folder of its own"
+    with (folder / LOCK_FILE).open("ab") as lock:
+        assert cli.run(["check", "--config", str(config)]) == FINDINGS
+        assert said not in capsys.readouterr().out
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert cli.run(["check", "--config", str(config)]) == FINDINGS
+        assert said in capsys.readouterr().out
 
 
 def test_check_creates_no_state_folder(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

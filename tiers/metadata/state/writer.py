@@ -359,6 +359,18 @@ def _lock(folder: Path) -> IO[bytes]:
     return lock
 
 
+def is_written(folder: Path) -> bool:
+    """Returns whether a process writes the state in the folder now."""
+    try:
+        with (folder / LOCK_FILE).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _remove(path: Path) -> None:
     for name in (path, Path(f"{path}-lock")):
         name.unlink(missing_ok=True)

@@ -66,6 +66,10 @@ def test_every_line_of_the_file_is_short_and_every_section_has_a_comment(store: 
         assert "#" in after, section
 
 
+def test_a_local_retention_in_milliseconds_is_a_number(tmp_path: Path) -> None:
+    assert written(tmp_path / "a.toml", *S3, "--local-retention", "21600000").topics[0].local_retention_ms == 21_600_000
+
+
 def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a.toml"
     file.write_text("mine")
@@ -84,6 +88,7 @@ def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([*OPTIONS, *S3, "--local-retention", "\udcff"], "--local-retention: it has bytes that are no text"),
         ([*OPTIONS, *S3, "--endpoint-url", "\udcff"], "--endpoint-url: it has bytes that are no text"),
         ([*OPTIONS, "--store", "tape"], "'tape' is not one of"),
+        ([*OPTIONS, *S3, "--path", "x", "--url", "y"], "--store s3 has no --url and no --path"),
     ],
 )
 def test_a_wrong_answer_is_one_line_and_leaves_no_file(
