@@ -153,13 +153,14 @@ class SlowFolders:
     """Holds the first moves before they create the folder of their target."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, moves: int) -> None:
-        self.answer = threading.Event()
+        self.held, self.answer = threading.Event(), threading.Event()
         self._moves = moves
         monkeypatch.setattr(local, "create_folder", self._create_folder)
 
     def _create_folder(self, folder: Path, root: Path) -> None:
         if folder.name != ".tmp" and self._moves:
             self._moves -= 1
+            self.held.set()
             self.answer.wait()
         create_folder(folder, root)
 
@@ -209,7 +210,7 @@ async def test_a_copy_whose_temporary_file_another_writer_deleted_is_repeated(
 
     async with asyncio.TaskGroup() as group:
         group.create_task(first_writer())
-        await until(lambda: len(files(root)) == 1)
+        await until(folders.held.is_set)
         await store(*segment)
         folders.answer.set()
     await store(*segment)
