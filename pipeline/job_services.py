@@ -161,7 +161,7 @@ async def write_manifest(services: TaskServices, partition: TopicIdPartition) ->
     for _ in range(_MANIFEST_ATTEMPTS):
         await until_owned(services, partition)
         with suppress(OwnershipLostError):
-            await task.check(None)
+            await task.check(is_judging=False)
             await task.run()
         if task.is_written:
             return

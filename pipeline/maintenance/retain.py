@@ -40,7 +40,7 @@ from tiers.tasks.deletion.topic_deletion import (
     begin_partition_deletion,
     end_partition_deletion,
 )
-from tiers.tasks.history.lineage import check_remote_lineage
+from tiers.tasks.history.align import require_aligned, require_no_open_cut
 from tiers.tasks.history.stored_manifest import check_stored_manifest
 from tiers.tasks.retention.expiration_task import RLMExpirationTask
 from tiers.tasks.task_services import TaskServices
@@ -167,9 +167,8 @@ async def expire_partitions(
         bounds = await services.source.bounds(partition, timeout_ms)
         confirmed = await log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         remote_end = services.metadata.remote_end_offset(partition)
-        await check_remote_lineage(
-            services.source, services.metadata, partition, bounds.log_start_offset, confirmed.offset, timeout_ms
-        )
+        await require_aligned(services.source, services.metadata, partition, bounds, confirmed.offset, timeout_ms)
+        require_no_open_cut(services.metadata, partition, confirmed.offset)
         await check_stored_manifest(services, partition)
         task = RLMExpirationTask(services, partition)
         log_start, _ = task.expired(policies[partition], confirmed.offset)
@@ -185,9 +184,7 @@ async def expire_partitions(
         timeout_ms = services.settings.request_timeout_ms
         bounds = await services.source.bounds(partition, timeout_ms)
         confirmed = await log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        await check_remote_lineage(
-            services.source, services.metadata, partition, bounds.log_start_offset, confirmed.offset, timeout_ms
-        )
+        await require_aligned(services.source, services.metadata, partition, bounds, confirmed.offset, timeout_ms)
         await RLMExpirationTask(services, partition).apply_log_start(bounds, confirmed.offset)
 
     return await _purged(services, config, runner, list(policies), expire, apply)

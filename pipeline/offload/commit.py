@@ -42,8 +42,8 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
 from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
+from tiers.tasks.history.align import check_lineage
 from tiers.tasks.history.cut_task import RLMCutTask
-from tiers.tasks.history.lineage import check_lineage
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.task_services import TaskServices
@@ -124,7 +124,7 @@ class OffloadCommitter:
         return PartitionOffload(
             partition,
             policy,
-            RLMCutTask(services, partition, manifest),
+            RLMCutTask(services, partition),
             manifest,
             attempts,
             LogGapTask(services, partition, manifest, attempts),
@@ -167,7 +167,7 @@ class OffloadCommitter:
         await services.metadata.ensure_fresh(partition, 0, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        await one.manifest.check(bounds, log_start.offset)
+        await one.manifest.check()
         is_cut = await one.cut.run(bounds, log_start.offset)
         one.copy_epoch = epoch_of_copy(bounds.leader_epoch, services.metadata.cuts(partition))
         if is_cut:

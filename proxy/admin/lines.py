@@ -125,7 +125,6 @@ class PartitionKnowledge:
     remote_end: int | None
     trimmed_to: int | None
     gaps: int
-    is_diverged: bool = False
     metadata_partition: int | None = None
     is_owned: bool = False
 
@@ -162,8 +161,6 @@ def partition_line(
         alarms=() if report is None else report.alarms,
         trouble=trouble,
     )
-    if known.is_diverged and "diverged" not in line.alarms:
-        line = replace(line, alarms=(*line.alarms, "diverged"))
     if bounds is None:
         return line
     remote_next = bounds.log_start_offset if known.remote_end is None else known.remote_end + 1

@@ -182,7 +182,6 @@ class Looker:
             remote_end=metadata.remote_end_offset(partition),
             trimmed_to=None if trim is None else trim.offset,
             gaps=len(metadata.gaps(partition)),
-            is_diverged=metadata.is_diverged(partition),
             metadata_partition=parts.metadata_partition(partition),
             is_owned=parts.owns(partition),
         )

@@ -66,6 +66,7 @@ from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ _NOT_RECORDED = "the broker deleted records, but the new log start was not recor
 
 _DIVERGED = (
     "nothing was deleted: the leader's log has another history than the copied log; see the alarm 'diverged' and"
-    " `tidegate tier accept` (docs/operations.md, 'A partition stops')"
+    " `tidegate tier cut` (docs/operations.md, 'A partition stops')"
 )
 _UNCERTAIN = "nothing was deleted: it is unknown whether the leader's log continues the copied log; the client retries"
 _CHECK_TIMEOUT_MS = 10_000
@@ -100,10 +101,10 @@ class LogStartRecorder(Protocol):
     ) -> None: ...
 
 
-CheckHistory = Callable[[TopicIdPartition, int, int | None, int], Awaitable[None]]
-"""`check_before_deletion`, bound to a log source and the metadata.
+CheckHistory = Callable[[TopicIdPartition, LocalLogBounds, int | None, int], Awaitable[None]]
+"""`require_aligned`, bound to a log source and the metadata.
 
-The arguments are a partition, its local log start, the recorded log start that the leader confirms, and a timeout (ms).
+The arguments are a partition, its leader's bounds, the recorded log start that the leader confirms, and a timeout (ms).
 """
 
 
@@ -226,7 +227,7 @@ class DeleteRecordsHandler:
         bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
         if is_known:
             confirmed = await tools.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-            await self._check_history(partition, bounds.log_start_offset, confirmed.offset, timeout_ms)
+            await self._check_history(partition, bounds, confirmed.offset, timeout_ms)
         elif bounds.log_start_offset > 0:
             raise RemoteLogMetadataNotReadyError(f"the metadata does not know {partition} yet")
         offset = bounds.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset

@@ -59,7 +59,7 @@ from tiers.reader.shared.channel import Address
 from tiers.reader.shared.client import RemoteReadClient
 from tiers.reader.traced_reads import TracedReads
 from tiers.tasks.deletion.failed_deletions_topic import FAILED_DELETIONS_TOPIC
-from tiers.tasks.history.lineage import check_before_deletion
+from tiers.tasks.history.align import require_aligned
 from tiers.tasks.task_services import NoLocalIndexes
 from tiers.tracing import Tracer
 
@@ -194,7 +194,7 @@ def _handlers(
         ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
         ApiKey.DELETE_RECORDS: DeleteRecordsHandler(
-            tools, metadata, partial(check_before_deletion, log_source, metadata), own_topics
+            tools, metadata, partial(require_aligned, log_source, metadata), own_topics
         ),
         ApiKey.DELETE_TOPICS: DeleteTopicsHandler(guard, proxy.topology, metadata, proxy.spawn),
         ApiKey.CREATE_PARTITIONS: guard,

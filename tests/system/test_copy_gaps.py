@@ -77,7 +77,7 @@ class Tasks:
     async def copy(self) -> None:
         """Runs copy rounds until no more records are ready."""
         while True:
-            await self.manifest.check(await self.bounds(), (await self.log_start()).offset)
+            await self.manifest.check()
             bounds, log_start, remote_end = await self.bounds(), await self.log_start(), self.remote_end
             await self.copying.follow_leader(bounds)
             has_announced = await self.attempts.announce_kept(log_start.offset or 0)

@@ -37,6 +37,7 @@ class StateReason(StrEnum):
     NOT_TIERED = "not-tiered"
     STOPPED = "stopped"
     DOUBT = "doubt"
+    UNPROVED_CUT = "unproved-cut"
     STAGE_FAILS = "stage-fails"
     NO_OWNER = "no-owner"
     OWNER_UNFIT = "owner-unfit"

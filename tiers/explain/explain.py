@@ -105,7 +105,7 @@ class _Explanation:
                     yield f"Nothing of the topic expires: {policy.total_conflict}."
         if facts.local is None:
             yield f"The leader does not answer: {facts.local_trouble or 'it was not asked'}."
-        if (stop := self._stop(Question.ON_BROKER)) is not None:
+        if (stop := self._stop(Question.ON_BROKER) or self._stop(Question.NOT_EXPIRED)) is not None:
             yield stop.sentence
         if facts.owner.unfit:
             yield f"The owner is unfit: {facts.owner.unfit}."
@@ -445,18 +445,25 @@ class _Explanation:
         return None
 
     def _stop(self, question: Question) -> Why | None:
-        """A recorded divergence holds everything. A doubt about the past holds everything but copying."""
-        if self._facts.is_diverged:
+        """A leader with another history holds everything. A doubt about the past holds everything but copying."""
+        facts = self._facts
+        if facts.owner.stopped:
             sentence = (
-                "A recorded divergence stops the partition: the leader's log has another history than the copied log."
-                " The owner copies, trims and expires nothing, until an operator acts"
-                " (docs/operations.md, 'A partition stops')."
+                f"The leader has another history than the copied log: {facts.owner.stopped}. The owner copies, trims"
+                " and expires nothing (docs/operations.md, 'A partition stops')."
             )
             return why(question, StateReason.STOPPED, sentence)
-        if not self._facts.owner.stopped or question is Question.NOT_REMOTE:
+        if facts.open_cut is not None and question is Question.NOT_EXPIRED:
+            sentence = (
+                f"The tier was cut at offset {facts.open_cut.offset}, and the leader has forgotten whether its log"
+                " parts from the copied records below that. The owner expires and deletes nothing until `tidegate tier"
+                " cut` names the offset (docs/operations.md, 'A partition stops')."
+            )
+            return why(question, StateReason.UNPROVED_CUT, sentence)
+        if not facts.owner.doubt or question is Question.NOT_REMOTE:
             return None
         sentence = (
-            f"The owner may doubt that the metadata knows all copies: {self._facts.owner.stopped}. In doubt, it trims,"
+            f"The owner may doubt that the metadata knows all copies: {facts.owner.doubt}. In doubt, it trims,"
             " expires and deletes nothing, and goes on copying. The alarm metadata-lost shows a doubt"
             " (docs/operations.md, 'A partition stops')."
         )

@@ -16,7 +16,8 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata
+from tiers.tasks.history.align import open_cut
 
 DEFAULT_VISIBLE_AFTER_MS = 10_000
 
@@ -41,7 +42,8 @@ class OwnerFacts:
 
     `accepted` has the segments of the stored partition manifest, each with its `cut_at`.
     `open_since_ms` is the time at which the owner read the first record of the open segment. `troubles` has the last
-    error of each stage that fails, by the stage's name. `stopped` says why the owner may doubt the past."""
+    error of each stage that fails, by the stage's name. `doubt` says why the owner may doubt the past, `stopped` why
+    the leader's log stops the partition."""
 
     name: str | None = None
     accepted: Mapping[UUID, int | None] | None = None
@@ -49,6 +51,7 @@ class OwnerFacts:
     open_since_ms: int | None = None
     troubles: Mapping[str, str] = field(default_factory=dict)
     stopped: str = ""
+    doubt: str = ""
     unfit: str = ""
 
 
@@ -66,7 +69,8 @@ class PartitionFacts:
     answering: tuple[RemoteLogSegmentMetadata, ...] = ()
     gaps: tuple[LogGap, ...] = ()
     log_starts: tuple[LogStart, ...] = ()
-    is_diverged: bool = False
+    open_cut: Cut | None = None
+    """A CUT that is not proved: nothing of the partition expires."""
     local: LocalFacts | None = None
     local_trouble: str = ""
     owner: OwnerFacts = field(default_factory=OwnerFacts)
@@ -124,7 +128,7 @@ def facts_of(
         answering=tuple(each.metadata for each in metadata.answering_segments(partition, confirmed or recorded)),
         gaps=tuple(metadata.gaps(partition)),
         log_starts=log_starts,
-        is_diverged=metadata.is_diverged(partition),
+        open_cut=open_cut(metadata, partition, confirmed),
         local=local,
         local_trouble=local_trouble,
         owner=owner or OwnerFacts(),

@@ -7,7 +7,7 @@ stands for it. A store or a leader that does not answer becomes a remark, and th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, managed_rule, policy_of
-from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataError
+from tiers.errors import BrokerError, LogDivergedError, RemoteLogError, RemoteLogMetadataError
 from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of, unknown_offsets
 from tiers.metadata.attempts import copy_failing_since_ms
 from tiers.metadata.log_history import LogStartConfirmation
@@ -27,7 +27,8 @@ from tiers.metadata.topic.group.group_members import OwnerMember
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
-from tiers.tasks.history.stop_check import may_be_stopped
+from tiers.tasks.history.align import align
+from tiers.tasks.history.stop_check import may_be_in_doubt
 from tiers.tasks.retention.uncopied_watch import first_uncopied, head_batch
 
 _READ_COMMITTED: Final = 1
@@ -98,22 +99,30 @@ async def gather(
     """Asks the leader of the partition, and adds what the metadata knows."""
     metadata, is_tiered = around.metadata, isinstance(policy, TopicPolicy)
     remarks = [*around.remarks, *([manifest.trouble] if manifest.trouble else [])]
-    source, trouble, local, stopped = around.source, "", None, ""
+    trouble, local, stopped, doubt = "", None, "", ""
     try:
         local = await _local_facts(around, partition, remarks)
         bounds, log_start = local.bounds, local.confirmed_log_start
         for first, following in await unknown_offsets(metadata, partition, log_start or 0, bounds.log_start_offset):
             remarks.append(f"Neither tier has the offsets {first} to {following - 1}.")
-        if is_tiered and not manifest.trouble:
-            is_stopped = await may_be_stopped(
-                source, metadata, partition, bounds, log_start, manifest.content, around.cluster_id, around.timeout_ms
+        parting = await align(around.source, metadata, partition, bounds, log_start, around.timeout_ms)
+        if parting is not None:
+            remarks.append(
+                f"The leader has other records from offset {parting.offset} on: the owner cuts the tier there."
             )
-            stopped = "the metadata, the store and the leader do not agree" if is_stopped else ""
+        if is_tiered and not manifest.trouble:
+            is_in_doubt = await may_be_in_doubt(
+                metadata, partition, bounds, log_start, manifest.content, around.cluster_id, around.timeout_ms
+            )
+            doubt = "the metadata, the store and the leader do not agree" if is_in_doubt else ""
+    except LogDivergedError as error:
+        stopped = str(error)
     except BrokerError as error:
         trouble = str(error)
     since_ms = copy_failing_since_ms(metadata, partition, now_ms)
     if since_ms is not None:
         remarks.append(f"An attempt at the next copy was left {max(0, now_ms - since_ms) // 1000} s ago.")
+    owner = _owner(around, partition, manifest, remarks) if is_tiered else OwnerFacts("")
     return facts_of(
         metadata,
         partition,
@@ -121,7 +130,7 @@ async def gather(
         now_ms,
         local=local,
         local_trouble=trouble,
-        owner=_owner(around, partition, manifest, stopped, remarks) if is_tiered else OwnerFacts(""),
+        owner=replace(owner, stopped=stopped, doubt=doubt),
         visible_after_ms=around.visible_after_ms,
         cluster_id=around.cluster_id,
         remarks=tuple(remarks),
@@ -148,20 +157,20 @@ async def _local_facts(around: Surroundings, partition: TopicIdPartition, remark
 
 
 def _owner(
-    around: Surroundings, partition: TopicIdPartition, manifest: StoredManifest, stopped: str, remarks: list[str]
+    around: Surroundings, partition: TopicIdPartition, manifest: StoredManifest, remarks: list[str]
 ) -> OwnerFacts:
     accepted = manifest.accepted()
     if around.members is None:
-        return OwnerFacts(accepted=accepted, stopped=stopped)
+        return OwnerFacts(accepted=accepted)
     number = around.metadata.metadata_partition(partition)
     owner = next((each for each in around.members if number in each.metadata_partitions), None)
     if owner is None:
         remarks.append("No running process owns the partition: nothing is copied, trimmed or expired.")
-        return OwnerFacts("", accepted=accepted, stopped=stopped)
+        return OwnerFacts("", accepted=accepted)
     if names := differing(around.settings, owner.settings):
         remarks.append(f"The owner has another {names} than this file, so it may not tier the topic as below.")
     unfit = "" if owner.is_fit else "it cannot write its disk or use the store (alarm `unfit`)"
-    return OwnerFacts(owner.name, accepted=accepted, stopped=stopped, unfit=unfit)
+    return OwnerFacts(owner.name, accepted=accepted, unfit=unfit)
 
 
 async def local_offset_at_time(

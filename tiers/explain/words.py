@@ -48,6 +48,7 @@ RULES: Final[Mapping[str, str]] = {
     StateReason.NOT_TIERED: _TOPICS,
     StateReason.STOPPED: _RULE_2,
     StateReason.DOUBT: _RULE_5,
+    StateReason.UNPROVED_CUT: _RULE_2,
     StateReason.STAGE_FAILS: _LOG_RANGE,
     StateReason.NO_OWNER: _OWNERSHIP,
     StateReason.OWNER_UNFIT: _OWNERSHIP,

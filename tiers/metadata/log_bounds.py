@@ -13,6 +13,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, OffsetAndEpoch
+from tiers.model.segment_metadata import first_void
 
 _RUNS_BETWEEN_YIELDS = 512
 
@@ -130,13 +131,22 @@ def last_trim(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) ->
     """Returns the end of the last trim, below which all records are remote; None after a deletion of these records.
 
     A deletion counts in every history: the trim came before it, unless the leader of the trim is a later one."""
-    trim = metadata.local_log_start(partition)
+    trim = recorded_trim(metadata, partition)
     if trim is None or any(
         start.deletes and start.offset >= trim.offset and start.leader_epoch >= trim.leader_epoch
         for start in metadata.recorded_log_starts(partition)
     ):
         return None
     return trim
+
+
+def recorded_trim(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> OffsetAndEpoch | None:
+    """Returns the recorded end of the last trim; None without one, or if a CUT voids it.
+
+    A CUT below it voids a trim of an earlier leader epoch, like the segments there."""
+    trim = metadata.local_log_start(partition)
+    void_from = None if trim is None else first_void(metadata.cuts(partition), trim.leader_epoch)
+    return None if trim is None or (void_from is not None and void_from < trim.offset) else trim
 
 
 def _behind_gaps(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> int:

@@ -28,7 +28,7 @@ from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpo
 from tiers.model.segment_metadata import Cut, LeaderEpochEntry, RemoteLogSegmentMetadata, after_cuts
 from tiers.model.segment_state import RemoteLogSegmentState
 
-VERSION = 6
+VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,6 @@ class PartitionManifest:
     dead: tuple[UUID, ...] = ()
     tier_config: Mapping[str, str] = field(default_factory=dict)
     """The tier settings of the whole topic that were set through a proxy."""
-    is_diverged: bool = False
-    """Whether the leader had another history than the copied log (docs/design.md, safety rule 2)."""
     settings_position: MetadataPosition | None = None
     """How far the owner had read the metadata partition that has the tier settings of the topic. It may be another one
     than that of `position`. None only if `tier_config` is empty."""
@@ -122,7 +120,6 @@ def encode_partition_manifest(manifest: PartitionManifest) -> bytes:
         "metadata": _encode_position(manifest.position),
         "gaps": [list(gap) for gap in manifest.gaps],
         "cuts": [list(cut) for cut in manifest.cuts],
-        "isDiverged": manifest.is_diverged,
         "tierConfig": dict(sorted(manifest.tier_config.items())),
         "tierConfigMetadata": None
         if manifest.settings_position is None
@@ -151,8 +148,10 @@ def decode_partition_manifest(data: bytes) -> PartitionManifest:
             local_log_start=_decode_offset_and_epoch(document["localLogStart"]),
             position=_decode_position(document["metadata"]),
             gaps=tuple(LogGap(int(first), int(following)) for first, following in document["gaps"]),
-            cuts=tuple(Cut(int(epoch), int(offset), int(at_ms)) for epoch, offset, at_ms in document["cuts"]),
-            is_diverged=bool(document["isDiverged"]),
+            cuts=tuple(
+                Cut(int(epoch), int(offset), int(at_ms), bool(is_proved))
+                for epoch, offset, at_ms, is_proved in document["cuts"]
+            ),
             segments=tuple(_decode_segment(each) for each in document["segments"]),
             dead=tuple(UUID(each) for each in document["dead"]),
             tier_config={str(key): str(value) for key, value in document["tierConfig"].items()},

@@ -14,7 +14,6 @@ from uuid import UUID
 
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.records.serde import (
-    log_divergence_key,
     log_gap_key,
     operator_acceptance_key,
     topic_deletion_key,
@@ -26,10 +25,10 @@ from tiers.metadata.written_records import (
     changed_tier_config,
     is_log_start_known,
     key_and_value,
-    records_of_accepted_history,
     records_of_deletion,
     records_of_forgotten_deletions,
     records_of_log_start,
+    records_of_named_cut,
     records_of_new_segment,
     records_of_plan_end,
     records_of_update,
@@ -41,7 +40,6 @@ from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     CutUpdate,
     LocalLogStartUpdate,
-    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -149,17 +147,19 @@ class RecordBackedMetadataManager(StateBackedReader, ABC):
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         await self._append_as_owner(metadata.topic_id_partition, lambda: records_of_deletion(self._state, metadata))
 
-    async def put_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
-        update = CutUpdate(partition, self._writer, self._wall_clock_ms(), leader_epoch, offset)
+    async def put_cut(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, is_proved: bool = True
+    ) -> None:
+        update = CutUpdate(partition, self._writer, self._wall_clock_ms(), leader_epoch, offset, is_proved)
         await self._append_as_owner(partition, lambda: [key_and_value(update)])
+
+    async def put_named_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+        update = CutUpdate(partition, self._writer, self._wall_clock_ms(), leader_epoch, offset)
+        await self._append_when_fresh(partition, lambda: records_of_named_cut(self._state, update), None)
 
     async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
         update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), start)
         await self._append_as_owner(partition, lambda: [key_and_value(update)])
-
-    async def begin_accepted_history(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
-        update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), start)
-        await self._append_as_owner(partition, lambda: records_of_accepted_history(self._state, update))
 
     async def put_log_start(
         self,
@@ -191,11 +191,6 @@ class RecordBackedMetadataManager(StateBackedReader, ABC):
 
     async def end_acceptance(self, partition: TopicIdPartition) -> None:
         await self._append_as_owner(partition, lambda: [tombstone(operator_acceptance_key(partition))])
-
-    async def put_log_divergence(self, partition: TopicIdPartition, *, is_diverged: bool) -> None:
-        update = LogDivergenceUpdate(partition, self._writer, self._wall_clock_ms())
-        record = key_and_value(update) if is_diverged else tombstone(log_divergence_key(partition))
-        await self._append_as_owner(partition, lambda: [record])
 
     async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
         partition = TopicIdPartition(topic_id, 0, topic)

@@ -173,15 +173,10 @@ class RemoteLogMetadataReader(Protocol):
     def acceptance(self, partition: TopicIdPartition) -> str | None:
         """Returns the witness with which an operator accepted the partition, or None.
 
-        The witness names the state that the operator saw (`AcceptedState`). The operator accepts the records that the
-        metadata and the brokers know as all that is left. The acceptance counts only while the owner finds that state.
-        Otherwise it may be an old acceptance, whose end was lost. So only the owner, which asks the store and the
-        leader, may act on it. A manager keeps the witness as it is."""
-
-    def is_diverged(self, partition: TopicIdPartition) -> bool:
-        """Returns whether the owner found a leader with another history, and the divergence has not ended since.
-
-        A leader with the copied records or an operator ends it."""
+        The witness names the partition manifest that the operator saw (`witness_of`). The operator accepts the records
+        that the metadata and the brokers know as all that is left. The acceptance counts only while the owner finds
+        that manifest. Otherwise it may be an old acceptance, whose end was lost. So only the owner, which asks the
+        store, may act on it. A manager keeps the witness as it is."""
 
     def is_topic_deleted(self, topic_id: UUID) -> bool:
         """Returns whether the deletion of the topic is proved: a proxy relayed it, or an operator confirmed it."""
@@ -249,17 +244,19 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         """Moves the deletion of a partition to a later state."""
 
-    async def put_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+    async def put_cut(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, is_proved: bool = True
+    ) -> None:
         """Records a CUT. It replaces the one of the same leader epoch."""
+
+    async def put_named_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+        """Records a proved CUT at an offset that an operator named. Needs no ownership.
+
+        In the same step, every recorded log start above `offset` ends that was made in an earlier leader epoch: it is
+        of the history that is void. The leader may reach that epoch later."""
 
     async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
         """Records that the local log is about to be trimmed to `start`."""
-
-    async def begin_accepted_history(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
-        """Records, when an operator accepts the leader's log, that this log has the tier's records below `start` only.
-
-        In one step, `start` replaces the end of the last trim, and every recorded log start above `start` ends: it is
-        of the history that was given up. The accepted history may reach its leader epoch later."""
 
     async def put_log_start(
         self,
@@ -289,9 +286,6 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
 
     async def end_acceptance(self, partition: TopicIdPartition) -> None:
         """Removes the operator's acceptance, when the owner has gone on and does not need it any more."""
-
-    async def put_log_divergence(self, partition: TopicIdPartition, *, is_diverged: bool) -> None:
-        """Records that the leader has another history than the copied records, or that this has ended."""
 
     async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
         """Records that the topic was deleted. Needs no ownership."""

@@ -20,7 +20,6 @@ from tiers.metadata.records.serde import (
     encode_value,
     key_of,
     local_log_start_key,
-    log_divergence_key,
     log_gap_key,
     log_start_key,
     operator_acceptance_key,
@@ -31,7 +30,7 @@ from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import (
-    LocalLogStartUpdate,
+    CutUpdate,
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
@@ -111,8 +110,6 @@ def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartition
             written.append(tombstone(local_log_start_key(partition)))
         if state.acceptance(partition) is not None:
             written.append(tombstone(operator_acceptance_key(partition)))
-        if state.is_diverged(partition):
-            written.append(tombstone(log_divergence_key(partition)))
         written.append(tombstone(key_of(metadata)))
     return written
 
@@ -151,9 +148,12 @@ def records_of_log_start(state: RemoteLogMetadataState, update: LogStartOffsetUp
     return [key_and_value(update), *(tombstone(log_start_key(partition, known)) for known in replaced)]
 
 
-def records_of_accepted_history(state: RemoteLogMetadataState, update: LocalLogStartUpdate) -> list[KeyAndValue]:
-    partition, start = update.topic_id_partition, update.local_log_start
-    ended = [known for known in state.recorded_log_starts(partition) if known.deletes and known.offset > start.offset]
+def records_of_named_cut(state: RemoteLogMetadataState, update: CutUpdate) -> list[KeyAndValue]:
+    """Returns the record of an operator's CUT, and a tombstone for each log start that it voids."""
+    partition = update.topic_id_partition
+    ended = [
+        known for known in state.recorded_log_starts(partition) if known.is_void(update.leader_epoch, update.offset)
+    ]
     return [key_and_value(update), *(tombstone(log_start_key(partition, known)) for known in ended)]
 
 

@@ -48,6 +48,10 @@ class LogStart:
         """Whether both are of one leader's log and one offset, and only this one has the last epoch."""
         return self.position == other.position and self.last_epoch != UNKNOWN_EPOCH == other.last_epoch
 
+    def is_void(self, leader_epoch: int, offset: int) -> bool:
+        """Whether an operator's CUT in `leader_epoch` from `offset` on ends the log start."""
+        return self.deletes and self.offset > offset and self.leader_epoch < leader_epoch
+
     @property
     def position(self) -> OffsetAndEpoch:
         return OffsetAndEpoch(self.offset, self.leader_epoch)

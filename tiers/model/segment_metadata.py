@@ -181,6 +181,9 @@ class Cut(NamedTuple):
     offset: int
     at_ms: int
     """The LogAppendTime of the record."""
+    is_proved: bool = True
+    """Whether the leader has the record before `offset`, or an operator named the offset. Otherwise the histories may
+    part below it."""
 
 
 def first_void(cuts: Iterable[Cut], leader_epoch: int) -> int | None:
@@ -211,14 +214,14 @@ class CutUpdate:
     event_timestamp_ms: int
     leader_epoch: int
     offset: int
+    is_proved: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LocalLogStartUpdate:
     """Tidegate's own record type: the local log starts at this offset, or a trim to it is imminent.
 
-    The owner writes it before each trim. If a leader does not confirm this offset, its log was emptied or restored
-    (docs/design.md, safety rule 2)."""
+    The owner writes it before each trim. All records below it were remote then (docs/design.md, safety rule 5)."""
 
     topic_id_partition: TopicIdPartition
     writer: str
@@ -242,29 +245,17 @@ class LogGapUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class LogDivergenceUpdate:
-    """Tidegate's own record type: the owner saw that the leader's log has another history than the copied log.
-
-    A log that begins behind all copied records confirms every earlier history, so a trim could hide the divergence.
-    This record remembers it. A tombstone ends it when a leader has the last remote record, or after a CUT."""
-
-    topic_id_partition: TopicIdPartition
-    writer: str
-    event_timestamp_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class OperatorAcceptanceUpdate:
     """Tidegate's own record type: an operator confirms that the metadata and the brokers know all remaining records.
 
-    An operator's command writes it while the owner doubts the past, or has stopped the partition because the leader has
-    another history. The owner then goes on, writes another manifest, and ends the acceptance by a tombstone."""
+    An operator's command writes it while the owner doubts the past. The owner then goes on, writes another manifest,
+    and ends the acceptance by a tombstone."""
 
     topic_id_partition: TopicIdPartition
     writer: str
     event_timestamp_ms: int
     witness: str
-    """The state that the operator accepted, as `AcceptedState` names it."""
+    """The `witness_of` the stored partition manifest that the operator saw."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from tiers.tasks.partition_tasks import PartitionTasks
-
-STOPS: Final = frozenset({"metadata-lost", "diverged"})
-"""The alarms of a partition that has stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +28,8 @@ class PartitionReport:
     stages: tuple[StageReport, ...]
     stopped: str = ""
     """Why the partition stopped; empty while it has not."""
+    doubt: str = ""
+    """Why the owner doubts the past; empty while it does not."""
     open_since_ms: int | None = None
     """The time (monotonic clock of the tasks) at which the owner read the first record of the open segment."""
 
@@ -47,7 +45,7 @@ def report_of(tasks: PartitionTasks) -> PartitionReport:
         for name, stage in tasks.stages.items()
     )
     alarms = tuple(sorted(map(str, tasks.alarms)))
-    stopped = tasks.doubt or (tasks.stages["survey"].last_error if STOPS & set(alarms) else "")
+    copy = tasks.copy
     return PartitionReport(
-        tasks.copy.lag_bytes, tasks.copy.behind_ms, alarms, stages, stopped, tasks.copy.open_since_ms
+        copy.lag_bytes, copy.behind_ms, alarms, stages, tasks.stopped, tasks.doubt, copy.open_since_ms
     )

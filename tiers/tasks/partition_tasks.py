@@ -10,7 +10,7 @@ the log start, the partition manifest, and the leader's history. Then each stage
 * **deletion**: deletes the objects of expired segments, and of attempts that other copies have replaced.
 
 While the owner doubts that the metadata knows all copies, it records no gap, and trims, expires and deletes nothing.
-Copying goes on.
+Copying goes on. While a CUT is not proved, the owner expires and deletes nothing.
 
 What one stage needs of another: a gap is recorded, and in the manifest, before anything behind it is copied; a segment
 is in the stored manifest before it is trimmed, or replaces another one; the log start is behind a segment before that
@@ -40,6 +40,7 @@ from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.copy_task import RLMCopyTask, copy_hold
 from tiers.tasks.deletion.segment_deletion import delete_attempts
+from tiers.tasks.history.align import require_no_open_cut
 from tiers.tasks.history.cut_task import RLMCutTask
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
@@ -50,7 +51,7 @@ from tiers.tasks.retention.trim_task import TrimTask
 from tiers.tasks.stage import Stage
 from tiers.tasks.task_services import TaskServices
 
-_DIVERGED = "the log diverged from the copied records: the partition is not copied, trimmed or expired"
+_DIVERGED = "the log diverged from the copied records: nothing of the partition expires"
 _METADATA_LOST = "the metadata of a partition was lost: nothing of the partition is trimmed, expired or deleted"
 logger = logging.getLogger(__name__)
 
@@ -86,12 +87,14 @@ class PartitionTasks:
         self.stages = {name: Stage(services, topic_id_partition, name) for name in STAGES}
         self._services = services
         self._log_starts = LogStartConfirmation(services.source, services.metadata)
-        self._cut = RLMCutTask(services, topic_id_partition, self.manifest)
+        self._cut = RLMCutTask(services, topic_id_partition)
         self._gaps = LogGapTask(services, topic_id_partition, self.manifest, self.attempts)
         self._trim = TrimTask(services, topic_id_partition, self.manifest, self._is_in_effect)
         self._expiration = RLMExpirationTask(services, topic_id_partition, self._is_in_effect)
-        self._has_diverged = False
-        """Whether the partition stopped since its last round that went through."""
+        self.stopped = ""
+        """Why the partition stopped since its last round that went through; empty: it did not."""
+        self._divergence = ""
+        """The detail of the alarm `diverged`; empty: it is not raised."""
         self._doubts: dict[str, MetadataLostError] = {}
 
     def _is_in_effect(self, policy: TopicPolicy) -> bool:
@@ -147,7 +150,8 @@ class PartitionTasks:
             surveyed = await self.stages["expiry"].run(partial(self.expire, surveyed)) or surveyed
         if self._has_stopped:
             return
-        self._go_on()
+        self.stopped = ""
+        self._show_divergence(self._unproved(surveyed.log_start))
         launch(surveyed, start)
         if is_gap_known:
             await self.stages["survey"].run(partial(self.manifest.end_acceptance, is_settled=not self._doubts))
@@ -170,7 +174,7 @@ class PartitionTasks:
         bounds = await services.source.bounds(partition, timeout_ms)
         await self.watch.look(self.policy, bounds, self.copy)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        await self._check_manifest(bounds, log_start.offset)
+        await self._check_manifest()
         compared_end = services.metadata.remote_end_offset(partition)
         if await self._cut.run(bounds, log_start.offset, self.end_work):
             self.copy.start_over()
@@ -184,9 +188,9 @@ class PartitionTasks:
         self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start.offset)
         return Surveyed(bounds, log_start, compared_end)
 
-    async def _check_manifest(self, bounds: LocalLogBounds, log_start: int | None) -> None:
+    async def _check_manifest(self) -> None:
         try:
-            await self.manifest.check(bounds, log_start)
+            await self.manifest.check()
         except MetadataLostError as error:
             self._show_doubt("manifest", error)
         else:
@@ -248,7 +252,7 @@ class PartitionTasks:
 
     async def expire(self, surveyed: Surveyed) -> Surveyed:
         """Moves the log start, and applies it to the broker. Returns what the survey would find now."""
-        if self._doubts:
+        if self._doubts or self._unproved(surveyed.log_start):
             return surveyed
         log_start = await self._expiration.run(
             self.policy, surveyed.bounds, surveyed.log_start, self.copy.local_only_bytes, surveyed.remote_end
@@ -278,7 +282,7 @@ class PartitionTasks:
         """Deletes the objects of segments that expired, and of attempts that other copies have replaced.
 
         While expiring is paused, no copied segment is deleted."""
-        if self._doubts:
+        if self._doubts or self._unproved(surveyed.log_start):
             return
         needless = await self.attempts.give_up(surveyed.bounds, surveyed.log_start.offset or 0)
         await delete_attempts(self._services, self.partition, needless, self._may_delete)
@@ -312,22 +316,35 @@ class PartitionTasks:
         `name` is the stage that found the divergence. If it is not the survey, the stage fails without an alarm: the
         next survey compares the histories itself, and cuts the tier if an unclean election explains the divergence.
         """
-        topic, fields = self.partition.topic, {"partition": str(self.partition), "error": str(error)}
         if name == "survey":
-            if not self._has_diverged:
-                self._services.metrics.alarms.begin(topic, AlarmReason.DIVERGED, str(self.partition), str(error))
-            logger.log(logging.DEBUG if self._has_diverged else logging.ERROR, _DIVERGED, extra=fields)
-            self._has_diverged = True
+            self.stopped = str(error)
+            self._show_divergence(f"the partition is not copied or trimmed either: {error}")
         else:
             self.stages[name].failed(error)
         self.stages["survey"].postpone(error)
         self.cancel_work()
 
-    def _go_on(self) -> None:
-        if self._has_diverged:
-            self._has_diverged = False
-            self._services.metrics.alarms.end(self.partition.topic, AlarmReason.DIVERGED, str(self.partition))
-            logger.info("a partition that stopped goes on", extra={"partition": str(self.partition)})
+    def _unproved(self, log_start: ConfirmedLogStart) -> str:
+        """Returns why nothing may expire since the tier was cut; empty: it may."""
+        try:
+            require_no_open_cut(self._services.metadata, self.partition, log_start.offset)
+        except LogDivergedError as error:
+            return str(error)
+        return ""
+
+    def _show_divergence(self, why: str) -> None:
+        """Raises the alarm, once until `why` is empty."""
+        before, self._divergence = self._divergence, why
+        alarms, alarm = self._services.metrics.alarms, (self.partition.topic, AlarmReason.DIVERGED, str(self.partition))
+        fields = {"partition": str(self.partition)}
+        if why:
+            if not before:
+                alarms.begin(*alarm, why)
+            alarms.tell(*alarm, why)
+            logger.log(logging.DEBUG if why == before else logging.ERROR, _DIVERGED, extra={**fields, "error": why})
+        elif before:
+            alarms.end(*alarm)
+            logger.info("a partition that stopped goes on", extra=fields)
 
     def cancel_work(self) -> list[asyncio.Task[None]]:
         """Cancels what runs, except the caller and the round. Returns the tasks."""

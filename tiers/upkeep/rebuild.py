@@ -207,7 +207,6 @@ def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataManager) -> int:
     )
     gaps = metadata.gaps(partition)
     lacking += sum(gap not in gaps and gap.next_offset > log_start for gap in plan.gaps)
-    lacking += plan.is_diverged and not metadata.is_diverged(partition)
     lacking += bool(plan.tier_config) and not metadata.topic_tier_config(partition.topic_id)
     return lacking
 

@@ -41,7 +41,6 @@ from tiers.model.segment_metadata import (
     Cut,
     CutUpdate,
     LocalLogStartUpdate,
-    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
@@ -106,7 +105,6 @@ class PartitionPlan:
     local_log_start: OffsetAndEpoch | None = None
     gaps: list[LogGap] = field(default_factory=list)
     cuts: tuple[Cut, ...] = ()
-    is_diverged: bool = False
     tier_config: dict[str, str] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -140,7 +138,6 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
         plan.local_log_start = manifest.local_log_start
         plan.gaps = list(manifest.gaps)
         plan.cuts = manifest.cuts
-        plan.is_diverged = manifest.is_diverged
         plan.tier_config = dict(manifest.tier_config)
     accepted = {} if manifest is None else {each.id: each for each in manifest.segments}
     dead = frozenset(() if manifest is None else manifest.dead)
@@ -393,7 +390,8 @@ def _place(segment: RemoteLogSegmentMetadata) -> tuple[int, int]:
 def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValue]:
     """Returns the records from which replay builds the plan."""
     partition = plan.topic_id_partition
-    written = [key_and_value(CutUpdate(partition, writer, now_ms, cut.leader_epoch, cut.offset)) for cut in plan.cuts]
+    cuts = (CutUpdate(partition, writer, now_ms, each.leader_epoch, each.offset, each.is_proved) for each in plan.cuts)
+    written = [key_and_value(each) for each in cuts]
     for segment in sorted(plan.segments, key=_place):
         written += _finished(segment, partition)
     written += [key_and_value(LogGapUpdate(partition, writer, now_ms, gap, _NO_LEADER_EPOCH)) for gap in plan.gaps]
@@ -401,8 +399,6 @@ def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValu
         written.append(key_and_value(LogStartOffsetUpdate(partition, writer, now_ms, plan.log_start)))
     if plan.local_log_start is not None:
         written.append(key_and_value(LocalLogStartUpdate(partition, writer, now_ms, plan.local_log_start)))
-    if plan.is_diverged:
-        written.append(key_and_value(LogDivergenceUpdate(partition, writer, now_ms)))
     return written
 
 

@@ -5,13 +5,7 @@ command deletes nothing and changes no segment. It records that the operator acc
 store and the brokers have as all that is left. The partition's owner, a running `tidegate serve`, reads back the
 whole segments that only the store knows, finishes those that fit, and records a gap for the rest.
 
-The owner stops a partition when the leader's log has another history than the copied log, because the broker was
-emptied or restored. In that case an acceptance means that the leader's log is the right one. The owner cuts off the
-remote records that the leader's log does not have, and they are void from then on. It copies the leader's log from its
-start.
-
-The acceptance names what the operator sees: the partition manifest that the store has now, and the leader's log if it
-has another history. It is valid only while the owner finds both the same.
+The acceptance names the partition manifest that the store has now. It is valid only while the owner finds the same one.
 If the metadata lost records since that manifest was written, it may have lost the topic's total retention or a pause as
 well. So the command also records the longest total retention that the manifest or the metadata has, and pauses what the
 manifest says is paused.
@@ -45,39 +39,22 @@ from tiers.config.total_retention import TotalRetention, longest_total, recorded
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import witness_of
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager, RemoteLogMetadataReader
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
-from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.history.stop_check import (
-    AcceptedLog,
-    AcceptedState,
-    may_be_stopped,
-    reaches_positions,
-    state_to_accept,
-)
+from tiers.tasks.history.stop_check import may_be_in_doubt, reaches_positions
 from tiers.tasks.history.stored_manifest import read_manifest, readable_manifest
 
 
-class ReplacedRecords(NamedTuple):
-    """The remote records that the leader's log does not have. An acceptance voids them."""
-
-    first_offset: int
-    segments: int
-    size_bytes: int
-
-
 class Acceptance(NamedTuple):
-    """The partition's bounds, the state that the operator accepts, and what the acceptance changes.
+    """The partition's bounds, the `witness_of` the manifest that the operator accepts, and what the acceptance changes.
 
-    `replaced` is None unless the leader's log has another history. If `is_needed` is false, there is nothing to
-    accept, and nothing was written. `total` is the total retention that the acceptance records, because the
-    metadata may have lost the recorded one; None: it records none. `paused` is the work that the acceptance pauses for
-    the same reason."""
+    If `is_needed` is false, there is nothing to accept, and nothing was written. `total` is the total retention that
+    the acceptance records, because the metadata may have lost the recorded one; None: it records none. `paused` is the
+    work that the acceptance pauses for the same reason."""
 
     bounds: PartitionBounds
-    state: AcceptedState
-    replaced: ReplacedRecords | None
+    manifest: str
     is_needed: bool
     total: TotalRetention | None = None
     paused: frozenset[TierWork] = NOTHING_PAUSED
@@ -91,39 +68,29 @@ def accept(
 ) -> None:
     """Accepts what is left of a partition that lost metadata.
 
-    The partition has the alarm metadata-lost or diverged.
+    The partition has the alarm metadata-lost.
 
     The owner reads back the whole segments that only the store knows, finishes those that fit, and records a gap for
-    the rest. If the log diverged, the owner accepts the leader's log. First try to restore the broker's log, or
-    the metadata by `tidegate tier rebuild`."""
+    the rest. First try to restore the metadata by `tidegate tier rebuild`."""
     topic, number = parse_target(partition)
     if topic is None or number is None:
         raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
     settings = load_config(config)
-    found, state, replaced, is_needed, total, paused = run_command(
-        lambda: accept_partition(settings, topic, number, yes)
-    )
+    found, manifest, is_needed, total, paused = run_command(lambda: accept_partition(settings, topic, number, yes))
     if as_json:
-        cut = None if replaced is None else replaced._asdict()
         kept = None if total is None else total.config()
-        changes = {"manifest": state.manifest, "replaced": cut, "total": kept, "paused": sorted(paused)}
+        changes = {"manifest": manifest, "total": kept, "paused": sorted(paused)}
         show_json(found.as_json() | changes | {"needed": is_needed, "written": yes and is_needed})
     else:
         show_bounds([found])
         if is_needed:
             reason = found.trouble or "the metadata, the store and the leader do not agree"
-            in_store = "none" if state.manifest == witness_of(None) else "in the store"
+            in_store = "none" if manifest == witness_of(None) else "in the store"
             typer.echo(f"{topic}-{number}: {reason} (manifest: {in_store})")
         if found.unknown:
             typer.echo(
                 f"{topic}-{number}: with an acceptance, the owner reads back the segments of these offsets that the"
                 " store has, and records a gap for the rest"
-            )
-        if replaced is not None:
-            typer.echo(
-                f"{topic}-{number}: the leader's log has another history than the copied log. An acceptance voids"
-                f" the remote records from offset {replaced.first_offset} on: {replaced.segments} segments with"
-                f" {replaced.size_bytes} bytes. They stay in the store until the total retention has passed since then"
             )
         if total is not None:
             typer.echo(
@@ -162,21 +129,17 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
                 found = await partition_bounds(source, cluster, metadata, partition)
                 cluster_id = storage_cluster_id(config, cluster.cluster_id)
                 manifest = await read_manifest(storage, cluster_id, partition)
-                if found.trouble:
-                    # The leader does not answer, so the operator alone can judge, and accepts no other log.
-                    state, is_needed = AcceptedState(witness_of(manifest), None), True
-                else:
-                    state, is_needed = await _judged(source, metadata, partition, manifest, cluster_id)
+                # While the leader does not answer, the operator alone can judge.
+                is_needed = bool(found.trouble) or await _is_needed(source, metadata, partition, manifest, cluster_id)
                 if not (is_needed or metadata.is_known(partition)):
                     raise RemoteTierError(f"{topic} is not tiered: the metadata has no record of {topic}:{number}")
-                replaced = replaced_records(metadata, partition, state.log)
                 total, paused = await _kept_settings(metadata, partition, manifest)
                 if write and is_needed:
                     kept = {work.key: "true" for work in paused} | ({} if total is None else total.config())
                     if kept:  # first: the owner may expire records as soon as it sees the acceptance
                         await metadata.change_topic_tier_config(partition.topic_id, topic, kept)
-                    await metadata.accept(partition, state.witness)
-                return Acceptance(found, state, replaced, is_needed, total, paused)
+                    await metadata.accept(partition, witness_of(manifest))
+                return Acceptance(found, witness_of(manifest), is_needed, total, paused)
 
 
 async def _kept_settings(
@@ -196,37 +159,14 @@ async def _kept_settings(
     return None if kept == known else kept, paused_work(manifest.tier_config) - paused_work(present)
 
 
-async def _judged(
+async def _is_needed(
     source: LogSource,
     metadata: RemoteLogMetadataManager,
     partition: TopicIdPartition,
     manifest: bytes | None,
     cluster_id: str,
-) -> tuple[AcceptedState, bool]:
-    """Returns the partition's state, and whether it has anything to accept. Raises `BrokerError`."""
+) -> bool:
+    """Returns whether there is anything to accept. Raises `BrokerError`."""
     bounds = await source.bounds(partition, TIMEOUT_MS)
     confirmed = await LogStartConfirmation(source, metadata).confirmed(partition, bounds.leader_epoch, TIMEOUT_MS)
-    log_start = confirmed.offset
-    state = await state_to_accept(source, metadata, partition, bounds, log_start, manifest, TIMEOUT_MS)
-    is_needed = state.log is not None or await may_be_stopped(
-        source, metadata, partition, bounds, log_start, manifest, cluster_id, TIMEOUT_MS
-    )
-    return state, is_needed
-
-
-def replaced_records(
-    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log: AcceptedLog | None
-) -> ReplacedRecords | None:
-    """Returns the records that the owner cuts off if an operator accepts `log`.
-
-    None: the partition has not diverged."""
-    if log is None:
-        return None
-    cut = [
-        segment
-        for segment in metadata.list_remote_log_segments(partition)
-        if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        and not segment.is_cut_off
-        and segment.valid_end_offset > log.common_end
-    ]
-    return ReplacedRecords(log.common_end + 1, len(cut), sum(segment.segment_size_bytes for segment in cut))
+    return await may_be_in_doubt(metadata, partition, bounds, confirmed.offset, manifest, cluster_id, TIMEOUT_MS)

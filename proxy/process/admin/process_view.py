@@ -168,6 +168,7 @@ async def explained(
         open_since_ms=None if open_since_ms is None else now_ms - (mono_ms - open_since_ms),
         troubles={} if report is None else {each.name: each.error for each in report.stages if each.failures},
         stopped="" if report is None else report.stopped,
+        doubt="" if report is None else report.doubt,
     )
     return explain(
         facts_of(

@@ -66,7 +66,6 @@ class InMemoryRemoteLogMetadataManager:
     local_log_starts: dict[TopicIdPartition, OffsetAndEpoch] = field(default_factory=dict)
     recorded_gaps: dict[TopicIdPartition, dict[int, LogGap]] = field(default_factory=dict)
     accepted: dict[TopicIdPartition, str] = field(default_factory=dict)
-    diverged: set[TopicIdPartition] = field(default_factory=set)
     deleted_topics: set[UUID] = field(default_factory=set)
     missing: dict[UUID, int] = field(default_factory=dict)
     topic_id: UUID | None = IN_MEMORY_TOPIC_ID
@@ -204,9 +203,6 @@ class InMemoryRemoteLogMetadataManager:
     def acceptance(self, partition: TopicIdPartition) -> str | None:
         return self.accepted.get(partition)
 
-    def is_diverged(self, partition: TopicIdPartition) -> bool:
-        return partition in self.diverged
-
     def is_topic_deleted(self, topic_id: UUID) -> bool:
         return topic_id in self.deleted_topics
 
@@ -317,13 +313,24 @@ class InMemoryRemoteLogMetadataManager:
     def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
         return [plan for plan in self.plans.values() if plan.topic_id_partition == partition]
 
-    async def put_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+    async def put_named_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+        self._write_anybodys()
+        self._record_cut(partition, Cut(leader_epoch, offset, self.wall_clock_ms()))
+        known = self.all_log_starts.get(partition, [])
+        known[:] = [one for one in known if not one.is_void(leader_epoch, offset)]
+
+    async def put_cut(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, is_proved: bool = True
+    ) -> None:
         self._write(partition)
-        self.recorded_cuts[partition, leader_epoch] = Cut(leader_epoch, offset, self.wall_clock_ms())
+        self._record_cut(partition, Cut(leader_epoch, offset, self.wall_clock_ms(), is_proved))
+
+    def _record_cut(self, partition: TopicIdPartition, cut: Cut) -> None:
+        self.recorded_cuts[partition, cut.leader_epoch] = cut
         self.epoch_bounds = {
-            key: (lowest, min(highest, offset - 1)) if key[0] == partition else (lowest, highest)
+            key: (lowest, min(highest, cut.offset - 1)) if key[0] == partition else (lowest, highest)
             for key, (lowest, highest) in self.epoch_bounds.items()
-            if key[0] != partition or lowest < offset
+            if key[0] != partition or lowest < cut.offset
         }
         for segment in self._readable(partition):
             self._raise_epochs(segment)
@@ -345,17 +352,11 @@ class InMemoryRemoteLogMetadataManager:
             self.local_log_starts.pop(partition, None)
             self.recorded_gaps.pop(partition, None)
             self.accepted.pop(partition, None)
-            self.diverged.discard(partition)
             self.plans = {key: one for key, one in self.plans.items() if one.topic_id_partition != partition}
 
     async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
         self._write(partition)
         self.local_log_starts[partition] = start
-
-    async def begin_accepted_history(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
-        await self.put_local_log_start(partition, start)
-        known = self.all_log_starts.get(partition, [])
-        known[:] = [one for one in known if not (one.deletes and one.offset > start.offset)]
 
     async def put_log_start(
         self,
@@ -391,10 +392,6 @@ class InMemoryRemoteLogMetadataManager:
     async def end_acceptance(self, partition: TopicIdPartition) -> None:
         self._write(partition)
         self.accepted.pop(partition, None)
-
-    async def put_log_divergence(self, partition: TopicIdPartition, *, is_diverged: bool) -> None:
-        self._write(partition)
-        (self.diverged.add if is_diverged else self.diverged.discard)(partition)
 
     async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
         self._write_anybodys()

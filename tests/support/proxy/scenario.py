@@ -57,7 +57,7 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
-from tiers.tasks.history.lineage import check_before_deletion
+from tiers.tasks.history.align import require_aligned
 
 ADVERTISED_HOST = "proxy.example"
 BASE_PORT = 20_000
@@ -213,7 +213,7 @@ async def scenario(root: Path, limits: LimitsConfig | None = None) -> AsyncItera
             ApiKey.DELETE_RECORDS: DeleteRecordsHandler(
                 tools,
                 tier.rlmm,
-                partial(check_before_deletion, BrokerLogSource(client), tier.rlmm),
+                partial(require_aligned, BrokerLogSource(client), tier.rlmm),
                 ["__remote_log_metadata"],
             ),
         }

@@ -43,7 +43,7 @@ from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSetti
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.deletion.topic_deletion import ClusterTopicExistence, TopicDeletionTask
-from tiers.tasks.history.lineage import check_before_deletion
+from tiers.tasks.history.align import require_aligned
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.remote_log_manager import RemoteLogManager
 from tiers.tasks.task_services import RemoteLogManagerSettings, TaskServices
@@ -167,7 +167,7 @@ base.port = {port}
         proxy.handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(tools)
         proxy.handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(tools)
         proxy.handlers[ApiKey.DELETE_RECORDS] = DeleteRecordsHandler(
-            tools, rlmm, partial(check_before_deletion, source, rlmm)
+            tools, rlmm, partial(require_aligned, source, rlmm)
         )
         guard = MetadataTopicGuard([], proxy.topology.topic_name)
         proxy.handlers[ApiKey.DELETE_TOPICS] = DeleteTopicsHandler(guard, proxy.topology, rlmm, proxy.server.spawn)

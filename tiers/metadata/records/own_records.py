@@ -28,7 +28,6 @@ from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpo
 from tiers.model.segment_metadata import (
     CutUpdate,
     LocalLogStartUpdate,
-    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -122,13 +121,20 @@ def read_tier_config(buf: Buffer, pos: int) -> tuple[TopicTierConfigUpdate, int]
 
 
 def write_cut(update: CutUpdate) -> bytes:
-    return _write_head(update) + INT64.pack(update.offset) + INT32.pack(update.leader_epoch) + EMPTY_TAGGED_SECTION
+    return (
+        _write_head(update)
+        + INT64.pack(update.offset)
+        + INT32.pack(update.leader_epoch)
+        + INT8.pack(update.is_proved)
+        + EMPTY_TAGGED_SECTION
+    )
 
 
 def read_cut(buf: Buffer, pos: int) -> tuple[CutUpdate, int]:
     partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
     position, pos = _read_position(buf, pos)
-    update = CutUpdate(partition, writer, event_timestamp_ms, position.leader_epoch, position.offset)
+    is_proved, pos = read_int8(buf, pos)
+    update = CutUpdate(partition, writer, event_timestamp_ms, position.leader_epoch, position.offset, bool(is_proved))
     return update, skip_tagged_section(buf, pos)
 
 
@@ -171,11 +177,6 @@ def write_head_alone(update: OfPartition) -> bytes:
 
 def write_operator_acceptance(update: OperatorAcceptanceUpdate) -> bytes:
     return _write_head(update) + write_string(update.witness, compact=True) + EMPTY_TAGGED_SECTION
-
-
-def read_log_divergence(buf: Buffer, pos: int) -> tuple[LogDivergenceUpdate, int]:
-    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
-    return LogDivergenceUpdate(partition, writer, event_timestamp_ms), skip_tagged_section(buf, pos)
 
 
 def read_operator_acceptance(buf: Buffer, pos: int) -> tuple[OperatorAcceptanceUpdate, int]:

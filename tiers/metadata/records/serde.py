@@ -36,7 +36,6 @@ from tiers.metadata.records.own_records import (
     read_copy_plan,
     read_cut,
     read_local_log_start,
-    read_log_divergence,
     read_log_gap,
     read_log_start,
     read_operator_acceptance,
@@ -68,7 +67,6 @@ from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import (
     CutUpdate,
     LocalLogStartUpdate,
-    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -92,7 +90,6 @@ LOCAL_LOG_START_API_KEY = 1004
 COPY_PLAN_API_KEY = 1005
 LOG_GAP_API_KEY = 1006
 OPERATOR_ACCEPTANCE_API_KEY = 1007
-LOG_DIVERGENCE_API_KEY = 1008
 UNFINISHED_REBUILD_API_KEY = 1009
 TOPIC_DELETION_API_KEY = 2000
 TOPIC_MISSING_API_KEY = 2001
@@ -120,7 +117,6 @@ MetadataRecord = (
     | CopyPlan
     | LogGapUpdate
     | OperatorAcceptanceUpdate
-    | LogDivergenceUpdate
     | UnfinishedRebuildUpdate
     | TopicDeletionUpdate
     | TopicMissingUpdate
@@ -175,8 +171,6 @@ def key_of(record: MetadataRecord) -> RecordKey:
             return log_gap_key(record.topic_id_partition, record.gap.first_offset)
         case OperatorAcceptanceUpdate():
             return operator_acceptance_key(record.topic_id_partition)
-        case LogDivergenceUpdate():
-            return log_divergence_key(record.topic_id_partition)
         case UnfinishedRebuildUpdate():
             return unfinished_rebuild_key(record.topic_id_partition)
         case TopicDeletionUpdate():
@@ -226,10 +220,6 @@ def log_gap_key(partition: TopicIdPartition, first_offset: int) -> RecordKey:
 
 def operator_acceptance_key(partition: TopicIdPartition) -> RecordKey:
     return RecordKey(OPERATOR_ACCEPTANCE_API_KEY, partition)
-
-
-def log_divergence_key(partition: TopicIdPartition) -> RecordKey:
-    return RecordKey(LOG_DIVERGENCE_API_KEY, partition)
 
 
 def unfinished_rebuild_key(metadata_partition: TopicIdPartition) -> RecordKey:
@@ -312,8 +302,6 @@ def encode_value(record: MetadataRecord) -> bytes:
             api_key, message = LOG_GAP_API_KEY, write_log_gap(record)
         case OperatorAcceptanceUpdate():
             api_key, message = OPERATOR_ACCEPTANCE_API_KEY, write_operator_acceptance(record)
-        case LogDivergenceUpdate():
-            api_key, message = LOG_DIVERGENCE_API_KEY, write_head_alone(record)
         case UnfinishedRebuildUpdate():
             api_key, message = UNFINISHED_REBUILD_API_KEY, write_head_alone(record)
         case TopicDeletionUpdate():
@@ -418,7 +406,6 @@ _READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
     COPY_PLAN_API_KEY: read_copy_plan,
     LOG_GAP_API_KEY: read_log_gap,
     OPERATOR_ACCEPTANCE_API_KEY: read_operator_acceptance,
-    LOG_DIVERGENCE_API_KEY: read_log_divergence,
     UNFINISHED_REBUILD_API_KEY: read_unfinished_rebuild,
     TOPIC_DELETION_API_KEY: read_topic_deletion,
     TOPIC_MISSING_API_KEY: read_topic_missing,

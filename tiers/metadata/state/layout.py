@@ -8,14 +8,13 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     starts       partition, start, uuid    -> end, order: every listable segment
     cover        partition, last offset    -> first offset, and the segment that answers, see `stored_segment`
     epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
-    cuts         partition, leader epoch   -> first void offset of what was copied before, time of the record
+    cuts         partition, leader epoch   -> first void offset of what was copied before, time, whether it is proved
     deleted_segments partition, uuid       -> the folded record of a segment that is DELETE_SEGMENT_FINISHED and kept
     copy_plans   partition, plan id        -> the record as `serde` writes it
     log_starts   partition, log start      -> the log start; an empty name: a log start that was only seen
     local_log_starts partition             -> planned end of the last trim: offset, leader epoch
     gaps         partition, first offset   -> next offset
     acceptances  partition                 -> witness: an operator accepts the known records as all that is left
-    divergences  partition                 -> empty: the owner saw that the leader has another history
     unfinished_rebuilds metadata partition -> empty: `rebuild` has not written all records (topic id and number)
     topic_deletions partition 0 of a topic -> empty: the topic was deleted
     missing_topics partition 0 of a topic  -> time (the brokers' clock) since which no broker knows the topic
@@ -51,7 +50,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
@@ -72,7 +71,6 @@ DATABASES = (
     "copy_plans",
     "gaps",
     "acceptances",
-    "divergences",
     "unfinished_rebuilds",
     "topic_deletions",
     "missing_topics",
@@ -93,7 +91,7 @@ _PARTITION_AND_OFFSET = struct.Struct(">16siQ")
 END_AND_ORDER = struct.Struct(">Qq")
 """The order is the offset at which the copy began in the metadata partition; its complement, below 0, while the segment
 is not readable."""
-OFFSET_AND_TIME = struct.Struct(">qq")
+CUT = struct.Struct(">qq?")
 LOWEST_AND_HIGHEST = struct.Struct(">qq")
 I64 = struct.Struct(">q")
 I32 = struct.Struct(">i")
@@ -147,7 +145,6 @@ class Databases:
     copy_plans: lmdb._Database
     gaps: lmdb._Database
     acceptances: lmdb._Database
-    divergences: lmdb._Database
     unfinished_rebuilds: lmdb._Database
     topic_deletions: lmdb._Database
     missing_topics: lmdb._Database

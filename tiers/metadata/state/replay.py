@@ -17,7 +17,6 @@ from tiers.metadata.records.serde import (
     COPY_PLAN_API_KEY,
     CUT_API_KEY,
     LOCAL_LOG_START_API_KEY,
-    LOG_DIVERGENCE_API_KEY,
     LOG_GAP_API_KEY,
     LOG_START_OFFSET_API_KEY,
     OPERATOR_ACCEPTANCE_API_KEY,
@@ -35,12 +34,12 @@ from tiers.metadata.records.serde import (
 )
 from tiers.metadata.state.cover import LAST_OFFSET, StateCover
 from tiers.metadata.state.layout import (
+    CUT,
     END_AND_ORDER,
     I32,
     I64,
     LOWEST_AND_HIGHEST,
     OFFSET_AND_EPOCH,
-    OFFSET_AND_TIME,
     PARTITION_KEY_BYTES,
     U64,
     Databases,
@@ -59,7 +58,6 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     CutUpdate,
     LocalLogStartUpdate,
-    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -157,8 +155,6 @@ class Replay:
             case OperatorAcceptanceUpdate() as update:
                 witness = update.witness.encode()
                 self._txn.put(partition_key(update.topic_id_partition), witness, db=self._db.acceptances)
-            case LogDivergenceUpdate() as update:
-                self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.divergences)
             case UnfinishedRebuildUpdate() as update:
                 self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.unfinished_rebuilds)
             case TopicDeletionUpdate() as update:
@@ -248,10 +244,10 @@ class Replay:
 
     def _put_cut(self, cut: CutUpdate, timestamp_ms: int) -> None:
         key = partition_key(cut.topic_id_partition)
-        name, value = I32.pack(cut.leader_epoch), OFFSET_AND_TIME.pack(cut.offset, timestamp_ms)
+        name, value = I32.pack(cut.leader_epoch), CUT.pack(cut.offset, timestamp_ms, cut.is_proved)
         raw = self._txn.get(key + name, db=self._db.cuts)
         self._txn.put(key + name, value, db=self._db.cuts)
-        self._judge_from(key, cut.offset if raw is None else min(cut.offset, OFFSET_AND_TIME.unpack(raw)[0]))
+        self._judge_from(key, cut.offset if raw is None else min(cut.offset, CUT.unpack(raw)[0]))
 
     def _judge_from(self, key: bytes, offset: int) -> None:
         """Decides again which segments answer for the offsets from `offset` on, after a CUT has changed."""
@@ -309,7 +305,6 @@ class Replay:
                 self._db.copy_plans,
                 self._db.gaps,
                 self._db.acceptances,
-                self._db.divergences,
                 self._db.partitions,
             ):
                 delete_prefix(self._txn, database, key)
@@ -371,7 +366,7 @@ class Replay:
             raw = self._txn.get(key + named.name, db=self._db.cuts)
             if raw is not None:
                 self._txn.delete(key + named.name, db=self._db.cuts)
-                self._judge_from(key, OFFSET_AND_TIME.unpack(raw)[0])
+                self._judge_from(key, CUT.unpack(raw)[0])
         elif named.api_key == COPY_PLAN_API_KEY:
             self._end_plan(key, named.name)
         elif named.api_key == TOPIC_TIER_CONFIG_API_KEY:
@@ -384,8 +379,6 @@ class Replay:
                 self._forget_if_empty(key)
         elif named.api_key == OPERATOR_ACCEPTANCE_API_KEY:
             self._txn.delete(key, db=self._db.acceptances)
-        elif named.api_key == LOG_DIVERGENCE_API_KEY:
-            self._txn.delete(key, db=self._db.divergences)
         elif named.api_key == UNFINISHED_REBUILD_API_KEY:
             self._txn.delete(key, db=self._db.unfinished_rebuilds)
         elif named.api_key == TOPIC_DELETION_API_KEY:

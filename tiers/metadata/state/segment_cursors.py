@@ -15,8 +15,8 @@ import lmdb
 
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.state.layout import (
+    CUT,
     I32,
-    OFFSET_AND_TIME,
     PARTITION_KEY_BYTES,
     U64,
     Databases,
@@ -52,7 +52,7 @@ def cuts_of(txn: lmdb.Transaction, db: Databases, key: bytes) -> list[Cut]:
     more = cursor.set_range(key)
     while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
         leader_epoch = I32.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
-        found.append(Cut(leader_epoch, *OFFSET_AND_TIME.unpack(cursor.value())))
+        found.append(Cut(leader_epoch, *CUT.unpack(cursor.value())))
         more = cursor.next()
     return found
 

@@ -384,10 +384,6 @@ class RemoteLogMetadataState:
             raw = txn.get(partition_key(partition), db=self._db.acceptances)
         return None if raw is None else str(raw, "utf-8")
 
-    def is_diverged(self, partition: TopicIdPartition) -> bool:
-        with self._env.begin() as txn:
-            return txn.get(partition_key(partition), db=self._db.divergences) is not None
-
     def is_topic_deleted(self, topic_id: UUID) -> bool:
         with self._env.begin() as txn:
             return txn.get(partition_key(TopicIdPartition(topic_id, 0)), db=self._db.topic_deletions) is not None

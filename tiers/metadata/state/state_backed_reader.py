@@ -104,9 +104,6 @@ class StateBackedReader:
     def acceptance(self, partition: TopicIdPartition) -> str | None:
         return self._state.acceptance(partition)
 
-    def is_diverged(self, partition: TopicIdPartition) -> bool:
-        return self._state.is_diverged(partition)
-
     def is_topic_deleted(self, topic_id: UUID) -> bool:
         return self._state.is_topic_deleted(topic_id)
 

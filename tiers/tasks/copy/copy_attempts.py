@@ -45,7 +45,7 @@ from tiers.tasks.copy.kept_segments import KeptSegment
 from tiers.tasks.copy.segment_copy import Progress, announce, finish, keep, no_progress, read_attempt, store
 from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.deletion.segment_deletion import delete_segment
-from tiers.tasks.history.lineage import check_lineage
+from tiers.tasks.history.align import check_lineage
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 

@@ -19,7 +19,7 @@ from tiers.metadata.log_history import LogStartConfirmation, remote_epoch_before
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.tasks.deletion.segment_deletion import delete_all, end_copy_plans
-from tiers.tasks.history.lineage import check_remote_lineage
+from tiers.tasks.history.align import require_aligned, require_no_open_cut
 from tiers.tasks.history.stored_manifest import bury_manifest, check_stored_manifest
 from tiers.tasks.task_services import TIER_SETTINGS_MAX_AGE_MS, TaskServices
 
@@ -63,9 +63,8 @@ class RemoteDisableTask:
         await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         confirmed = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        await check_remote_lineage(
-            services.source, services.metadata, partition, bounds.log_start_offset, confirmed.offset, timeout_ms
-        )
+        await require_aligned(services.source, services.metadata, partition, bounds, confirmed.offset, timeout_ms)
+        require_no_open_cut(services.metadata, partition, confirmed.offset)
         # The user may have taken the request back, and this process may be behind with the topic's settings.
         await services.present_tier_settings(partition)
         # If the metadata lost records, the request to delete may be an old one that the user has taken back since.

@@ -14,10 +14,9 @@ The owner compares the metadata with the manifest (docs/design.md, safety rule 5
 manifest accepts a segment that the metadata does not know, or names a position that the metadata topic does not reach
 any more. Then the owner doubts the past. It does not rewrite the manifest, since `rebuild` needs it.
 
-An operator may accept what the metadata knows. The acceptance names the manifest that the store had then, and the
-leader's log if it had another history than the copied records. It counts only while both are the same
-(`AcceptedState`). The owner writes another manifest before it ends an acceptance. So an acceptance has no effect if it
-comes back because the metadata topic lost the record of its end.
+An operator may accept what the metadata knows. The acceptance names the manifest that the store had then, and counts
+only while the store has it. The owner writes another manifest before it ends an acceptance. So an acceptance has no
+effect if it comes back because the metadata topic lost the record of its end.
 """
 
 from __future__ import annotations
@@ -41,13 +40,11 @@ from tiers.metadata.partition_manifest import (
     witness_of,
 )
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.remote_storage_manager import VersionedObject
 from tiers.tasks.alarms import AlarmReason
-from tiers.tasks.history.stop_check import AcceptedLog, AcceptedState, state_to_accept
 from tiers.tasks.history.store_place import has_segment_of
 from tiers.tasks.history.stored_manifest import (
     WAY_BACK,
@@ -83,7 +80,7 @@ class PartitionManifestTask:
         self._is_unreadable = False
         self._knew_no_copy: bool | None = None
         """Whether the metadata knew no copy when this owner found an unreadable manifest. Copying goes on."""
-        self._accepted: AcceptedState | None = None
+        self._is_accepted = False
         self._is_written_since_accepted = False
         self._is_checked = False
         self._is_written = False
@@ -108,26 +105,21 @@ class PartitionManifestTask:
     @property
     def is_accepted(self) -> bool:
         """Whether an operator accepts the known records as all that is left. `check` has judged that for this round."""
-        return self._accepted is not None
+        return self._is_accepted
 
-    def accepts(self, log: AcceptedLog) -> bool:
-        """Whether an operator accepts this log of a leader, which has another history than the copied records."""
-        return self._accepted is not None and self._accepted.log == log
-
-    async def check(self, bounds: LocalLogBounds | None, log_start: int | None = None) -> None:
+    async def check(self, *, is_judging: bool = True) -> None:
         """Checks the metadata against the manifest, once per ownership, before the owner processes the partition.
 
-        `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. In every round the
-        method judges the operator's acceptance, if there is one. `bounds` None: the caller does not process the
-        partition's log, and an acceptance does not count for it. Raises `MetadataLostError` when the metadata lost
-        records, and the errors of the store and the brokers."""
-        if bounds is not None and self._is_checked and self._services.metadata.acceptance(self._partition) is None:
+        In every round the method judges the operator's acceptance, if there is one. For a caller that does not process
+        the partition's log, no acceptance counts: it passes `is_judging` False. Raises `MetadataLostError` when the
+        metadata lost records, and the errors of the store and the brokers."""
+        if is_judging and self._is_checked and self._services.metadata.acceptance(self._partition) is None:
             # Nothing here asks the store, so a store that hangs in the middle of a write must not hold up the round.
-            self._accepted = None
+            self._is_accepted = False
             return
         async with self._lock:
-            if bounds is not None:
-                await self._judge_acceptance(bounds, log_start)
+            if is_judging:
+                await self._judge_acceptance()
             if not self._is_checked:
                 await self._check()
 
@@ -169,7 +161,7 @@ class PartitionManifestTask:
         known = manifest_of(metadata, self._services.cluster_id, partition)
         is_retention = any(start.reason is LogStartReason.RETENTION for start in metadata.log_starts(partition))
         is_trimmed = known.local_log_start is not None
-        return bool(known.segments or known.dead or known.gaps or is_trimmed or known.is_diverged or is_retention)
+        return bool(known.segments or known.dead or known.gaps or known.cuts or is_trimmed or is_retention)
 
     async def check_gap(self, gap: LogGap) -> None:
         """Asks the manifest, if there is one, the metadata topic and the store before the owner records `gap`.
@@ -218,7 +210,7 @@ class PartitionManifestTask:
         for cut in () if self._stored is None or not found else self._stored.cuts:
             if cut.leader_epoch not in known_cuts:
                 services.require_ownership(partition)
-                await services.metadata.put_cut(partition, cut.leader_epoch, cut.offset)
+                await services.metadata.put_cut(partition, cut.leader_epoch, cut.offset, is_proved=cut.is_proved)
         for each in sorted(found, key=lambda each: each.start_offset):
             try:
                 decoded = decode_indexes_object(await services.storage.fetch_indexes(each), each).metadata
@@ -279,7 +271,7 @@ class PartitionManifestTask:
                 # Its position, at least, differs from that of the manifest that the operator accepted.
                 await self._put()
         await services.metadata.end_acceptance(partition)
-        self._accepted = None
+        self._is_accepted = False
 
     async def run(self) -> bool:
         """Writes the manifest if its content changed. Returns whether the store has the present metadata.
@@ -428,28 +420,24 @@ class PartitionManifestTask:
             raise RemoteLogMetadataError("the manifest belongs to another partition or cluster")
         return manifest
 
-    async def _judge_acceptance(self, bounds: LocalLogBounds, log_start: int | None) -> None:
-        """Decides whether the recorded acceptance counts, and ends it if the operator saw another state.
+    async def _judge_acceptance(self) -> None:
+        """Decides whether the recorded acceptance counts, and ends it if the operator saw another manifest.
 
-        Costs one GET and requests to the leader while an acceptance is recorded."""
-        self._accepted, self._is_written_since_accepted = None, False
+        Costs one GET while an acceptance is recorded."""
+        self._is_accepted = self._is_written_since_accepted = False
         services, partition = self._services, self._partition
-        witness = services.metadata.acceptance(partition)
-        if witness is None:
+        accepted = services.metadata.acceptance(partition)
+        if accepted is None:
             return
-        accepted, stored = AcceptedState.of_witness(witness), await self._fetch()
-        timeout_ms = services.settings.request_timeout_ms
-        found = await state_to_accept(
-            services.source, services.metadata, partition, bounds, log_start, stored, timeout_ms
-        )
-        if accepted.covers(found, bounds.leader_epoch):
-            self._accepted = accepted
+        found = witness_of(await self._fetch())
+        if accepted == found:
+            self._is_accepted = True
             return
         await services.metadata.end_acceptance(partition)
         logger.warning(
             "an operator accepted another state than the owner finds: the acceptance ends without effect; check what"
             " is missing, and accept again",
-            extra={"partition": str(partition), "accepted": accepted.witness, "found": found.witness},
+            extra={"partition": str(partition), "accepted": accepted, "found": found},
         )
 
     async def _check_place(self) -> None:

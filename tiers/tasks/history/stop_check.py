@@ -1,86 +1,24 @@
-"""`AcceptedState`: the state of a partition that an operator accepts. `may_be_stopped`: whether there is any.
+"""`may_be_in_doubt` checks, without writing, whether the owner may doubt the past (docs/design.md, safety rule 5).
 
-An acceptance concerns the state that the operator saw: the partition manifest, and the leader's log if it has another
-history than the copied records (docs/design.md, safety rule 5). The owner compares both with what it finds.
-
-`may_be_stopped` checks, without writing, whether the owner may doubt the past, or have stopped the partition. The
-owner's own checks (`PartitionManifestTask`, `LogGapTask`, `lineage`) write, and need the ownership. The check here is
-stricter than the owner: if it finds no reason, the owner has none either. It may find a reason where the owner goes on,
-for example while a copy finishes.
+The owner's own checks (`PartitionManifestTask`, `LogGapTask`) write, and need the ownership. The check here is stricter
+than the owner: if it finds no reason, the owner has none either. It may find a reason where the owner goes on, for
+example while a copy finishes.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
-
 from tiers.config.paused_work import paused_work
 from tiers.config.total_retention import TOTAL_KEYS
-from tiers.errors import LogDivergedError, RemoteLogMetadataError
+from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.log_bounds import unexplained_runs, unexplained_trim
-from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest, witness_of
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager, RemoteLogMetadataReader
+from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_source import LocalLogBounds, LogSource
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.tasks.history.lineage import accepted_end, check_history
 
 
-class AcceptedLog(NamedTuple):
-    """A leader's log that has another history than the copied records.
-
-    `common_end` is the last offset that it surely shares with them; -1: it shares none."""
-
-    common_end: int
-    leader_epoch: int
-
-
-class AcceptedState(NamedTuple):
-    """`manifest` is the `witness_of` the stored partition manifest. `log` is None unless the partition has diverged."""
-
-    manifest: str
-    log: AcceptedLog | None
-
-    @property
-    def witness(self) -> str:
-        """The form in which the metadata records an acceptance."""
-        return self.manifest if self.log is None else f"{self.manifest} {self.log.common_end} {self.log.leader_epoch}"
-
-    @classmethod
-    def of_witness(cls, witness: str) -> Self:
-        manifest, *log = witness.split(" ")
-        return cls(manifest, AcceptedLog(*map(int, log)) if log else None)
-
-    def covers(self, found: AcceptedState, leader_epoch: int) -> bool:
-        """Returns whether an acceptance of this state counts for the state that the owner finds.
-
-        `leader_epoch` is the leader's. An owner may have died after it had cut off the replaced records. The state has
-        no divergence then, and the leader is still the one whose log the operator accepted."""
-        if self.manifest != found.manifest:
-            return False
-        return self.log == found.log or (
-            found.log is None and self.log is not None and self.log.leader_epoch == leader_epoch
-        )
-
-
-async def state_to_accept(
-    source: LogSource,
-    metadata: RemoteLogMetadataReader,
-    partition: TopicIdPartition,
-    bounds: LocalLogBounds,
-    log_start: int | None,
-    stored_manifest: bytes | None,
-    timeout_ms: int,
-) -> AcceptedState:
-    """Returns the state of a partition as the command and the owner see it. The arguments are as in `may_be_stopped`.
-
-    Raises `BrokerError`."""
-    common = await accepted_end(source, metadata, partition, bounds, log_start, timeout_ms)
-    log = None if common is None else AcceptedLog(common.offset, bounds.leader_epoch)
-    return AcceptedState(witness_of(stored_manifest), log)
-
-
-async def may_be_stopped(
-    source: LogSource,
+async def may_be_in_doubt(
     metadata: RemoteLogMetadataManager,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
@@ -89,17 +27,11 @@ async def may_be_stopped(
     cluster_id: str,
     timeout_ms: int,
 ) -> bool:
-    """Returns whether the partition has a reason to be stopped. False: there is nothing to accept.
+    """Returns whether the owner may have a reason to doubt the past. False: there is nothing to accept.
 
     `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. `stored_manifest` is the
     content of the partition manifest; None: the store has none. `cluster_id` is the one in object keys. Raises
     `BrokerError`."""
-    if metadata.is_diverged(partition):
-        return True
-    try:
-        await check_history(source, metadata, partition, bounds, log_start, timeout_ms)
-    except LogDivergedError:
-        return True
     if await _has_unexplained_offsets(metadata, partition, bounds, log_start):
         return True
     if stored_manifest is None:

@@ -55,7 +55,6 @@ def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: 
         position=metadata.position(partition),
         gaps=tuple(metadata.gaps(partition)),
         cuts=tuple(metadata.cuts(partition)),
-        is_diverged=metadata.is_diverged(partition),
         segments=tuple(
             ManifestSegment(
                 id=each.segment_id.id,

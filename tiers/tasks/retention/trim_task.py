@@ -14,8 +14,7 @@ See docs/design.md, safety rules 1, 2 and 4.
   wait for a takeover. If they are not those that the policy was made of, nothing is trimmed: a user may have switched
   the tiering off, which may also delete the remote records. The same holds for a policy that was replaced meanwhile,
   for example because the settings file was read again.
-* The end of a trim is recorded before the trim begins. After any restart, an emptied or restored broker is recognised
-  by it.
+* The end of a trim is recorded before the trim begins. After any restart, lost metadata is recognised by it.
 * It removes no record above the LSO or above the start of a share group: share groups read from the broker alone.
 """
 
@@ -30,6 +29,7 @@ from tiers.bounded_gather import bounded_gather
 from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteStorageError
+from tiers.metadata.log_bounds import recorded_trim
 from tiers.metadata.log_history import confirms
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
@@ -37,7 +37,7 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.stored_segment import StoredSegment
-from tiers.tasks.history.lineage import check_remote_lineage
+from tiers.tasks.history.align import require_aligned
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.hold import Hold, HoldReason
 from tiers.tasks.task_services import TaskServices
@@ -89,9 +89,7 @@ class TrimTask:
             target = share_start
             if target <= bounds.log_start_offset:
                 return None
-        await check_remote_lineage(
-            services.source, services.metadata, partition, bounds.log_start_offset, log_start, timeout_ms
-        )
+        await require_aligned(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         if not await self._manifest.confirm():
             return None
         target = await self._stored_to(bounds.log_start_offset, target)
@@ -144,7 +142,7 @@ class TrimTask:
 
         A later one can be recorded if a broker lost its log start."""
         services, partition = self._services, self._partition
-        known = services.metadata.local_log_start(partition)
+        known = recorded_trim(services.metadata, partition)
         timeout_ms = services.settings.request_timeout_ms
         is_known = known is not None and known.offset >= target.offset
         if known is None or not is_known or not await confirms(services.source, partition, known, timeout_ms):

@@ -48,7 +48,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
-from tiers.tasks.history.lineage import check_before_deletion
+from tiers.tasks.history.align import require_aligned
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 P1 = TopicIdPartition(TOPIC_ID, 1, "orders")
@@ -96,7 +96,7 @@ class Bench:
         self.handler = self.handler_with(tools.configured)
 
     def handler_with(self, configured: ConfiguredTopics | NothingConfigured) -> DeleteRecordsHandler:
-        check_history = partial(check_before_deletion, self.cluster, self.tier.rlmm)
+        check_history = partial(require_aligned, self.cluster, self.tier.rlmm)
         return DeleteRecordsHandler(replace(self._tools, configured=configured), self.recorder, check_history)
 
     async def delete(

@@ -10,14 +10,15 @@ from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
+from tiers.metadata.log_bounds import last_trim, unexplained_trim
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import UNKNOWN_EPOCH
-from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.model.segment_metadata import Cut, LeaderEpochEntry
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
-from tiers.tasks.history.lineage import find_common_end
+from tiers.tasks.history.align import Parting, find_parting
 
 HOUR_MS = 3_600_000
 AT_ONCE = replace(POLICY, segment_ms=0)
@@ -28,7 +29,7 @@ def produce(bench: Workbench, count: int) -> None:
         bench.log.append(batch_of(bench.log.end_offset, 10, value_bytes=15, leader_epoch=bench.log.leader_epoch))
 
 
-async def put_nothing(partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+async def put_nothing(partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool) -> None:
     raise RemoteLogMetadataNotReadyError("the record may be lost")
 
 
@@ -99,10 +100,10 @@ async def test_a_cut_whose_write_failed_is_told_once(
     await copied(bench, 10)
     put = bench.metadata.put_cut
 
-    async def put_without_answer(partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+    async def put_without_answer(partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool) -> None:
         monkeypatch.setattr(bench.metadata, "put_cut", put)
         if is_written:
-            await put(partition, leader_epoch, offset)
+            await put(partition, leader_epoch, offset, **options)
         raise RemoteLogMetadataNotReadyError("the record may be lost")
 
     monkeypatch.setattr(bench.metadata, "put_cut", put_without_answer)
@@ -126,8 +127,8 @@ async def test_a_cut_is_returned_again_until_a_run_succeeds(bench: Workbench, mo
     async def refuse(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
         raise BrokerError("the leader is gone", retriable=True)
 
-    async def put_and_lose_the_leader(partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
-        await put(partition, leader_epoch, offset)
+    async def put_and_lose_the_leader(partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool) -> None:
+        await put(partition, leader_epoch, offset, **options)
         monkeypatch.setattr(bench.log, "end_offset_for_epoch", refuse)
 
     monkeypatch.setattr(bench.metadata, "put_cut", put_and_lose_the_leader)
@@ -151,7 +152,7 @@ async def test_a_cut_that_takes_effect_in_a_later_round_is_told(
     records, put = bench.log.records, bench.metadata.put_cut
     written: list[tuple[TopicIdPartition, int, int]] = []
 
-    async def put_later(partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+    async def put_later(partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool) -> None:
         written.append((partition, leader_epoch, offset))
         raise RemoteLogMetadataNotReadyError("the record may be lost")
 
@@ -180,7 +181,7 @@ async def test_each_of_two_cuts_that_take_effect_late_is_told(
     put = bench.metadata.put_cut
     written: list[tuple[TopicIdPartition, int, int]] = []
 
-    async def put_later(partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
+    async def put_later(partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool) -> None:
         written.append((partition, leader_epoch, offset))
         raise RemoteLogMetadataNotReadyError("the record may be lost")
 
@@ -210,29 +211,6 @@ async def test_a_cut_that_the_next_leader_does_not_need_is_not_told(
     bench.log.records, bench.log.leader_epoch = records, 2
     assert not await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 0
-
-
-@pytest.mark.parametrize("is_shown", [False, True])
-async def test_only_a_leader_that_shows_the_records_ends_a_cut_that_failed(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, is_shown: bool
-) -> None:
-    """Its write failed. Then the leader removes all offsets, and so confirms every history of the copied records."""
-    await copied(bench, 10)
-    records = bench.log.records
-
-    bench.log.elect_unclean(50)
-    with monkeypatch.context() as failing:
-        failing.setattr(bench.metadata, "put_cut", put_nothing)
-        with pytest.raises(RemoteLogMetadataNotReadyError):
-            await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
-    if is_shown:
-        bench.log.records, bench.log.leader_epoch = records, 2
-        assert not await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
-    produce(bench, 8)
-    bench.log.log_start_offset = 110
-    assert await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None) is not is_shown
-    assert answering(bench)[-1][1] == (99 if is_shown else 49)
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == (0 if is_shown else 1)
 
 
 async def test_records_that_were_cut_off_leave_no_epoch_in_later_segments(bench: Workbench) -> None:
@@ -344,8 +322,9 @@ async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench
     bench.log.elect_unclean(30)
     bench.log.leader_epoch = 7
     produce(bench, 9)
-    common = await find_common_end(bench.log, bench.metadata, PARTITION, None, 1000)
-    assert common == (29, 0)
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    parting = await find_parting(bench.log, bench.metadata, PARTITION, bounds, None, 1000)
+    assert parting == Parting(30, is_proved=True)
 
 
 async def test_a_leader_with_nothing_new_cuts_too(bench: Workbench) -> None:
@@ -367,30 +346,20 @@ async def test_an_answer_that_leaves_nothing_stops_the_partition(bench: Workbenc
     assert bench.metadata.remote_end_offset(PARTITION) == 99
 
 
-async def test_an_answer_below_the_confirmed_local_start_stops_the_partition(bench: Workbench) -> None:
+async def test_a_cut_below_the_last_trim_voids_the_trim(bench: Workbench) -> None:
+    """A broker was restored from an older copy: its leader epochs show where its log ends."""
     await copied(bench, 20)
     bench.now_ms += 60_000
     start = await bench.trim(with_retention(local_retention_bytes=300))
     assert start is not None
-    bench.log.log_start_offset = 0
-    bench.log.elect_unclean(start - 10)
-    with pytest.raises(LogDivergedError, match="emptied or restored"):
-        await bench.copy(AT_ONCE)
-    assert bench.metadata.cuts(PARTITION) == []
-
-
-async def test_a_trim_is_remembered_over_a_restart_and_by_the_next_owner(bench: Workbench) -> None:
-    await copied(bench, 20)
-    bench.now_ms += 60_000
-    start = await bench.trim(with_retention(local_retention_bytes=300))
-    assert start is not None
-    assert bench.metadata.local_log_start(PARTITION) == (start, 0)
+    assert last_trim(bench.metadata, PARTITION) == (start, 0)
     bench.log.log_start_offset = 0
     bench.log.elect_unclean(start - 10)
     bench.restart()
-    with pytest.raises(LogDivergedError, match="emptied or restored"):
-        await bench.copy(AT_ONCE)
-    assert bench.metadata.cuts(PARTITION) == []
+    await bench.copy_all(AT_ONCE)
+    assert bench.metadata.cuts(PARTITION) == [Cut(1, start - 10, bench.wall_ms)]
+    assert last_trim(bench.metadata, PARTITION) is None
+    assert unexplained_trim(bench.metadata, PARTITION, start - 10) is None
 
 
 async def test_a_cut_above_the_last_trim_is_only_a_cut(bench: Workbench) -> None:

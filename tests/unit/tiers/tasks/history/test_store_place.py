@@ -65,13 +65,13 @@ async def test_no_new_partition_is_copied_into_a_folder_without_its_mount(manife
     services = replace(manifests.services, storage=unmounted, place=StorePlace())
     for _ in range(2):
         with pytest.raises(RemoteStorageError, match="neither the manifests nor the oldest segments of orders"):
-            await PartitionManifestTask(services, new).check(bounds)
+            await PartitionManifestTask(services, new).check()
     assert [found async for found in unmounted.list_objects("")] == []
     await unmounted.close()
 
     await manifests.storage.delete_object(KEY)
     services = replace(manifests.services, place=StorePlace())
-    await PartitionManifestTask(services, new).check(bounds)  # a segment of another partition is enough
+    await PartitionManifestTask(services, new).check()  # a segment of another partition is enough
     assert await manifests.storage.get_object(partition_manifest_key("cluster", new))
 
 
@@ -86,8 +86,8 @@ async def test_topics_whose_objects_are_gone_keep_no_new_partition_out_for_ever(
     new = TopicIdPartition(UUID(int=2), 0, "new")
     bounds = await manifests.bench.log.bounds(PARTITION, 1000)
     with pytest.raises(RemoteStorageError, match="gone-0, gone-1, gone-2, which were copied"):
-        await PartitionManifestTask(manifests.services, new).check(bounds)
-    await PartitionManifestTask(manifests.services, new).check(bounds)
+        await PartitionManifestTask(manifests.services, new).check()
+    await PartitionManifestTask(manifests.services, new).check()
     assert await manifests.storage.get_object(partition_manifest_key("cluster", new))
 
 
@@ -117,9 +117,9 @@ async def test_a_segment_in_another_location_does_not_show_that_home_is_mounted(
     services = replace(bench.services, storage=unmounted, place=StorePlace())
     for _ in range(2):
         with pytest.raises(RemoteStorageError, match="neither the manifests nor the oldest segments of orders"):
-            await PartitionManifestTask(services, new).check(bounds)
+            await PartitionManifestTask(services, new).check()
     services = replace(bench.services, place=StorePlace())
-    await PartitionManifestTask(services, new).check(bounds)
+    await PartitionManifestTask(services, new).check()
     for each in (mounted, unmounted):
         await each.close()
 
@@ -198,7 +198,7 @@ async def test_a_write_over_the_manifest_shows_the_place_without_an_answer(bench
     await storage.open()
     await storage.probe()
     task = PartitionManifestTask(replace(bench.services, storage=storage), PARTITION)
-    await task.check(await bench.log.bounds(PARTITION, 1000))
+    await task.check()
     await bench.record_log_start(0)
     storage.loses = True
     assert not await task.run()
@@ -235,10 +235,10 @@ async def test_no_first_copy_goes_into_a_folder_that_was_unmounted_since(manifes
     await manifests.round()
     bounds = await manifests.bench.log.bounds(PARTITION, 1000)
     first, second = (TopicIdPartition(UUID(int=number), 0, "new") for number in (2, 3))
-    await PartitionManifestTask(manifests.services, first).check(bounds)
+    await PartitionManifestTask(manifests.services, first).check()
     await unmounted(manifests.bench)
     with pytest.raises(RemoteStorageError, match="neither the manifests nor the oldest segments of orders"):
-        await PartitionManifestTask(manifests.services, second).check(bounds)
+        await PartitionManifestTask(manifests.services, second).check()
     assert [found async for found in manifests.storage.list_objects("")] == []
 
 
@@ -247,10 +247,10 @@ async def test_an_unread_metadata_partition_may_know_copies(manifests: Manifests
     bounds = await manifests.bench.log.bounds(PARTITION, 1000)
     manifests.bench.metadata.knows_all_partitions = False
     with pytest.raises(RemoteLogMetadataNotReadyError, match="whether any partition was copied"):
-        await manifests.task.check(bounds)
+        await manifests.task.check()
     assert [found async for found in manifests.storage.list_objects("")] == []
     manifests.bench.metadata.knows_all_partitions = True
-    await manifests.task.check(bounds)
+    await manifests.task.check()
     assert (await manifests.stored()).segments == ()
 
 

@@ -1,0 +1,262 @@
+"""Compares the leader epochs of the tier with those of the leader's log (docs/semantics.md 6.1, 6.5).
+
+See docs/design.md, safety rule 2. `align` finds where both histories part. The owner records a CUT there.
+
+A leader whose log begins behind all copied records confirms every history of them. A leader that has removed all
+records of an epoch confirms that epoch up to the start of its log, which proves nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError
+from tiers.metadata.attempts import attempts, begun_end_offset, is_measured, last_attempt
+from tiers.metadata.log_history import remote_epoch_before
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds, LogSource
+from tiers.model.log_start import UNKNOWN_EPOCH
+from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, leader_epoch_at
+from tiers.model.segment_state import RemoteLogSegmentState
+
+
+class Parting(NamedTuple):
+    """The first offset of the tier that the leader's answers disprove.
+
+    `is_proved`: the leader's log has records before `offset`, and the tier has no other record there."""
+
+    offset: int
+    is_proved: bool
+
+
+class _EpochRange(NamedTuple):
+    """A range of offsets (inclusive) of one leader epoch that the tier has."""
+
+    first_offset: int
+    last_offset: int
+    leader_epoch: int
+
+
+async def check_lineage(
+    source: LogSource, partition: TopicIdPartition, leader_epoch: int, next_offset: int, timeout_ms: int
+) -> None:
+    """Raises `LogDivergedError` unless the leader's log has `next_offset - 1` in `leader_epoch`, or begins behind it.
+
+    Raises `BrokerError`."""
+    answer = await source.end_offset_for_epoch(partition, leader_epoch, timeout_ms)
+    if answer.leader_epoch != leader_epoch or answer.end_offset < next_offset:
+        raise LogDivergedError(
+            f"{partition} was copied up to offset {next_offset - 1} in leader epoch {leader_epoch}, "
+            f"but the leader ends epoch {answer.leader_epoch} at {answer.end_offset}"
+        )
+
+
+async def align(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    log_start: int | None,
+    timeout_ms: int,
+) -> Parting | None:
+    """Compares the tier's leader epochs with the leader's. None: the leader's log continues the tier.
+
+    `bounds` are the leader's. `log_start` is the recorded one that the leader confirms: the records below it do not
+    count. Costs one question if nothing parts. Raises `BrokerError`, and `LogDivergedError` if the leader's log ends
+    below the tier's end, and its epochs do not explain it: the broker was emptied or restored."""
+    parting = await find_parting(source, metadata, partition, bounds, log_start, timeout_ms)
+    end = begun_end_offset(metadata, partition)
+    if parting is None or parting.is_proved or end is None or bounds.high_watermark > end:
+        return parting
+    raise LogDivergedError(
+        f"{partition}: the leader of epoch {bounds.leader_epoch} has the offsets {bounds.log_start_offset} to"
+        f" {bounds.high_watermark - 1}, and shows no record that was copied up to {end}: was the broker emptied or"
+        f" restored? {cut_command(partition)} goes on with its log"
+    )
+
+
+async def require_aligned(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    log_start: int | None,
+    timeout_ms: int,
+) -> None:
+    """Raises the errors of `align`, and `RemoteLogMetadataNotReadyError` until the owner has recorded a CUT."""
+    parting = await align(source, metadata, partition, bounds, log_start, timeout_ms)
+    if parting is not None:
+        raise RemoteLogMetadataNotReadyError(
+            f"{partition}: the leader has other records than the tier from offset {parting.offset} on, and the owner"
+            " has not cut the tier yet"
+        )
+
+
+async def find_parting(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    log_start: int | None,
+    timeout_ms: int,
+) -> Parting | None:
+    """Returns what `align` returns, also for a leader that was emptied or restored. Raises `BrokerError`."""
+    found: list[Parting] = []
+    ranges: list[_EpochRange] = []
+    for end, epoch in _ends(metadata, partition, bounds, log_start):
+        answer = await source.end_offset_for_epoch(partition, epoch, timeout_ms)
+        if answer.leader_epoch != epoch or answer.end_offset < end:
+            ranges = ranges or _epoch_ranges(metadata, partition, log_start or 0)
+            parting = await _parting_below(source, partition, ranges, bounds, end, timeout_ms)
+            found += [] if parting is None else [parting]
+    deleted = await _deleted_otherwise(source, metadata, partition, timeout_ms)
+    return min([*found, *deleted], default=None)
+
+
+def _ends(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, bounds: LocalLogBounds, log_start: int | None
+) -> list[tuple[int, int]]:
+    """Returns the offset behind the last record, and behind the last one before each gap that the local log has.
+
+    Each has the leader epoch of the record before it. The records behind a gap show nothing about those before it.
+    Attempts count as segments do: the owner may find them whole."""
+    begun, remote_end = last_attempt(metadata, partition), metadata.remote_end_offset(partition)
+    last = {} if begun is None else {begun.valid_end_offset: begun}
+    if remote_end is not None:
+        before_gaps = [gap.first_offset - 1 for gap in metadata.gaps(partition)]
+        for offset in (remote_end, *(each for each in before_gaps if bounds.log_start_offset <= each < remote_end)):
+            segment = metadata.remote_log_segment_metadata(partition, offset)
+            last |= {} if segment is None else {offset: segment}
+    return [
+        (offset + 1, leader_epoch_at(segment.segment_leader_epochs, offset))
+        for offset, segment in last.items()
+        if offset >= (log_start or 0)
+    ]
+
+
+async def _parting_below(
+    source: LogSource,
+    partition: TopicIdPartition,
+    ranges: Sequence[_EpochRange],
+    bounds: LocalLogBounds,
+    end: int,
+    timeout_ms: int,
+) -> Parting | None:
+    """Asks from the newest epoch below `end` down, until the leader confirms one. None: it confirms the newest."""
+    start = end
+    while place := bisect_left(ranges, end, key=attrgetter("first_offset")):
+        newest = ranges[place - 1]
+        asked, last = newest.leader_epoch, min(newest.last_offset + 1, end)
+        answer = await source.end_offset_for_epoch(partition, asked, timeout_ms)
+        if answer.leader_epoch == asked and answer.end_offset >= last:
+            # An end above the start of the log is the end of an epoch of which the leader has records.
+            return None if end == start else Parting(end, answer.end_offset > bounds.log_start_offset)
+        known, known_to = answer.leader_epoch, answer.end_offset
+        if known < 0:  # the asked epoch is above all that the leader knows
+            known, known_to = min(bounds.leader_epoch, asked - 1), end
+        elif known != asked:
+            known = min(known, asked - 1)
+        # The leader has no record of the epochs between that of its answer and the one asked for.
+        disproved = (each.first_offset for each in ranges[:place] if each.leader_epoch > known)
+        end = min([end, known_to, *disproved])
+    return None if end == start else Parting(end, end > bounds.log_start_offset)
+
+
+async def _deleted_otherwise(
+    source: LogSource, metadata: RemoteLogMetadataReader, partition: TopicIdPartition, timeout_ms: int
+) -> list[Parting]:
+    """Returns the offsets of copied records that a log start of the leader's history deleted in another leader epoch.
+
+    A leader gives the same end for all epochs that lie below its log start (docs/semantics.md 6.1). So the leader had
+    the deleted record only if the end of that record's epoch lies above the end of the copied record's epoch. All
+    records below are deleted, so the offset is proved."""
+    found: list[Parting] = []
+    for start in metadata.recorded_log_starts(partition):
+        copied_epoch = remote_epoch_before(metadata, partition, start.offset)
+        if not start.deletes or UNKNOWN_EPOCH in (start.last_epoch, copied_epoch) or copied_epoch == start.last_epoch:
+            continue
+        deleted = await source.end_offset_for_epoch(partition, start.last_epoch, timeout_ms)
+        if deleted.leader_epoch != start.last_epoch or deleted.end_offset < start.offset:
+            continue
+        copied = await source.end_offset_for_epoch(partition, copied_epoch, timeout_ms)
+        if copied.leader_epoch != copied_epoch or copied.end_offset < deleted.end_offset:
+            found.append(Parting(start.offset - 1, is_proved=True))
+    return found
+
+
+def _epoch_ranges(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> list[_EpochRange]:
+    """Returns the ranges from `offset` on that clients can read, and those of the attempts above them, ascending."""
+    ranges: list[_EpochRange] = []
+    while (segment := metadata.next_segment(partition, offset)) is not None:
+        ranges += _ranges_of(segment, offset)
+        offset = segment.valid_end_offset + 1
+    for attempt in attempts(metadata, partition, offset):
+        if is_measured(attempt):
+            ranges += _ranges_of(attempt, offset)
+            offset = max(offset, attempt.valid_end_offset + 1)
+    return ranges
+
+
+def _ranges_of(segment: RemoteLogSegmentMetadata, offset: int) -> Iterator[_EpochRange]:
+    ends = [*(entry.start_offset - 1 for entry in segment.segment_leader_epochs[1:]), segment.valid_end_offset]
+    for entry, end in zip(segment.segment_leader_epochs, ends, strict=True):
+        first, last = max(offset, entry.start_offset), min(end, segment.valid_end_offset)
+        if first <= last:
+            yield _EpochRange(first, last, entry.epoch)
+
+
+def cut_epoch(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int, leader_epoch: int) -> int:
+    """Returns the leader epoch of a CUT that voids what the leader of `leader_epoch` disproves from `offset` on.
+
+    It is another one only if records were copied in that epoch or a later one: restored controllers may count leader
+    epochs anew."""
+    parts = [
+        each.metadata
+        for each in metadata.stored_segments(partition, offset)
+        if each.valid_end_offset >= offset and each.state < RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+    ]
+    first = metadata.next_segment(partition, offset) or next(iter(parts), None)
+    latest = max((each.leader_epoch for each in parts), default=leader_epoch)
+    is_enough = first is None or (first.leader_epoch < leader_epoch and latest <= leader_epoch)
+    return leader_epoch if is_enough else latest + 1
+
+
+def open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None) -> Cut | None:
+    """Returns a CUT that is not proved, while the tier has records below it; None without one.
+
+    A proved CUT at or below it, of the same leader epoch or a later one, settles it. `log_start` is the recorded one
+    that the leader confirms. Until then, nothing of the partition expires or is deleted."""
+    cuts = metadata.cuts(partition)
+    proved = [each for each in cuts if each.is_proved]
+    first = metadata.next_segment(partition, log_start or 0)
+    begun = attempts(metadata, partition, log_start or 0)
+    begins_at = min((each.start_offset for each in (*([first] if first else []), *begun)), default=None)
+    return next(
+        (
+            each
+            for each in cuts
+            if not each.is_proved
+            and begins_at is not None
+            and max(begins_at, log_start or 0) < each.offset
+            and not any(one.leader_epoch >= each.leader_epoch and one.offset <= each.offset for one in proved)
+        ),
+        None,
+    )
+
+
+def require_no_open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None) -> None:
+    """Raises `LogDivergedError` if `open_cut` finds a CUT."""
+    cut = open_cut(metadata, partition, log_start)
+    if cut is not None:
+        raise LogDivergedError(
+            f"{partition}: the leader of epoch {cut.leader_epoch} has forgotten where its log parts from the copied"
+            f" records below offset {cut.offset}: nothing expires until {cut_command(partition)} names the offset"
+        )
+
+
+def cut_command(partition: TopicIdPartition) -> str:
+    return f"`tidegate tier cut {partition.topic}:{partition.partition} OFFSET`"
