@@ -18,6 +18,7 @@ from proxy.commands.explain import explain
 from proxy.commands.init import init
 from proxy.commands.tier.accept import accept
 from proxy.commands.tier.bounds import bounds
+from proxy.commands.tier.cut import cut
 from proxy.commands.tier.failed_deletes import failed_deletes
 from proxy.commands.tier.metadata import metadata
 from proxy.commands.tier.missing_topics import missing_topics
@@ -62,7 +63,7 @@ def _tier(context: typer.Context) -> None:
 
 # The help of `tidegate tier` has one line per command, and would cut the description of this one.
 tier.command(short_help="Lists the topics that the settings name or that have segments.")(topics)
-for _command in (segments, bounds, verify, orphans, rebuild, accept, rewrap, pause, resume):
+for _command in (segments, bounds, verify, orphans, rebuild, accept, cut, rewrap, pause, resume):
     tier.command()(_command)
 tier.command("failed-deletes")(failed_deletes)
 tier.add_typer(missing_topics)

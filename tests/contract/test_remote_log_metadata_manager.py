@@ -279,18 +279,6 @@ async def test_an_operators_word_holds_until_the_owner_ends_it(
     assert not manager.is_known(partition)
 
 
-async def test_a_divergence_holds_until_the_owner_ends_it(
-    manager: RemoteLogMetadataManager, partition: TopicIdPartition
-) -> None:
-    assert not manager.is_diverged(partition)
-    for _ in range(2):
-        await manager.put_log_divergence(partition, is_diverged=True)
-        assert manager.is_diverged(partition)
-    await manager.put_log_divergence(partition, is_diverged=False)
-    assert not manager.is_diverged(partition)
-    assert not manager.is_known(partition)
-
-
 async def test_a_topic_is_missing_until_it_returns_and_its_deletion_is_kept(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
@@ -335,7 +323,6 @@ async def test_a_partition_is_deleted_in_order_and_forgotten(
     await manager.put_local_log_start(partition, OffsetAndEpoch(70, 0))
     await manager.put_log_gap(partition, LogGap(100, 110), 0)
     await manager.accept(partition, "7f")
-    await manager.put_log_divergence(partition, is_diverged=True)
     with pytest.raises(InvalidTransitionError):
         await manager.put_remote_partition_delete_metadata(deletion(DeleteState.DELETE_PARTITION_STARTED))
     for state in DeleteState:
@@ -346,7 +333,6 @@ async def test_a_partition_is_deleted_in_order_and_forgotten(
     assert (manager.log_start_offset(partition), manager.log_starts(partition)) == (None, [])
     assert (manager.local_log_start(partition), manager.gaps(partition)) == (None, [])
     assert manager.acceptance(partition) is None
-    assert not manager.is_diverged(partition)
     assert not manager.is_known(partition)
     assert partition not in manager.partitions()
 
@@ -420,18 +406,21 @@ async def test_the_end_of_the_last_trim_counts_with_its_leader_epoch(
     assert manager.log_start_offset(partition) is None
 
 
-async def test_an_accepted_history_ends_the_log_starts_above_its_begin(
+async def test_an_operators_cut_ends_the_log_starts_of_the_void_history(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     kept, ended = LogStart(40, 1, LogStartReason.USER), LogStart(70, 5, LogStartReason.RETENTION)
     await manager.put_log_start(partition, LogStart(0, 0, LogStartReason.SEEN))
     await manager.put_log_start(partition, kept)
     await manager.put_log_start(partition, ended)
-    assert manager.log_starts(partition) == [ended, kept]
-    await manager.begin_accepted_history(partition, OffsetAndEpoch(40, 2))
-    assert (manager.log_starts(partition), manager.local_log_start(partition)) == ([kept], (40, 2))
-    await manager.begin_accepted_history(partition, OffsetAndEpoch(0, 2))
-    assert (manager.log_starts(partition), manager.local_log_start(partition)) == ([], (0, 2))
+    for leader_epoch, offset, left in ((5, 40, [ended, kept]), (6, 40, [kept]), (2, 0, [])):
+        await manager.put_named_cut(partition, leader_epoch, offset)
+        assert manager.log_starts(partition) == left
+    assert [(cut.leader_epoch, cut.offset, cut.is_proved) for cut in manager.cuts(partition)] == [
+        (2, 0, True),
+        (5, 40, True),
+        (6, 40, True),
+    ]
     assert manager.is_known(partition)
 
 
@@ -465,8 +454,9 @@ async def test_a_copy_plan_announces_all_attempts_and_ends_when_none_is_left(
 async def test_each_leader_epoch_has_one_cut(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
     assert list(manager.cuts(partition)) == []
     for leader_epoch, offset in ((2, 60), (1, 130), (2, 50)):
-        await manager.put_cut(partition, leader_epoch, offset)
-    assert [(cut.leader_epoch, cut.offset) for cut in manager.cuts(partition)] == [(1, 130), (2, 50)]
+        await manager.put_cut(partition, leader_epoch, offset, is_proved=offset == 50)
+    cuts = [(cut.leader_epoch, cut.offset, cut.is_proved) for cut in manager.cuts(partition)]
+    assert cuts == [(1, 130, False), (2, 50, True)]
 
 
 async def test_a_cut_voids_a_copy_that_began_before_it_and_ends_after_it(

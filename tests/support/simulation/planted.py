@@ -37,7 +37,7 @@ from tiers.tasks.copy import copy_attempts
 from tiers.tasks.deletion import segment_deletion
 from tiers.tasks.deletion.deleted_segments import DeletedSegmentsTask
 from tiers.tasks.deletion.missing_topics import MissingTopics
-from tiers.tasks.history import cut_task, lineage, partition_manifest
+from tiers.tasks.history import align, cut_task, partition_manifest
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
 from tiers.tasks.history.stored_manifest import manifest_of
@@ -85,9 +85,8 @@ def _always_fresh(stack: ExitStack) -> None:
 
 
 def _ignores_divergence(stack: ExitStack) -> None:
-    _replace(stack, lineage, "check_leader", _nothing)
+    _replace(stack, align, "find_parting", _nothing)
     _replace(stack, copy_attempts, "check_lineage", _nothing)
-    _replace(stack, trim_task, "check_remote_lineage", _nothing)
 
 
 def _takes_any_store(stack: ExitStack) -> None:

@@ -36,6 +36,7 @@ from tiers.metadata.records.serde import (
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead, UnknownRecord
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import (
+    CutUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
     TopicDeletionUpdate,
@@ -46,12 +47,13 @@ logger = logging.getLogger(__name__)
 
 _MAX_NAME_BYTES = 255
 """The longest name in a key. It is longer than any writer's name, and keeps the state's own keys below LMDB's limit."""
-_ANYBODYS = (LogStartOffsetUpdate, OperatorAcceptanceUpdate, TopicDeletionUpdate)
+_ANYBODYS = (CutUpdate, LogStartOffsetUpdate, OperatorAcceptanceUpdate, TopicDeletionUpdate)
 """The records that any process may write, without ownership and without a transaction.
 
 Neither their order nor their repetition matters. This includes the tombstones of log starts: a tombstone comes in one
-batch with the log start that replaces the named one. If a repeated request brings a replaced log start back, it does no
-harm, since the higher log start counts."""
+batch with the log start that replaces the named one, or with the CUT that voids it. If a repeated request brings a
+replaced log start back, it does no harm, since the higher log start counts. If it brings a replaced CUT back, the owner
+compares the histories in its next round."""
 
 
 @garbage_collection_paused()

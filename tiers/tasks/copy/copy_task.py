@@ -24,7 +24,7 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
-from tiers.model.segment_metadata import epoch_of_copy
+from tiers.model.segment_metadata import epoch_of_copy, first_void
 from tiers.quota import Reservation
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
 from tiers.tasks.copy.append import append_records
@@ -385,9 +385,14 @@ class RLMCopyTask:
         return 0 if self._behind_since_ms is None else self._services.clock_ms() - self._behind_since_ms
 
     def start_over(self) -> None:
-        """Discards everything that was read or taken over. After a CUT, it does not continue the remote log."""
-        self.discard()
-        self._continuation = None
+        """Discards what was taken over, and what CUTs void of the open segment.
+
+        The rest of it does not continue the remote log. `follow_leader` keeps what the broker has removed since."""
+        builder, void_from = self._builder, first_void(self._services.metadata.cuts(self._partition), self._copy_epoch)
+        is_void = builder is not None and void_from is not None and void_from < builder.next_offset
+        if is_void or self._open_bytes == 0:
+            self.discard()
+        self._continuation, self._leader_epoch = None, -1
         self._furthest = -1, 0
 
     def discard(self) -> None:

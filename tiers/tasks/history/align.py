@@ -163,7 +163,7 @@ async def _parting_below(
         # The leader has no record of the epochs between that of its answer and the one asked for.
         disproved = (each.first_offset for each in ranges[:place] if each.leader_epoch > known)
         end = min([end, known_to, *disproved])
-    return None if end == start else Parting(end, end > bounds.log_start_offset)
+    return None if end == start else Parting(end, bounds.log_start_offset < end <= bounds.high_watermark)
 
 
 async def _deleted_otherwise(
@@ -225,27 +225,33 @@ def cut_epoch(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, of
     return leader_epoch if is_enough else latest + 1
 
 
-def open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None) -> Cut | None:
-    """Returns a CUT that is not proved, while the tier has records below it; None without one.
+def unsettled_cuts(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> list[Cut]:
+    """Returns the CUTs that are not proved.
 
-    A proved CUT at or below it, of the same leader epoch or a later one, settles it. `log_start` is the recorded one
-    that the leader confirms. Until then, nothing of the partition expires or is deleted."""
+    A proved CUT at or below one of them, of the same leader epoch or a later one, settles it."""
     cuts = metadata.cuts(partition)
     proved = [each for each in cuts if each.is_proved]
-    first = metadata.next_segment(partition, log_start or 0)
-    begun = attempts(metadata, partition, log_start or 0)
-    begins_at = min((each.start_offset for each in (*([first] if first else []), *begun)), default=None)
-    return next(
-        (
-            each
-            for each in cuts
-            if not each.is_proved
-            and begins_at is not None
-            and max(begins_at, log_start or 0) < each.offset
-            and not any(one.leader_epoch >= each.leader_epoch and one.offset <= each.offset for one in proved)
-        ),
-        None,
-    )
+    return [
+        each
+        for each in cuts
+        if not each.is_proved
+        and not any(one.leader_epoch >= each.leader_epoch and one.offset <= each.offset for one in proved)
+    ]
+
+
+def open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None) -> Cut | None:
+    """Returns the lowest unsettled CUT above a record of the tier; None without one.
+
+    `log_start` is the recorded one that the leader confirms. While there is such a CUT, nothing of the partition
+    expires or is deleted."""
+    start = log_start or 0
+    cuts = sorted(unsettled_cuts(metadata, partition), key=attrgetter("offset"))
+    if not cuts:
+        return None
+    first = metadata.next_segment(partition, start)
+    begun = [*([] if first is None else [first]), *attempts(metadata, partition, start)]
+    begins_at = min((max(start, each.start_offset) for each in begun if not each.is_cut_off), default=None)
+    return next((each for each in cuts if begins_at is not None and begins_at < each.offset), None)
 
 
 def require_no_open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None) -> None:

@@ -1,4 +1,4 @@
-"""An acceptance names the state that the operator sees: the stored partition manifest, and a diverged leader's log."""
+"""An acceptance names the state that the operator sees: the stored partition manifest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from tiers.config.total_retention import NO_TOTAL, TOTAL_KEYS, TotalRetention, r
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import witness_of
 from tiers.model.log_start import LogGap
-from tiers.tasks.history.stop_check import AcceptedState
 from tiers.tasks.history.stored_manifest import read_manifest
 
 CONFIG = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
@@ -46,21 +45,21 @@ def opened(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
     async def partition_bounds(*args: Any) -> PartitionBounds:
         return BOUNDS
 
-    async def judged(source: Any, metadata: Any, partition: Any, manifest: bytes | None, cluster_id: str) -> Any:
-        return AcceptedState(witness_of(manifest), None), True
+    async def is_needed(*args: Any) -> bool:
+        return True
 
     monkeypatch.setattr(accept, "tiered_cluster", giving((None, cluster)))
     monkeypatch.setattr(accept, "open_storage", giving(bench.storage))
     monkeypatch.setattr(accept, "metadata_to_now", giving(bench.rlmm))
     monkeypatch.setattr(accept, "partition_bounds", partition_bounds)
-    monkeypatch.setattr(accept, "_judged", judged)
+    monkeypatch.setattr(accept, "_is_needed", is_needed)
     monkeypatch.setattr(accept, "BrokerLogSource", lambda client: None)
 
 
 async def accepted(write: bool = True) -> str:
     done = await accept.accept_partition(CONFIG, PARTITION.topic, PARTITION.partition, write)
-    assert (done.bounds, done.replaced, done.is_needed) == (BOUNDS, None, True)
-    return done.state.witness
+    assert (done.bounds, done.is_needed) == (BOUNDS, True)
+    return done.manifest
 
 
 async def test_an_acceptance_names_the_manifest_that_the_store_has(bench: CommandBench) -> None:
@@ -130,14 +129,14 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
     return running
 
 
-async def nothing_to_accept(*args: Any) -> tuple[AcceptedState, bool]:
-    return AcceptedState("none", None), False
+async def nothing_to_accept(*args: Any) -> bool:
+    return False
 
 
 def test_a_partition_that_is_not_stopped_has_nothing_to_accept(
     bench: CommandBench, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, list[str], str]]
 ) -> None:
-    monkeypatch.setattr(accept, "_judged", nothing_to_accept)
+    monkeypatch.setattr(accept, "_is_needed", nothing_to_accept)
     monkeypatch.setattr(bench.rlmm, "is_known", lambda partition: True)
     code, _, err = run("--yes")
     name = f"{PARTITION.topic}-{PARTITION.partition}"
@@ -149,7 +148,7 @@ def test_a_partition_that_is_not_stopped_has_nothing_to_accept(
 def test_a_topic_that_is_not_tiered_is_an_error(
     monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, list[str], str]]
 ) -> None:
-    monkeypatch.setattr(accept, "_judged", nothing_to_accept)
+    monkeypatch.setattr(accept, "_is_needed", nothing_to_accept)
     topic = PARTITION.topic
     said = f"tidegate: {topic} is not tiered: the metadata has no record of {topic}:{PARTITION.partition}\n"
     assert run() == (3, [], said)

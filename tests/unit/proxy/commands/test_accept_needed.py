@@ -12,7 +12,7 @@ from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks.history.stop_check import may_be_stopped
+from tiers.tasks.history.stop_check import may_be_in_doubt
 from tiers.tasks.history.stored_manifest import read_manifest
 
 Damage = Callable[[CommandBench, InMemoryLog], Awaitable[None]]
@@ -22,7 +22,7 @@ async def is_needed(bench: CommandBench, log: InMemoryLog, log_start: int | None
     """Two segments of ten records are remote, and the log has 30 records."""
     bounds = await log.bounds(PARTITION, 1)
     manifest = await read_manifest(bench.storage, CLUSTER_ID, PARTITION)
-    return await may_be_stopped(log, bench.rlmm, PARTITION, bounds, log_start, manifest, CLUSTER_ID, 1)
+    return await may_be_in_doubt(bench.rlmm, PARTITION, bounds, log_start, manifest, CLUSTER_ID, 1)
 
 
 @pytest.fixture
@@ -60,14 +60,6 @@ async def gap(bench: CommandBench, log: InMemoryLog) -> None:
     log.log_start_offset = 25
 
 
-async def recorded_divergence(bench: CommandBench, log: InMemoryLog) -> None:
-    await bench.rlmm.put_log_divergence(PARTITION, is_diverged=True)
-
-
-async def emptied_broker(bench: CommandBench, log: InMemoryLog) -> None:
-    log.records, log.log_start_offset = batch_of(0, 10), 0
-
-
 async def forgotten_segment(bench: CommandBench, log: InMemoryLog) -> None:
     newest = await bench.tiered(20)
     await bench.put_manifest()
@@ -93,8 +85,6 @@ async def lost_position(bench: CommandBench, log: InMemoryLog) -> None:
     "damage",
     [
         gap,
-        recorded_divergence,
-        emptied_broker,
         forgotten_segment,
         unreadable_manifest,
         missing_manifest,
@@ -102,6 +92,6 @@ async def lost_position(bench: CommandBench, log: InMemoryLog) -> None:
     ],
     ids=lambda damage: damage.__name__,
 )
-async def test_a_reason_to_stop_is_found(bench: CommandBench, log: InMemoryLog, damage: Damage) -> None:
+async def test_a_reason_to_doubt_is_found(bench: CommandBench, log: InMemoryLog, damage: Damage) -> None:
     await damage(bench, log)
     assert await is_needed(bench, log)

@@ -89,7 +89,7 @@ async def test_a_complete_metadata_topic_needs_no_rebuild(
     )
 
 
-@pytest.mark.parametrize("lost", ["segment", "log start", "trim", "gap", "divergence", "settings", "records"])
+@pytest.mark.parametrize("lost", ["segment", "log start", "trim", "gap", "cut", "settings", "records"])
 async def test_segments_that_the_metadata_topic_lacks_are_counted(
     bench: CommandBench, lost: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,8 +102,8 @@ async def test_segments_that_the_metadata_topic_lacks_are_counted(
             await bench.rlmm.put_local_log_start(PARTITION, OffsetAndEpoch(5, 0))
         case "gap":
             await bench.rlmm.put_log_gap(PARTITION, LogGap(10, 20), 0)
-        case "divergence":
-            await bench.rlmm.put_log_divergence(PARTITION, is_diverged=True)
+        case "cut":
+            await bench.rlmm.put_cut(PARTITION, 7, 500, is_proved=False)
         case "settings":
             await bench.rlmm.change_topic_tier_config(PARTITION.topic_id, PARTITION.topic, {"local.retention.ms": "1"})
     await bench.put_manifest()

@@ -239,8 +239,8 @@ async def test_a_total_that_is_not_agreed_on_is_named(copied: Workbench, differs
 
 async def test_a_stop_and_a_failing_stage_come_before_every_setting(copied: Workbench) -> None:
     facts = await facts_for(copied, KEEP_NOTHING)
-    stopped = explain(replace(facts, is_diverged=True))
-    in_doubt = explain(with_owner(facts, stopped="the metadata was lost"))
+    stopped = explain(with_owner(facts, stopped="it was emptied"))
+    in_doubt = explain(with_owner(facts, doubt="the metadata was lost"))
     for answer, reason in ((stopped, StateReason.STOPPED), (in_doubt, StateReason.DOUBT)):
         for question in (ON_BROKER, NOT_EXPIRED):
             assert set(reasons(answer, question).values()) == {reason}

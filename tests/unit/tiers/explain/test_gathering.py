@@ -86,11 +86,25 @@ async def test_a_manifest_that_knows_more_than_the_metadata_is_told_as_a_doubt(c
     assert StateReason.DOUBT not in {each.reason for each in answer.uncopied.whys}
 
 
-async def test_a_recorded_divergence_is_told_as_a_stop(copied: Workbench) -> None:
-    await copied.metadata.put_log_divergence(PARTITION, is_diverged=True)
+async def test_an_emptied_broker_is_told_as_a_stop(copied: Workbench) -> None:
+    copied.log.records, copied.log.leader_epoch = batch_of(0, 10, leader_epoch=3), 3
     answer = await explained(copied, await manifest_of(copied))
-    assert {each.reason for each in answer.uncopied.whys} == {StateReason.STOPPED}
-    assert [note.partition(":")[0] for note in answer.notes] == ["A recorded divergence stops the partition"]
+    assert {each.reason for each in whys(answer, Question.NOT_EXPIRED).values()} == {StateReason.STOPPED}
+    assert "was the broker emptied or restored?" in answer.notes[0]
+
+
+async def test_a_replaced_end_is_told_until_the_owner_cuts_it(copied: Workbench) -> None:
+    copied.log.elect_unclean(50)
+    answer = await explained(copied, await manifest_of(copied))
+    assert answer.notes == ("The leader has other records from offset 50 on: the owner cuts the tier there.",)
+
+
+async def test_a_cut_that_is_not_proved_holds_expiry_alone(copied: Workbench) -> None:
+    await copied.metadata.put_cut(PARTITION, 0, 50, is_proved=False)
+    answer = await explained(copied, await manifest_of(copied))
+    assert {each.reason for each in whys(answer, Question.NOT_EXPIRED).values()} == {StateReason.UNPROVED_CUT}
+    assert StateReason.UNPROVED_CUT not in {each.reason for each in whys(answer, Question.ON_BROKER).values()}
+    assert answer.notes[0].startswith("The tier was cut at offset 50")
 
 
 async def test_offsets_in_neither_tier_are_a_remark(copied: Workbench) -> None:

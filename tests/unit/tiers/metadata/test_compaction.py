@@ -33,7 +33,6 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
-    LogDivergenceUpdate,
     OperatorAcceptanceUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
@@ -106,7 +105,6 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
     first_partition = TopicIdPartition(TOPIC_ID, 0, "orders")
     presences: tuple[MetadataRecord, ...] = (
         OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS, "7f"),
-        LogDivergenceUpdate(PARTITION, "a", NOW_MS),
         UnfinishedRebuildUpdate(PARTITION, "a", NOW_MS),
         TopicMissingUpdate(first_partition, "a", NOW_MS),
         TopicDeletionUpdate(first_partition, "a", NOW_MS),
@@ -146,7 +144,6 @@ def answers(state: RemoteLogMetadataStateWriter) -> list[object]:
         state.local_log_start(PARTITION),
         state.gaps(PARTITION),
         state.acceptance(PARTITION),
-        state.is_diverged(PARTITION),
         state.unfinished_rebuilds(),
         state.missing_topics(),
         state.is_topic_deleted(TOPIC_ID),

@@ -67,7 +67,6 @@ class Store:
         trimmed_to: int | None = None,
         gaps: tuple[LogGap, ...] = (),
         dead: tuple[RemoteLogSegmentMetadata, ...] = (),
-        is_diverged: bool = False,
         cuts: tuple[Cut, ...] = (),
     ) -> None:
         self.found.manifest = PartitionManifest(
@@ -92,7 +91,6 @@ class Store:
             ),
             tuple(each.segment_id.id for each in dead),
             {"local.retention.ms": "5"},
-            is_diverged,
         )
 
     def loses(self, one: RemoteLogSegmentMetadata) -> None:
@@ -392,14 +390,14 @@ def replayed(plan: PartitionPlan, folder: Path) -> RemoteLogMetadataStateWriter:
     return state
 
 
-def test_another_history_stays_cut_off_and_a_divergence_stays_recorded(store: Store, tmp_path: Path) -> None:
+def test_another_history_stays_cut_off(store: Store, tmp_path: Path) -> None:
     old, new = store.holds(0, 19), store.holds(0, 9, epoch=1)
-    store.manifest(old, new, is_diverged=True, cuts=(Cut(1, 0, 5),))
+    store.manifest(old, new, cuts=(Cut(1, 0, 5, is_proved=False),))
     plan = store.plan()
     assert len(live(plan)) == 2
     state = replayed(plan, tmp_path)
     try:
-        assert state.is_diverged(PARTITION)
+        assert [each.is_proved for each in state.cuts(PARTITION)] == [False]
         found = {each.segment_id.id: each.cut_at for each in state.list_remote_log_segments(PARTITION)}
         assert found == {old.segment_id.id: 0, new.segment_id.id: None}
         assert state.remote_end_offset(PARTITION) == 9

@@ -33,7 +33,6 @@ from tiers.model.segment_metadata import (
     CutUpdate,
     LeaderEpochEntry,
     LocalLogStartUpdate,
-    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -150,14 +149,13 @@ def test_a_gap_keeps_its_bytes_and_what_is_none_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("record_type", "api_key"),
     [
-        (LogDivergenceUpdate, "f007"),
         (UnfinishedRebuildUpdate, "f107"),
         (TopicDeletionUpdate, "d00f"),
         (TopicMissingUpdate, "d10f"),
     ],
 )
 def test_a_record_without_fields_of_its_own_keeps_its_bytes(
-    record_type: type[LogDivergenceUpdate | UnfinishedRebuildUpdate | TopicDeletionUpdate | TopicMissingUpdate],
+    record_type: type[UnfinishedRebuildUpdate | TopicDeletionUpdate | TopicMissingUpdate],
     api_key: str,
 ) -> None:
     update = record_type(PARTITION, "proxy-1", 1700000001234)
@@ -188,11 +186,12 @@ def test_an_offset_below_zero_is_remembered_of_no_log() -> None:
             decode_value(encode_value(record))
 
 
-def test_a_cut_keeps_its_bytes() -> None:
-    update = CutUpdate(PARTITION, "proxy-1", 1700000001234, 5, 149)
+@pytest.mark.parametrize("is_proved", [False, True])
+def test_a_cut_keeps_its_bytes(is_proved: bool) -> None:
+    update = CutUpdate(PARTITION, "proxy-1", 1700000001234, 5, 149, is_proved)
     expected = (
         "01ea0701076f7264657273123456789abcdef0123456789abcdef00000000700"
-        "0870726f78792d310000018bcfe56cd200000000000000950000000500"
+        f"0870726f78792d310000018bcfe56cd20000000000000095000000050{int(is_proved)}00"
     )
     assert encode_value(update).hex() == expected
     assert decode_value(bytes.fromhex(expected)) == update
@@ -281,7 +280,6 @@ def test_keys_tell_segments_record_types_and_log_starts_apart() -> None:
         key_of(LogGapUpdate(PARTITION, "a", 0, LogGap(1, 9), 0)),
         key_of(LogGapUpdate(PARTITION, "a", 0, LogGap(2, 9), 0)),
         key_of(OperatorAcceptanceUpdate(PARTITION, "a", 0, "7f")),
-        key_of(LogDivergenceUpdate(PARTITION, "a", 0)),
         key_of(UnfinishedRebuildUpdate(PARTITION, "a", 0)),
         key_of(TopicDeletionUpdate(PARTITION, "a", 0)),
         key_of(TopicMissingUpdate(PARTITION, "a", 0)),

@@ -34,7 +34,6 @@ from tiers.metadata.records.serde import (
     decode_key,
     key_of,
     local_log_start_key,
-    log_divergence_key,
     log_gap_key,
     log_start_key,
     operator_acceptance_key,
@@ -47,7 +46,6 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
-    LogDivergenceUpdate,
     OperatorAcceptanceUpdate,
     RemoteLogSegmentMetadata,
     RemotePartitionDeleteMetadata,
@@ -281,14 +279,6 @@ def test_an_operators_word_holds_until_the_owner_ends_it(state: RemoteLogMetadat
     assert state.acceptance(PARTITION) is None
 
 
-def test_a_divergence_holds_until_the_owner_ends_it(state: RemoteLogMetadataStateWriter) -> None:
-    topic = Topic(state)
-    topic.put(LogDivergenceUpdate(PARTITION, "a", NOW_MS))
-    assert (state.is_diverged(PARTITION), state.is_diverged(NEIGHBOUR)) == (True, False)
-    topic.bury(log_divergence_key(PARTITION))
-    assert not state.is_diverged(PARTITION)
-
-
 def test_a_topic_is_missing_since_the_brokers_time_until_it_is_there_again(
     state: RemoteLogMetadataStateWriter,
 ) -> None:
@@ -319,7 +309,6 @@ def test_the_deletion_of_a_partition_takes_all_that_is_remembered_of_it(state: R
         gap(10, 20),
         gap(30, 40),
         OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS, "7f"),
-        LogDivergenceUpdate(PARTITION, "a", NOW_MS),
     ]
     topic.put(*records)
     for started in list(DeleteState)[:-1]:
@@ -332,7 +321,6 @@ def test_the_deletion_of_a_partition_takes_all_that_is_remembered_of_it(state: R
     assert state.recorded_log_starts(PARTITION) == []
     assert (state.local_log_start(PARTITION), state.gaps(PARTITION)) == (None, [])
     assert state.acceptance(PARTITION) is None
-    assert not state.is_diverged(PARTITION)
     topic.bury(*buried)
     assert state.partitions() == []
 

@@ -127,7 +127,9 @@ async def test_a_cut_is_returned_again_until_a_run_succeeds(bench: Workbench, mo
     async def refuse(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
         raise BrokerError("the leader is gone", retriable=True)
 
-    async def put_and_lose_the_leader(partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool) -> None:
+    async def put_and_lose_the_leader(
+        partition: TopicIdPartition, leader_epoch: int, offset: int, **options: bool
+    ) -> None:
         await put(partition, leader_epoch, offset, **options)
         monkeypatch.setattr(bench.log, "end_offset_for_epoch", refuse)
 

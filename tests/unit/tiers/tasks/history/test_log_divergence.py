@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protocol.records.record_batch import iterate_batches
-from proxy.commands.tier.accept import ReplacedRecords, replaced_records
+from proxy.commands.tier.cut import named_cuts
 from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.metadata_topic import FakeMetadataTopic
 from tests.support.fakes.record_batches import batch_of
@@ -19,21 +20,19 @@ from tiers.errors import (
     LogDivergedError,
     OwnershipLostError,
     RemoteLogMetadataNotReadyError,
-    RetriableRemoteStorageError,
 )
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import EpochEndOffset, LocalLogBounds
-from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.log_source import EpochEndOffset
+from tiers.model.log_start import LogStart, LogStartReason
 from tiers.reader.remote_log_reader import RemoteReadRequest, monotonic_ms
 from tiers.storage.object_key import partition_manifest_key
-from tiers.tasks.history.lineage import NOTHING_IN_COMMON, check_before_deletion, surviving_end
-from tiers.tasks.history.partition_manifest import PartitionManifestTask
-from tiers.tasks.history.stop_check import AcceptedState, state_to_accept
+from tiers.tasks.history.align import find_parting, open_cut, require_aligned
 
 KEEPS_LITTLE = replace(POLICY, local_retention_bytes=500, segment_ms=0)
 OLD_END = 200
+HOUR_MS = 3_600_000
 
 
 class Tier:
@@ -73,19 +72,22 @@ class Tier:
         self.log.records, self.log.log_start_offset, self.log.leader_epoch = b"", log_start, leader_epoch
         self.produce(end_offset)
 
-    async def accept(self) -> None:
-        """Accepts as an operator does, with the state that the command shows now."""
-        await self.process.metadata.accept(PARTITION, (await self.state()).witness)
-
-    async def state(self) -> AcceptedState:
-        manifest = await self.process.store.get_object(partition_manifest_key("cluster", PARTITION))
-        bounds = await self.log.bounds(PARTITION, 1000)
+    async def cut(self, offset: int) -> None:
+        """Does what `tidegate tier cut` does."""
         metadata = self.process.metadata
+        bounds = await self.log.bounds(PARTITION, 1000)
         log_start = await LogStartConfirmation(self.log, metadata).confirmed(PARTITION, bounds.leader_epoch, 1000)
-        return await state_to_accept(self.log, metadata, PARTITION, bounds, log_start.offset, manifest, 1000)
+        question = self.log, metadata, PARTITION, bounds, log_start.offset, 1000
+        for each in named_cuts(metadata, PARTITION, bounds, offset, await find_parting(*question)):
+            await metadata.put_named_cut(PARTITION, each.leader_epoch, each.offset)
 
-    async def replaced(self) -> ReplacedRecords | None:
-        return replaced_records(self.process.metadata, PARTITION, (await self.state()).log)
+    def cuts(self) -> list[tuple[int, int, bool]]:
+        return [(each.leader_epoch, each.offset, each.is_proved) for each in self.process.metadata.cuts(PARTITION)]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a CUT that is not proved holds every expiry and deletion."""
+        return open_cut(self.process.metadata, PARTITION, self.process.metadata.log_start_offset(PARTITION)) is not None
 
     async def stops(self) -> None:
         before = self.stored()
@@ -135,25 +137,91 @@ async def tier(tmp_path: Path) -> AsyncIterator[Tier]:
     await made.process.end()
 
 
-async def test_a_trim_past_the_copied_records_does_not_hide_a_divergence(tier: Tier) -> None:
-    """A log that begins behind all copied records confirms every earlier history."""
-    await tier.empty()
+async def test_a_broker_that_was_emptied_stops_until_an_operator_cuts(tier: Tier) -> None:
+    """Its log is shorter than the tier. The recorded trim and log start of the void history count no more."""
+    old, metadata = tier.stored(), tier.process.metadata
+    await metadata.put_log_start(PARTITION, LogStart(10, 0, LogStartReason.USER))
+    await tier.rounds()
+    await tier.empty(end_offset=150)
     await tier.stops()
-    assert tier.process.metadata.is_diverged(PARTITION)
-    await tier.delete_records(250)
     await tier.restart()
     await tier.stops()
-    tier.log.log_start_offset = 0  # after an unclean stop of the broker; the leader still confirms 250
-    await tier.stops()
-    assert tier.cut_at() == [None] * len(tier.cut_at())
+    assert tier.cuts() == []
+    await tier.cut(0)
+    await tier.rounds()
+    metadata = tier.process.metadata
+    assert tier.cuts() == [(3, 0, True)]
+    assert old < tier.stored()
+    assert (metadata.earliest_offset(PARTITION), metadata.remote_end_offset(PARTITION)) == (0, 149)
+    assert (metadata.gaps(PARTITION), metadata.log_starts(PARTITION)) == ([], [])
+    assert await tier.read(0) == tier.log.records
+    trimmed = metadata.local_log_start(PARTITION)
+    assert trimmed == (tier.log.log_start_offset, 3)
+    # The new history is trimmed, expired and deleted as ever. The old one stays for as long as the retention.
+    await tier.delete_records(140)
+    await tier.rounds()
+    assert old < tier.stored()
+    key = partition_manifest_key("cluster", PARTITION)
+    manifest = decode_partition_manifest((tier.folder / "remote" / key).read_bytes())
+    assert {*manifest.accepted().values()} == {None, 0}
 
 
-async def test_retention_past_the_copied_records_does_not_hide_a_divergence(tier: Tier) -> None:
+async def test_a_log_that_has_grown_beyond_the_tier_is_cut_at_its_start(tier: Tier) -> None:
+    """The broker was emptied. Nothing of the tier is below the CUT, so void records go after the total retention."""
+    old = tier.stored()
     await tier.empty()
-    await tier.stops()
-    tier.log.log_start_offset = 250
-    await tier.stops()
-    assert tier.process.metadata.gaps(PARTITION) == []
+    await tier.rounds()
+    assert (tier.cuts(), tier.is_held) == ([(3, 0, False)], False)
+    assert old < tier.stored()
+    assert await tier.read(0) == tier.log.records
+    tier.topics.policy = replace(KEEPS_LITTLE, retention_ms=HOUR_MS)
+    tier.clock.advance(HOUR_MS // 2)
+    await tier.rounds(1)
+    assert old <= tier.stored()
+    tier.clock.advance(HOUR_MS)
+    await tier.rounds(1)
+    assert not old & tier.stored()
+
+
+async def test_a_cut_that_is_not_proved_keeps_all_until_an_operator_looked(tier: Tier) -> None:
+    """The leader has forgotten where its log parts from the tier, and its log is longer."""
+    old = tier.stored()
+    await tier.empty(log_start=100)
+    await tier.rounds()
+    metadata = tier.process.metadata
+    assert (tier.cuts(), tier.is_held) == ([(3, 100, False)], True)
+    assert (metadata.earliest_offset(PARTITION), metadata.remote_end_offset(PARTITION)) == (0, 299)
+    assert tier.log.trims > tier.trims, "copying and trimming go on"
+    tier.topics.policy = replace(KEEPS_LITTLE, retention_ms=HOUR_MS)
+    tier.clock.advance(2 * HOUR_MS)
+    await tier.restart()
+    await tier.rounds()
+    assert old <= tier.stored()
+    assert (tier.process.metadata.earliest_offset(PARTITION), tier.is_held) == (0, True)
+    tier.log.leader_epoch = 5  # a clean election
+    await tier.cut(60)
+    await tier.rounds(1)
+    assert (tier.cuts(), tier.is_held) == ([(3, 60, True)], False)
+    tier.clock.advance(2 * HOUR_MS)
+    await tier.rounds()
+    assert not old & tier.stored()
+
+
+async def test_a_log_start_above_a_cut_that_is_not_proved_ends_the_doubt(tier: Tier) -> None:
+    await tier.empty(log_start=100)
+    await tier.rounds()
+    await tier.delete_records(250)
+    await tier.rounds()
+    assert not tier.is_held
+    assert tier.process.metadata.log_start_offset(PARTITION) == 250
+
+
+async def test_a_leader_that_has_forgotten_all_copied_records_confirms_them(tier: Tier) -> None:
+    """The rest is a gap, as after any retention."""
+    await tier.empty(log_start=250)
+    await tier.rounds()
+    assert tier.cuts() == []
+    assert tier.process.metadata.gaps(PARTITION) == [(OLD_END, 250)]
 
 
 async def test_expiry_deletes_nothing_of_a_leader_that_came_during_the_survey(
@@ -167,7 +235,7 @@ async def test_expiry_deletes_nothing_of_a_leader_that_came_during_the_survey(
         nonlocal confirmed
         answer, confirmed = await confirm(partition, leader_epoch, timeout_ms), confirmed + 1
         if confirmed == 1:
-            await tier.empty(end_offset=400)
+            await tier.empty(end_offset=150)
         return answer
 
     monkeypatch.setattr(tier.log, "end_offset_for_epoch", last_answer)
@@ -180,194 +248,71 @@ async def test_expiry_deletes_nothing_of_a_leader_that_came_during_the_survey(
     assert tier.process.metadata.log_starts(PARTITION) == []
 
 
-@pytest.mark.parametrize("is_recorded", [True, False])
-async def test_a_log_that_begins_among_the_copied_records_is_no_cut_one(tier: Tier, is_recorded: bool) -> None:
-    """If no trim is recorded, it looks like one that an unclean election cut."""
-    await tier.empty()
-    if is_recorded:
-        await tier.stops()
-    await tier.process.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(0, 0))
-    tier.log.log_start_offset = 100
-    await tier.stops()
-    assert tier.process.metadata.is_diverged(PARTITION)
-
-
-@pytest.mark.parametrize(("is_recorded", "log_start"), [(False, 100), (True, 100), (True, 250)])
-async def test_a_log_start_that_moves_during_a_survey_hides_no_divergence(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch, is_recorded: bool, log_start: int
+async def test_a_log_start_that_moves_during_a_survey_proves_nothing(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await tier.empty()
-    await tier.process.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(0, 0))
-    tier.log.log_start_offset = 30
-    if is_recorded:
-        await tier.stops()
-    ask = tier.log.end_offset_for_epoch
+    """The leader's answers are then those of a log that begins later than its bounds say."""
+    await tier.empty(log_start=30)
+    ask, asked = tier.log.end_offset_for_epoch, 0
 
     async def remove_and_answer(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
-        tier.log.log_start_offset = log_start
-        return await ask(partition, leader_epoch, timeout_ms)
+        nonlocal asked
+        answer, asked = await ask(partition, leader_epoch, timeout_ms), asked + 1
+        if asked == 1:
+            tier.log.log_start_offset = 100
+        return answer
 
     monkeypatch.setattr(tier.log, "end_offset_for_epoch", remove_and_answer)
     with pytest.raises(BrokerError, match="or has removed records"):
         await tier.rounds(1)
-    await tier.stops()
-    assert tier.process.metadata.is_diverged(PARTITION)
+    assert tier.cuts() == []
 
 
-async def test_a_leader_with_the_copied_records_ends_a_divergence(tier: Tier) -> None:
+async def test_a_leader_with_the_copied_records_ends_a_stop(tier: Tier) -> None:
     records, start = tier.log.records, tier.log.log_start_offset
-    await tier.empty()
+    await tier.empty(end_offset=150)
     await tier.stops()
     tier.log.records, tier.log.log_start_offset, tier.log.leader_epoch = records, start, 5
     tier.produce(260)
     await tier.rounds()
-    assert not tier.process.metadata.is_diverged(PARTITION)
+    assert tier.cuts() == []
     assert tier.process.metadata.remote_end_offset(PARTITION) == 259
 
 
-@pytest.mark.parametrize("log_start", [0, 50, 250])
-async def test_the_command_shows_what_an_acceptance_cuts_off(tier: Tier, log_start: int) -> None:
-    metadata = tier.process.metadata
-    assert await tier.replaced() is None
-    segments = list(metadata.list_remote_log_segments(PARTITION))
-    await tier.empty(log_start=log_start)
-    await metadata.put_log_divergence(PARTITION, is_diverged=True)
-    expected = 0, len(segments), sum(one.segment_size_bytes for one in segments)
-    assert await tier.replaced() == expected
-    await tier.accept()
-    await tier.rounds(1)
-    assert sum(one.is_cut_off for one in metadata.list_remote_log_segments(PARTITION)) == len(segments)
-    assert await tier.replaced() is None
-
-
-@pytest.mark.parametrize("log_start", [0, 50, 250])
-async def test_an_operator_accepts_the_new_history(tier: Tier, log_start: int) -> None:
-    old = tier.stored()
-    await tier.empty(log_start=log_start)
-    if log_start < OLD_END:
-        await tier.stops()
-    else:
-        await tier.process.metadata.put_log_divergence(PARTITION, is_diverged=True)
-    await tier.accept()
-    await tier.rounds()
-    metadata = tier.process.metadata
-    assert not metadata.is_diverged(PARTITION)
-    assert metadata.acceptance(PARTITION) is None
-    assert old < tier.stored()
-    cut = [one for one in metadata.list_remote_log_segments(PARTITION) if one.is_cut_off]
-    assert {one.end_offset for one in cut} >= {OLD_END - 1}
-    assert len({f"{one.cut_at}" for one in cut}) == 1
-    assert (metadata.earliest_offset(PARTITION), metadata.remote_end_offset(PARTITION)) == (log_start, 299)
-    assert metadata.gaps(PARTITION) == []
-    assert await tier.read(log_start) == tier.log.records
-    trimmed = metadata.local_log_start(PARTITION)
-    assert trimmed is not None
-    assert trimmed == (tier.log.log_start_offset, 3)
-    assert trimmed.offset > log_start
-    # The new history is trimmed, expired and deleted as ever. The old one stays for as long as the retention.
-    await tier.delete_records(260)
-    await tier.rounds()
-    assert old < tier.stored()
-    key = partition_manifest_key("cluster", PARTITION)
-    manifest = decode_partition_manifest((tier.folder / "remote" / key).read_bytes())
-    assert {*manifest.accepted().values()} == {None, 0}
-
-
-async def test_the_manifest_remembers_a_divergence(tier: Tier) -> None:
-    await tier.empty()
-    await tier.stops()
-    stored = await tier.process.store.get_object(partition_manifest_key("cluster", PARTITION))
-    assert decode_partition_manifest(stored).is_diverged
-
-
-@pytest.mark.parametrize("call", ["put_log_divergence", "begin_accepted_history", "put_cut"])
 async def test_an_owner_that_dies_meanwhile_leaves_the_next_one_the_same_work(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch, call: str
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, metadata = tier.stored(), tier.process.metadata
-    await tier.empty(log_start=50)
-    await tier.accept()
-    write = getattr(metadata, call)
+    old, put = tier.stored(), tier.process.metadata.put_cut
+    await tier.empty()
 
-    async def last_write(*arguments: object, **options: object) -> None:
-        await write(*arguments, **options)
+    async def last_write(*arguments: Any, **options: Any) -> None:
+        await put(*arguments, **options)
         raise OwnershipLostError("gone")
 
-    monkeypatch.setattr(metadata, call, last_write)
+    monkeypatch.setattr(tier.process.metadata, "put_cut", last_write)
     with pytest.raises(OwnershipLostError, match="gone"):
         await tier.rounds(1)
     await tier.restart()
     await tier.rounds()
     assert old < tier.stored()
-    assert await tier.read(50) == tier.log.records
-    assert tier.process.metadata.earliest_offset(PARTITION) == 50
-
-
-async def test_an_acceptance_covers_no_divergence_that_came_later(tier: Tier, caplog: pytest.LogCaptureFixture) -> None:
-    """The operator saw no divergence, or the log of another leader."""
-    await tier.accept()
-    await tier.empty()
-    await tier.stops()
-    assert tier.process.metadata.acceptance(PARTITION) is None
-    await tier.accept()
-    await tier.empty(leader_epoch=4)
-    await tier.stops()
-    await tier.accept()
-    tier.produce(400)
-    await tier.rounds()
     assert await tier.read(0) == tier.log.records
-    said = [line for line in caplog.records if "accepted another state" in line.getMessage()]
-    assert len(said) == 2
 
 
-async def test_an_acceptance_covers_no_leader_that_comes_after_its_check(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The leader changes between the check of the acceptance and the cut."""
-    await tier.empty()
-    await tier.stops()
-    await tier.accept()
-    check, next_epochs = PartitionManifestTask.check, [4]
-
-    async def check_and_elect(task: PartitionManifestTask, bounds: LocalLogBounds, log_start: int | None) -> None:
-        await check(task, bounds, log_start)
-        tier.log.leader_epoch = next_epochs.pop() if next_epochs else tier.log.leader_epoch
-
-    monkeypatch.setattr(PartitionManifestTask, "check", check_and_elect)
-    await tier.stops()
-
-
-async def test_the_manifest_names_a_divergence_after_a_failure_of_the_store(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def put_object(key: str, data: bytes, if_match: object = None) -> None:
-        raise RetriableRemoteStorageError("503")
-
-    with monkeypatch.context() as failing:
-        failing.setattr(tier.process.store, "put_object", put_object)
-        await tier.empty()
-        await tier.stops()
-    await tier.stops()
-    stored = await tier.process.store.get_object(partition_manifest_key("cluster", PARTITION))
-    assert decode_partition_manifest(stored).is_diverged
-
-
-async def test_records_of_both_histories_stay(tier: Tier) -> None:
-    """A broker was restored from an older copy: its log ends below what was trimmed."""
-    trimmed = tier.process.metadata.local_log_start(PARTITION)
+async def test_a_broker_that_was_restored_is_cut_where_its_epoch_ends(tier: Tier) -> None:
+    """Its log ends below what was trimmed. The records of both histories stay in the store."""
+    old, trimmed = tier.stored(), tier.process.metadata.local_log_start(PARTITION)
     assert trimmed is not None
     restored = trimmed.offset - 20
     tier.log.log_start_offset = 0
     tier.log.elect_unclean(restored)
     tier.produce(300)
-    await tier.stops()
-    await tier.accept()
     await tier.rounds()
     assert await tier.read(0) == tier.log.records
-    assert restored in tier.cut_at()
+    assert tier.cuts() == [(1, restored, True)]
+    assert old < tier.stored()
 
 
-async def test_a_log_start_of_a_history_that_was_given_up_never_counts_again(tier: Tier) -> None:
+async def test_a_log_start_of_a_void_history_never_counts_again(tier: Tier) -> None:
     """A whole cluster was restored from an older copy, so its leader epochs go back too, and are reached once more."""
     tier.log.leader_epoch = 5
     tier.produce(300)
@@ -377,9 +322,10 @@ async def test_a_log_start_of_a_history_that_was_given_up_never_counts_again(tie
     metadata = tier.process.metadata
     assert [start.offset for start in metadata.log_starts(PARTITION)] == [250]
     await tier.empty(leader_epoch=0, end_offset=150)
-    with pytest.raises(LogDivergedError):
+    with pytest.raises(LogDivergedError, match=r"`tidegate tier cut orders:0 OFFSET`"):
         await tier.rounds(1)
-    await tier.accept()
+    await tier.cut(0)
+    assert tier.cuts() == [(6, 0, True)]
     for leader_epoch in (0, 1, 4, 5, 6):
         tier.log.leader_epoch = leader_epoch
         tier.produce(tier.log.end_offset + 60)
@@ -388,34 +334,30 @@ async def test_a_log_start_of_a_history_that_was_given_up_never_counts_again(tie
     assert await tier.read(0) == tier.log.records
 
 
-async def test_the_end_that_the_leader_surely_shares(tier: Tier) -> None:
-    async def common(local_log_start: int) -> int:
-        found = await surviving_end(tier.log, tier.process.metadata, PARTITION, local_log_start, 1000)
-        return found.offset
-
-    tier.log.log_start_offset = 0
-    assert await common(0) == OLD_END - 1
-    for answer, local_log_start in (((0, 120), 0), ((0, 120), 119)):
-        tier.log.epoch_answer = EpochEndOffset(*answer)
-        assert await common(local_log_start) == 119
-    for answer, local_log_start in (((0, 0), 0), ((-1, -1), 0), ((0, 120), 120), ((0, 250), 250)):
-        tier.log.epoch_answer = EpochEndOffset(*answer)
-        assert await common(local_log_start) == NOTHING_IN_COMMON.offset
-
-
 async def test_a_user_may_delete_only_what_continues_the_copied_records(tier: Tier) -> None:
     async def check() -> None:
-        await check_before_deletion(tier.log, tier.process.metadata, PARTITION, tier.log.log_start_offset, None, 1000)
+        bounds = await tier.log.bounds(PARTITION, 1000)
+        await require_aligned(tier.log, tier.process.metadata, PARTITION, bounds, None, 1000)
 
     await check()
-    records, start = tier.log.records, tier.log.log_start_offset
     tier.log.elect_unclean(OLD_END - 10)
-    with pytest.raises(RemoteLogMetadataNotReadyError, match="the owner cuts the tier, or stops"):
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="has not cut the tier yet"):
         await check()
-    await tier.empty()
-    with pytest.raises(LogDivergedError):
+    await tier.empty(end_offset=150)
+    with pytest.raises(LogDivergedError, match="emptied or restored"):
         await check()
-    tier.log.records, tier.log.log_start_offset, tier.log.leader_epoch = records, start, 4
-    await tier.process.metadata.put_log_divergence(PARTITION, is_diverged=True)
-    with pytest.raises(LogDivergedError):
-        await check()
+
+
+async def test_a_leader_that_returns_gets_its_records_copied_again(tier: Tier) -> None:
+    """A, then B, which lacks A's last records, then A again: what was copied of B is void."""
+    tier.log.log_start_offset = 0
+    records = tier.log.records
+    tier.log.elect_unclean(150)
+    tier.produce(180)
+    await tier.rounds()
+    assert tier.process.metadata.remote_end_offset(PARTITION) == 179
+    tier.log.records, tier.log.leader_epoch, tier.log.log_start_offset = records, 2, 0
+    tier.produce(220)
+    await tier.rounds()
+    assert tier.cuts() == [(1, 150, True), (2, 150, True)]
+    assert await tier.read(0) == tier.log.records

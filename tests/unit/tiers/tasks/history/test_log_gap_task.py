@@ -11,7 +11,6 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
 from tiers.errors import (
-    LogDivergedError,
     OwnershipLostError,
     RemoteLogMetadataNotReadyError,
     RetriableRemoteStorageError,
@@ -313,7 +312,7 @@ async def test_the_trim_of_another_history_than_the_remote_one_is_refused(bench:
     bench.now_ms += 60_000
     bench.log.log_start_offset = 40
     bench.log.epoch_answer = EpochEndOffset(0, 50)
-    with pytest.raises(LogDivergedError):
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="from offset 50 on"):
         await bench.trim(with_retention(local_retention_bytes=0))
     assert bench.log.trims == []
 

@@ -58,7 +58,6 @@ async def test_no_new_partition_is_copied_into_a_folder_without_its_mount(manife
     await copied(manifests.bench)
     await manifests.round()
     new = TopicIdPartition(UUID(int=2), 0, "new")
-    bounds = await manifests.bench.log.bounds(PARTITION, 1000)
     (tmp_path / "mount-point").mkdir()
     unmounted = CountingStorage(tmp_path / "mount-point")
     await unmounted.open()
@@ -84,7 +83,6 @@ async def test_topics_whose_objects_are_gone_keep_no_new_partition_out_for_ever(
         gone = segment_metadata.segment(TopicIdPartition(UUID(int=0), index, "gone"), 0, 9)
         await segment_metadata.copied(manifests.bench.metadata, gone)
     new = TopicIdPartition(UUID(int=2), 0, "new")
-    bounds = await manifests.bench.log.bounds(PARTITION, 1000)
     with pytest.raises(RemoteStorageError, match="gone-0, gone-1, gone-2, which were copied"):
         await PartitionManifestTask(manifests.services, new).check()
     await PartitionManifestTask(manifests.services, new).check()
@@ -113,7 +111,6 @@ async def test_a_segment_in_another_location_does_not_show_that_home_is_mounted(
     await copied(bench)
     assert {decode_location(each.custom_metadata)[0] for each in bench.segments} == {"east"}
     new = TopicIdPartition(UUID(int=2), 0, "new")
-    bounds = await bench.log.bounds(PARTITION, 1000)
     services = replace(bench.services, storage=unmounted, place=StorePlace())
     for _ in range(2):
         with pytest.raises(RemoteStorageError, match="neither the manifests nor the oldest segments of orders"):
@@ -233,7 +230,6 @@ async def test_no_first_copy_goes_into_a_folder_that_was_unmounted_since(manifes
     """The store was the right place for an earlier new partition. Now it has nothing of any partition."""
     await copied(manifests.bench)
     await manifests.round()
-    bounds = await manifests.bench.log.bounds(PARTITION, 1000)
     first, second = (TopicIdPartition(UUID(int=number), 0, "new") for number in (2, 3))
     await PartitionManifestTask(manifests.services, first).check()
     await unmounted(manifests.bench)
@@ -244,7 +240,6 @@ async def test_no_first_copy_goes_into_a_folder_that_was_unmounted_since(manifes
 
 async def test_an_unread_metadata_partition_may_know_copies(manifests: Manifests) -> None:
     """So a store without any object may be another place, and gets no first manifest yet."""
-    bounds = await manifests.bench.log.bounds(PARTITION, 1000)
     manifests.bench.metadata.knows_all_partitions = False
     with pytest.raises(RemoteLogMetadataNotReadyError, match="whether any partition was copied"):
         await manifests.task.check()

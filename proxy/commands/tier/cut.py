@@ -1,0 +1,178 @@
+"""`tidegate tier cut`: voids the remote records from an offset on, because the leader's log has others there.
+
+An owner records such a CUT by itself where the leader's log parts from the tier (docs/design.md, safety rule 2). It
+needs an operator in two cases. A broker was emptied or restored, and its log is shorter than the tier: the owner has
+stopped the partition. Or the leader has forgotten where its log parts from the tier: the owner has cut the tier at the
+start of the leader's log, and nothing expires until an operator names the offset.
+
+The command needs no ownership. Void records stay in the store until the total retention has passed since the CUT. The
+CUT is valid for the leader epoch that the command shows: if another leader comes before the write, the command fails.
+
+The command is idempotent: if nothing would change, it says so, writes nothing, and ends with exit code 0.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from proxy.commands.tier.bounds import PartitionBounds, partition_bounds, show_bounds
+from proxy.commands.tier.tools import parse_target, run_command
+from proxy.config import TidegateConfig, load_config
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
+from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
+from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
+from tiers.model.segment_metadata import Cut, after_cuts
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.history.align import Parting, cut_epoch, find_parting, unsettled_cuts
+
+
+class VoidRecords(NamedTuple):
+    """What becomes void. `offsets` counts an offset once for each segment that has it."""
+
+    segments: int
+    offsets: int
+    size_bytes: int
+
+
+class NamedCut(NamedTuple):
+    """The partition's bounds, where the leader's log parts from the tier, and what the command writes and voids.
+
+    `is_needed` False: nothing would change, and nothing was written."""
+
+    bounds: PartitionBounds
+    leader_epoch: int
+    parting: Parting | None
+    cuts: list[Cut]
+    void: VoidRecords
+    is_needed: bool
+
+
+def cut(
+    config: ConfigFile,
+    partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION")],
+    offset: Annotated[int, typer.Argument(min=0, help="The first offset whose remote records are void.")],
+    yes: Annotated[bool, typer.Option("--yes", "--apply", help="Write. Without it, nothing is written.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Voids remote records from an offset on.
+
+    The partition has the alarm diverged: the leader's log has other records than the tier.
+
+    The owner goes on with the leader's log from that offset on. The void records stay in the store until the total
+    retention has passed. First try to restore the broker's log."""
+    topic, number = parse_target(partition)
+    if topic is None or number is None:
+        raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
+    settings = load_config(config)
+    found = run_command(lambda: cut_partition(settings, topic, number, offset, yes))
+    if as_json:
+        changes = {
+            "leader_epoch": found.leader_epoch,
+            "parting": None if found.parting is None else found.parting._asdict(),
+            "cuts": [{"leader_epoch": each.leader_epoch, "offset": each.offset} for each in found.cuts],
+            "void": found.void._asdict(),
+        }
+        show_json(found.bounds.as_json() | changes | {"needed": found.is_needed, "written": yes and found.is_needed})
+    else:
+        _show(found, f"{topic}-{number}", offset)
+    if not found.is_needed:
+        say(f"{topic}-{number}: nothing to cut from offset {offset} on. Nothing was written.")
+    elif yes:
+        say("The CUT was written. The owner continues with this partition in its next round.")
+    else:
+        say("Nothing was written. Use --yes to write.")
+
+
+def _show(found: NamedCut, name: str, offset: int) -> None:
+    show_bounds([found.bounds])
+    if found.parting is None:
+        typer.echo(f"{name}: the leader of epoch {found.leader_epoch} shows no other records than the tier")
+    else:
+        proof = "" if found.parting.is_proved else ", and shows no record before that"
+        typer.echo(
+            f"{name}: the leader of epoch {found.leader_epoch} has other records than the tier from offset"
+            f" {found.parting.offset} on{proof}"
+        )
+    epochs = " and ".join(str(each.leader_epoch) for each in found.cuts)
+    typer.echo(
+        f"{name}: a CUT at offset {offset} in leader epoch {epochs} voids {found.void.offsets} offsets in"
+        f" {found.void.segments} segments with {found.void.size_bytes} bytes. They stay in the store until the total"
+        " retention has passed since then"
+    )
+
+
+async def cut_partition(config: TidegateConfig, topic: str, number: int, offset: int, write: bool) -> NamedCut:
+    """Records the CUT when `write` is true and something changes.
+
+    Raises `RemoteTierError` with a message of one line."""
+    async with tiered_cluster(config) as (client, cluster):
+        known = cluster.topics.get(topic)
+        if known is None or number not in known.partitions:
+            raise RemoteTierError(f"the cluster has no partition {topic}:{number}")
+        partition = TopicIdPartition(known.topic_id, number, topic)
+        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
+            async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as metadata:
+                if not metadata.is_known(partition):
+                    raise RemoteTierError(f"{topic} is not tiered: the metadata has no record of {topic}:{number}")
+                source = BrokerLogSource(client)
+                shown = await partition_bounds(source, cluster, metadata, partition)
+                if shown.trouble:
+                    raise RemoteTierError(f"{topic}:{number}: {shown.trouble}")
+                bounds = await source.bounds(partition, TIMEOUT_MS)
+                confirmation = LogStartConfirmation(source, metadata)
+                log_start = (await confirmation.confirmed(partition, bounds.leader_epoch, TIMEOUT_MS)).offset
+                parting = await find_parting(source, metadata, partition, bounds, log_start, TIMEOUT_MS)
+                cuts = named_cuts(metadata, partition, bounds, offset, parting)
+                void = void_records(metadata, partition, cuts)
+                is_needed = void.segments > 0 or any(
+                    each.offset >= offset for each in unsettled_cuts(metadata, partition)
+                )
+                if write and is_needed:
+                    now = await source.bounds(partition, TIMEOUT_MS)
+                    if now.leader_epoch != bounds.leader_epoch:
+                        raise RemoteTierError(f"{topic}:{number} has another leader now: run the command again")
+                    for each in cuts:
+                        await metadata.put_named_cut(partition, each.leader_epoch, each.offset)
+                return NamedCut(shown, bounds.leader_epoch, parting, cuts, void, is_needed)
+
+
+def named_cuts(
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    offset: int,
+    parting: Parting | None,
+) -> list[Cut]:
+    """Returns the CUTs to write at `offset`. They void no record that the leader shows, or that was copied after a CUT.
+
+    A CUT that is not proved gets the offset: a later leader epoch would void the copies that were made since."""
+    unsettled = [each for each in unsettled_cuts(metadata, partition) if each.offset >= offset]
+    cuts = {each.leader_epoch: Cut(each.leader_epoch, offset, each.at_ms) for each in unsettled}
+    if parting is not None or not cuts:
+        epoch = bounds.leader_epoch
+        if parting is not None:
+            epoch = cut_epoch(metadata, partition, parting.offset, epoch)
+        cuts[epoch] = Cut(epoch, offset, 0)
+    return list(cuts.values())
+
+
+def void_records(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, cuts: Sequence[Cut]) -> VoidRecords:
+    """Returns what `cuts` void of the copied records and of the attempts."""
+    replaced = {each.leader_epoch for each in cuts}
+    after = [*(each for each in metadata.cuts(partition) if each.leader_epoch not in replaced), *cuts]
+    segments, offsets, size_bytes = 0, 0, 0
+    for segment in metadata.list_remote_log_segments(partition):
+        kept_to = max(after_cuts(segment, after).valid_end_offset, segment.start_offset - 1)
+        count = segment.valid_end_offset - kept_to
+        if segment.state is not RemoteLogSegmentState.DELETE_SEGMENT_STARTED and count > 0:
+            segments, offsets, size_bytes = segments + 1, offsets + count, size_bytes + segment.segment_size_bytes
+    return VoidRecords(segments, offsets, size_bytes)
