@@ -111,7 +111,6 @@ OTHER_EVENTS: Final = {
     "a client named a host outside of ASCII in its TLS handshake": "host-name-not-ascii",
     "a client speaks plain text on this TLS port": "plain-text-on-tls-port",
     "a client speaks TLS on this plain-text port": "tls-on-plain-text-port",
-    "a divergence could not be recorded": "divergence-not-recorded",
     "a failed deletion could not be published": "failed-deletion-not-published",
     "a gap of the log has ended": "gap-ended",
     "a gap of the log has grown": "gap-grown",

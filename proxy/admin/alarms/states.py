@@ -139,8 +139,14 @@ STATES: Final[tuple[Alarm, ...]] = (
         "diverged",
         Kind.TOPIC,
         ("the log diverged from the copied records",),
-        "The leader's log does not continue the copied records: a broker was emptied or restored.",
-        "Copying, trimming and expiration of the partition, and DeleteRecords of clients.",
+        (
+            "The leader's log has another history than the copied records: a broker was emptied or restored, or the "
+            "leader has removed the records where both histories part."
+        ),
+        (
+            "Expiration and deletion of the partition. While the leader's log is shorter than the tier, also copying, "
+            "trimming, and DeleteRecords of clients."
+        ),
         'See "A partition stops" in [operations.md](operations.md).',
     ),
     Alarm(

@@ -307,13 +307,13 @@ def _always_fit(stack: ExitStack) -> None:
 def _cuts_too_low(stack: ExitStack) -> None:
     """An unclean election cuts the tier one segment below the common end."""
     module: Any = cut_task
-    original = module.cut_end
+    original = module.align
 
-    async def end(*arguments: Any) -> Any:
+    async def lower(*arguments: Any) -> Any:
         found = await original(*arguments)
-        return found._replace(offset=max(0, found.offset - 10))
+        return None if found is None else found._replace(offset=max(0, found.offset - 10))
 
-    _replace(stack, cut_task, "cut_end", end)
+    _replace(stack, cut_task, "align", lower)
 
 
 def _never_probes_a_store(stack: ExitStack) -> None:

@@ -177,31 +177,24 @@ _CHECKS = (
         _UNFINISHED,
     ),
     # Histories
-    _returns("history/lineage:lowest_common_end", "0", "no cut below the last trim", _OTHER_HISTORIES),
-    _returns("history/lineage:_contradicted_end", "None", "log starts that contradict the tier", _OTHER_HISTORIES),
-    _returns("history/lineage:check_lineage", "None", "the leader has the last record", _OTHER_HISTORIES),
-    _returns("history/lineage:check_remote_lineage", "None", "no divergence is recorded or found", _OTHER_HISTORIES),
-    _returns("history/lineage:check_before_deletion", "None", "no user deletes by another history", _OTHER_HISTORIES),
-    _returns("history/lineage:is_cut", "True", "an unclean election explains the end", _OTHER_HISTORIES),
+    _returns("history/align:check_lineage", "None", "the leader has each leader epoch", _OTHER_HISTORIES),
+    _returns("history/align:find_parting", "None", "the leader has the last records", _OTHER_HISTORIES),
+    _returns("history/align:_deleted_otherwise", "[]", "log starts that contradict the tier", _OTHER_HISTORIES),
+    _returns("history/align:require_aligned", "None", "nobody deletes by another history", _OTHER_HISTORIES),
+    _returns("history/align:open_cut", "None", "nothing expires below a CUT that is not proved", _OTHER_HISTORIES),
     _without(
-        "history/lineage:check_history", "log_start = None if is_diverged else log_start", "pass",
-        "no log start excuses a divergence", _OTHER_HISTORIES,
+        "history/align:align", "bounds.high_watermark > end", "True", "a shorter log stops the partition",
+        _OTHER_HISTORIES,
     ),
     _without(
-        "history/lineage:check_history",
-        "if is_diverged and remote_end is not None and remote_end < bounds.log_start_offset:", "if False:",
-        "only a leader with the last remote record ends a divergence", _OTHER_HISTORIES,
-    ),
-    _without(
-        "history/lineage:cut_end",
-        "if common.offset < bounds.log_start_offset and not is_of_attempts and (is_diverged or end is None):",
-        "if False:",
+        "history/align:_parting_below", "answer.end_offset > bounds.log_start_offset", "True",
         "the start of a log is no common end", _OTHER_HISTORIES,
     ),
-    _returns("history/cut_task:RLMCutTask._has_kept", "True", "one leader gave all answers", _OTHER_HISTORIES),
+    _returns("history/align:cut_epoch", "leader_epoch", "a CUT voids what the leader disproves", _OTHER_HISTORIES),
+    _returns("history/cut_task:RLMCutTask._require_kept", "None", "one leader gave all answers", _OTHER_HISTORIES),
     _without(
-        "history/lineage:check_leader", "if begun is not None:", "if False:", "the leader has the attempts",
-        _HISTORIES_OF_ATTEMPTS,
+        "history/align:_ends", "last = {} if begun is None else {begun.valid_end_offset: begun}", "last = {}",
+        "the leader has the attempts", _HISTORIES_OF_ATTEMPTS,
     ),
     # Gaps
     _returns("history/log_gap_task:LogGapTask._check_trim", "None", "recorded trims explain a hole", _LOST_METADATA),
@@ -363,14 +356,14 @@ _CHECKS = (
         _LOST_METADATA,
     ),
     _without(
-        "partition_tasks:PartitionTasks.expire", "if self._doubts:", "if False:", "nothing expires in doubt",
+        "partition_tasks:PartitionTasks.expire", "if self._doubts or", "if", "nothing expires in doubt",
         _LOST_METADATA,
     ),
     _without(
         "partition_tasks:PartitionTasks.trim", "if not self._doubts:", "if True:", "no trim in doubt", _LOST_METADATA
     ),
     _without(
-        "partition_tasks:PartitionTasks.delete", "if self._doubts:", "if False:", "no deletion in doubt",
+        "partition_tasks:PartitionTasks.delete", "if self._doubts or", "if", "no deletion in doubt",
         _LOST_METADATA,
     ),
     _without(
