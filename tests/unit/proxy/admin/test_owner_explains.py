@@ -37,7 +37,7 @@ async def test_the_owner_tells_when_the_open_segment_is_old_enough(
         bench.wall_ms += 20_000
         monkeypatch.setattr(process_view, "monotonic_ms", lambda: bench.now_ms)
         monkeypatch.setattr(process_view, "wall_clock_ms", lambda: bench.wall_ms)
-        tasks = SimpleNamespace(copy=bench.copy_task, stages={}, running=(), alarms=(), doubt="")
+        tasks = SimpleNamespace(copy=bench.copy_task, stages={}, running=(), alarms=(), stopped="", doubt="")
         report = report_of(cast(Any, tasks))
         manager = SimpleNamespace(report=lambda _: report, accepted=lambda _: None)
         topics = SimpleNamespace(policies={PARTITION.topic_id: POLICY}, refused={})

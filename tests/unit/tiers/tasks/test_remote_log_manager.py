@@ -117,6 +117,22 @@ async def test_a_diverged_partition_raises_an_alarm_and_moves_nothing(running: R
     assert log.log_start_offset == 60
 
 
+async def test_a_cut_that_is_not_proved_is_an_alarm_and_copying_goes_on(running: Running) -> None:
+    """The leader has forgotten where its log parts from the copied records."""
+    async with running.run():
+        await until(lambda: running.remote_end(PARTITION) == 89)
+        log = running.logs.of[PARTITION]
+        await until(lambda: log.log_start_offset == 60)
+        log.records, log.leader_epoch = b"", 3
+        log.append(*[batch_of(offset, 10, value_bytes=15, leader_epoch=3) for offset in range(60, 200, 10)])
+        await until(lambda: running.bench.active("diverged") == 1)
+        await until(lambda: (running.remote_end(PARTITION) or 0) >= 149)
+        assert [(cut.offset, cut.is_proved) for cut in running.bench.metadata.cuts(PARTITION)] == [(60, False)]
+        await running.bench.metadata.put_named_cut(PARTITION, 3, 60)
+        await until(lambda: running.bench.active("diverged") == 0)
+    assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") == 1
+
+
 def raised(running: Running, caplog: pytest.LogCaptureFixture, reason: str) -> tuple[float, int]:
     """Returns how often the alarm was raised, and how often it was logged."""
     lines = [line for line in caplog.records if line.levelname == "ERROR" and reason[:8] in line.getMessage()]
