@@ -64,6 +64,43 @@ async def an_emptied_broker_that_has_grown_again(on: Story) -> None:
         raise StoryError(f"two histories are joined, and the alarms are only {sorted(on.alarms_so_far())}")
 
 
+@story(topic={"segment.bytes": 2_000})
+async def an_emptied_broker_that_is_shorter(on: Story) -> None:
+    """A broker is emptied, and its log is shorter than the tier: the partition stops until the log has grown."""
+    await on.produce(48)
+    await on.copied_to(32)
+    copied = on.whole_segments()
+    on.emptied_election(0)
+    await on.produce(8)
+    await on.until("no alarm tells of the other history", lambda: "diverged" in on.alarms())
+    await on.passes(2 * MINUTE_S)
+    for segment in copied:
+        on.require_kept(segment)
+    await on.produce(80)
+    await on.until("the alarm stays after the CUT", lambda: "diverged" not in on.alarms())
+    await on.copied_to(64)
+    for segment in copied:
+        on.require_kept(segment)
+
+
+@story(topic={"segment.bytes": 2_000})
+async def a_leader_that_has_forgotten_where_its_log_parts(on: Story) -> None:
+    """A leader has another history, has removed its first records, and has more records than the tier."""
+    await on.produce(48)
+    await on.copied_to(32)
+    copied = on.whole_segments()
+    on.emptied_election(0)
+    await on.produce(80)
+    on.retention_removes(20)
+    await on.until("no alarm tells of the other history", lambda: "diverged" in on.alarms())
+    await on.copied_to(64)
+    await on.passes(2 * MINUTE_S)
+    for segment in copied:
+        on.require_kept(segment)
+    if "diverged" not in on.alarms():
+        raise StoryError("the alarm ends without an operator")
+
+
 @story(
     processes=2, total=None, broker_retention=Retention(-1, 11_500),
     topic={"segment.bytes": 3_000, "segment.ms": 5_000, "local.retention.bytes": 0},
