@@ -1,6 +1,7 @@
 """A broker lost its disk, and the remote tier has the only copy of its old records: none of them may be deleted.
 
-The new records of the broker have the same offsets. An operator must decide which of the two histories is valid."""
+The new records of the broker have the same offsets. While they are fewer than the copied ones, an operator must decide
+which of the two histories is valid."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.support.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
 
-COPIED, NEW = 600, 900
+COPIED, SHORTER, NEW = 600, 300, 900
 
 
 def refused_to_delete(proxy: TidegateProcess, topic: str, offset: int) -> bool:
@@ -32,64 +33,78 @@ def refused_to_delete(proxy: TidegateProcess, topic: str, offset: int) -> bool:
     return bool(refused.value.args[0].code() == KafkaError.POLICY_VIOLATION)
 
 
-def accept(site: Site, *more: str) -> tuple[str, str]:
-    code, out, err = site.tier("accept", f"{site.topic}:0", *more)
+def cut(site: Site, *more: str) -> tuple[str, str]:
+    code, out, err = site.tier("cut", f"{site.topic}:0", "0", *more)
     assert code == 0, err
     return out, err
 
 
-@pytest.mark.parametrize("log_start", [0, COPIED + 100], ids=["from the first offset", "from behind all copied ones"])
-def test_an_operator_says_that_the_new_records_count(topic_name: str, tmp_path: Path, log_start: int) -> None:
-    """An administrator's deletion at the broker hides the leader's other history from its answers."""
-    topic, witness = topic_name, f"{topic_name}-beside"
+def test_an_operator_says_that_the_new_records_count(topic_name: str, tmp_path: Path) -> None:
+    """The new log is shorter than the tier, so the partition stops."""
+    topic = topic_name
     with KafkaCluster(settings=SHRINKS_SOON, java_options=SHORT_LIVED) as broker:
-        site = Site(broker, tmp_path, topic, witness=witness)
-        for each in (topic, witness):
-            create_topic(broker.bootstrap_servers, each)
+        site = Site(broker, tmp_path, topic)
+        create_topic(broker.bootstrap_servers, topic)
         with site.proxy() as proxy:
-            produce(proxy.bootstrap_servers, topic, random_values(COPIED))
-            until(lambda: site.is_remote_up_to(COPIED - 1))
-            until_trimmed(broker, topic, COPIED // 2)
-            old = site.objects()
+            old = emptied(site, broker, proxy)
+            values = random_values(SHORTER)
+            produce(proxy.bootstrap_servers, topic, values)
+            assert refused_to_delete(proxy, topic, 50)
+            assert site.local_log_start() == 0
+            assert lines_about(proxy, "tidegate tier cut", "diverged")
+            until(lambda: alarms(proxy, topic, "diverged") > 0)
+            assert old <= site.objects()
 
-            broker.stop_broker(1)
-            shutil.rmtree(broker.log_folder(topic, 0))
-            broker.start_broker(1)
+            out, err = cut(site, "--json")
+            found = json.loads(out)
+            assert (found["cuts"][0]["offset"], found["void"]["segments"]) == (0, len(old) // 2)
+            assert "Nothing was written" in err
+            assert "stay in the store" in cut(site)[0]
+            assert old <= site.objects()
+            cut(site, "--yes")
+            values += random_values(NEW)
+            produce(proxy.bootstrap_servers, topic, values[SHORTER:])
+            has_the_new_history(site, broker, proxy, old, values)
+
+
+def test_a_new_log_that_is_longer_than_the_tier_needs_no_operator(topic_name: str, tmp_path: Path) -> None:
+    topic = topic_name
+    with KafkaCluster(settings=SHRINKS_SOON, java_options=SHORT_LIVED) as broker:
+        site = Site(broker, tmp_path, topic)
+        create_topic(broker.bootstrap_servers, topic)
+        with site.proxy() as proxy:
+            old = emptied(site, broker, proxy)
             values = random_values(NEW)
             produce(proxy.bootstrap_servers, topic, values)
-            assert refused_to_delete(proxy, topic, COPIED + 50)
-            assert site.local_log_start() == 0
-            assert lines_about(proxy, "tidegate tier accept", "diverged")
-            until(lambda: alarms(proxy, topic, "diverged") > 0)
-            if log_start:
-                assert delete_records(broker.bootstrap_servers, topic, log_start) == log_start
-            # The owner copies the other topic in rounds that come after the deletion.
-            produce(broker.bootstrap_servers, witness, random_values(COPIED))
-            until(lambda: site.is_remote_up_to(COPIED - 1, witness))
-            assert refused_to_delete(proxy, topic, log_start + 50)
-            assert site.local_log_start() == log_start
-            assert old <= site.objects()
+            until(lambda: alarms(proxy, topic, "cut") > 0)
+            has_the_new_history(site, broker, proxy, old, values)
 
-            out, err = accept(site, "--json")
-            replaced = json.loads(out)["replaced"]
-            assert (replaced["first_offset"], replaced["segments"]) == (0, len(old) // 2)
-            assert "Nothing was written" in err
-            assert "stay in the store" in accept(site)[0]
-            assert old <= site.objects()
-            accept(site, "--yes")
-            until(lambda: site.is_remote_up_to(NEW - 1))
-            until_trimmed(broker, topic, NEW - 200)
 
-            assert old < site.objects()
-            assert site.until_earliest(leader_behind(proxy)) == log_start
-            assert (
-                records_from(proxy.bootstrap_servers, topic, log_start, NEW - log_start) == numbered(values)[log_start:]
-            )
-            _, out, _ = site.tier("segments", "--json", topic)
-            assert sum(each["valid_end_offset"] < each["end_offset"] for each in json.loads(out)) == len(old) // 2
-            # A user's deletion in the new history is valid, and removes nothing of the old history.
-            deleted_to = log_start + 150
-            assert delete_records(proxy.bootstrap_servers, topic, deleted_to) == deleted_to
-            assert site.until_earliest(leader_behind(proxy)) == deleted_to
-            until(lambda: site.bounds()["remote_start"] > log_start)
-            assert old < site.objects()
+def emptied(site: Site, broker: KafkaCluster, proxy: TidegateProcess) -> set[Path]:
+    """Copies and trims records, and empties the broker. Returns the objects of the old history."""
+    produce(proxy.bootstrap_servers, site.topic, random_values(COPIED))
+    until(lambda: site.is_remote_up_to(COPIED - 1))
+    until_trimmed(broker, site.topic, COPIED // 2)
+    old = site.objects()
+    broker.stop_broker(1)
+    shutil.rmtree(broker.log_folder(site.topic, 0))
+    broker.start_broker(1)
+    return old
+
+
+def has_the_new_history(
+    site: Site, broker: KafkaCluster, proxy: TidegateProcess, old: set[Path], values: list[bytes]
+) -> None:
+    topic, end = site.topic, len(values)
+    until(lambda: site.is_remote_up_to(end - 1))
+    until_trimmed(broker, topic, end - 200)
+    assert old < site.objects()
+    assert site.until_earliest(leader_behind(proxy)) == 0
+    assert records_from(proxy.bootstrap_servers, topic, 0, end) == numbered(values)
+    _, out, _ = site.tier("segments", "--json", topic)
+    assert sum(each["valid_end_offset"] < each["end_offset"] for each in json.loads(out)) == len(old) // 2
+    # A user's deletion in the new history is valid, and removes nothing of the old history.
+    assert delete_records(proxy.bootstrap_servers, topic, 150) == 150
+    assert site.until_earliest(leader_behind(proxy)) == 150
+    until(lambda: site.bounds()["remote_start"] > 0)
+    assert old < site.objects()
