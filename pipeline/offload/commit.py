@@ -42,7 +42,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.copy.copy_attempts import CopyAttempts
 from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
 from tiers.tasks.deletion.segment_deletion import delete_attempts, write_state
-from tiers.tasks.history.align import check_lineage
+from tiers.tasks.history.align import check_lineage, open_cut
 from tiers.tasks.history.cut_task import RLMCutTask
 from tiers.tasks.history.log_gap_task import LogGapTask
 from tiers.tasks.history.partition_manifest import PartitionManifestTask
@@ -150,7 +150,7 @@ class OffloadCommitter:
             await self.sleep(_AGAIN_MS / 1000)
             bounds = await services.source.bounds(partition, timeout_ms)
             log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        await delete_attempts(services, partition, await one.attempts.give_up(bounds, log_start.offset or 0))
+        await self._delete_needless(one, bounds, log_start)
         if services.metadata.gaps(partition):
             await one.manifest.run()
             if not one.manifest.is_written:
@@ -190,7 +190,16 @@ class OffloadCommitter:
         await one.gaps.copy_start(bounds, log_start.offset)
         if one.gaps.doubt is not None:
             raise one.gaps.doubt
-        await delete_attempts(services, partition, await one.attempts.give_up(bounds, log_start.offset or 0))
+        await self._delete_needless(one, bounds, log_start)
+
+    async def _delete_needless(
+        self, one: PartitionOffload, bounds: LocalLogBounds, log_start: ConfirmedLogStart
+    ) -> None:
+        """Deletes the attempts that other copies have replaced, unless a CUT that is not proved holds deletions."""
+        services, partition = self.services, one.partition
+        if open_cut(services.metadata, partition, log_start.offset) is None:
+            needless = await one.attempts.give_up(bounds, log_start.offset or 0)
+            await delete_attempts(services, partition, needless)
 
     async def announce(self, one: PartitionOffload, bounds: Sequence[int], leader_epoch: int) -> CopyPlan:
         """Announces the tiles between `bounds`. Raises `RemoteLogMetadataError`."""
