@@ -184,7 +184,6 @@ class OffloadCommitter:
                 await self._settle(one)
 
     async def _settle(self, one: PartitionOffload) -> None:
-        services, partition = self.services, one.partition
         bounds, log_start = await self._surveyed(one)
         await one.attempts.run(bounds, log_start.offset)
         await one.gaps.copy_start(bounds, log_start.offset)
