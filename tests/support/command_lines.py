@@ -39,8 +39,10 @@ class WrongCommandError(ValueError):
 
 
 def check(command: str) -> None:
-    """Parses a command line, which may set variables of the environment. Raises `WrongCommandError`."""
-    words = shlex.split(command)
+    """Parses a command line, which may set variables of the environment. Raises `WrongCommandError`.
+
+    `OFFSET` stands for any offset."""
+    words = ["0" if word == "OFFSET" else word for word in shlex.split(command)]
     while re.match(r"\w+=", words[0]):
         del words[0]
     program = Path(words[0]).name
