@@ -284,7 +284,7 @@ async def test_whole_segments_of_an_emptied_broker_stop_the_partition(bench: Wor
     result = await offload.copied(100)
     objects = await offload.objects()
     bench.log.elect_unclean(0)
-    bench.log.append(*(batch_of(10 * number, 10, leader_epoch=1) for number in range(40)))
+    bench.log.append(*(batch_of(10 * number, 10, leader_epoch=1) for number in range(5)))
     await offload.commit(result)
     await offload.collect()
     with pytest.raises(LogDivergedError, match="emptied or restored"):
