@@ -16,7 +16,7 @@ from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
 from tests.support.servers.tidegate import tidegate_over
-from tiers.commands.console import FAILED
+from tiers.commands.console import FAILED, MISUSED
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
 RECORDS = 2_000
@@ -118,7 +118,8 @@ async def test_an_operator_asks_where_and_why(kafka: KafkaCluster, topic_name: s
         (["no-such-topic"], "the cluster has no topic no-such-topic"),
         ([f"{topic_name}:7"], f"{topic_name} has no partition 7: it has 1, from 0 on"),
     ):
-        assert await operator.explain(*arguments) == (FAILED, "", f"tidegate: {said}\n")
+        see = "See: tidegate explain --help"
+        assert await operator.explain(*arguments) == (MISUSED, "", f"tidegate: Invalid value: {said}. {see}\n")
     config.write_text(config.read_text().replace(kafka.bootstrap_servers, "127.0.0.1:1"))
     code, out, err = await operator.explain(topic_name)
     assert (code, out, err.count("\n")) == (FAILED, "", 1)
