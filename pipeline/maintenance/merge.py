@@ -10,7 +10,8 @@
 
 If the job ends early, the owners clean up: they delete an unfinished merged segment, since the parts have its records,
 and a part whose offsets a finished merged segment has. The job never merges segments that are cut, nor
-segments that do not follow each other.
+segments that do not follow each other. While a CUT of a partition is not proved, it may still move down. Then the job
+merges nothing of the partition.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.segment_deletion import delete_segment, write_state
+from tiers.tasks.history.align import unsettled_cuts
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 
@@ -68,7 +70,7 @@ class Merge:
 
 
 def planned_merges(metadata: RemoteLogMetadataReader, topics: str, limits: MergeLimits) -> list[MergeGroup]:
-    found = chosen_partitions(metadata, topics)
+    found = [each for each in chosen_partitions(metadata, topics) if not unsettled_cuts(metadata, each)]
     with garbage_collection_paused():
         return [group for partition in found for group in plan_merges(metadata, partition, limits)]
 

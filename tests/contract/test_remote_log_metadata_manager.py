@@ -451,12 +451,14 @@ async def test_a_copy_plan_announces_all_attempts_and_ends_when_none_is_left(
     assert listed == [first.segment_id, second.segment_id]
 
 
-async def test_each_leader_epoch_has_one_cut(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
+async def test_a_cut_removes_no_other_one(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
     assert list(manager.cuts(partition)) == []
     for leader_epoch, offset in ((2, 60), (1, 130), (2, 50)):
         await manager.put_cut(partition, leader_epoch, offset, is_proved=offset == 50)
     cuts = [(cut.leader_epoch, cut.offset, cut.is_proved) for cut in manager.cuts(partition)]
-    assert cuts == [(1, 130, False), (2, 50, True)]
+    assert cuts == [(1, 130, False), (2, 50, True), (2, 60, False)]
+    await manager.put_named_cut(partition, 2, 60)
+    assert [cut.is_proved for cut in manager.cuts(partition)] == [False, True, True]
 
 
 async def test_a_cut_voids_a_copy_that_began_before_it_and_ends_after_it(

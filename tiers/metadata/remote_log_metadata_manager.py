@@ -142,7 +142,7 @@ class RemoteLogMetadataReader(Protocol):
         """Returns the inclusive end of the last readable segment (Ry); None when there is none."""
 
     def cuts(self, partition: TopicIdPartition) -> Sequence[Cut]:
-        """Returns the CUTs by leader epoch, one per epoch: the last that was recorded."""
+        """Returns the CUTs, by leader epoch and offset."""
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         """Returns the highest end offset that was ever COPY_SEGMENT_FINISHED in `leader_epoch`.
@@ -247,7 +247,7 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
     async def put_cut(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, is_proved: bool = True
     ) -> None:
-        """Records a CUT. It replaces the one of the same leader epoch."""
+        """Records a CUT. It removes no other one: of several in one leader epoch, the lowest decides."""
 
     async def put_named_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
         """Records a proved CUT at an offset that an operator named. Needs no ownership.

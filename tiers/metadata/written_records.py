@@ -102,7 +102,7 @@ def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartition
     if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
         for segment in state.list_remote_log_segments(partition):
             written += map(tombstone, segment_keys(segment.segment_id))
-        written += [tombstone(cut_key(partition, one.leader_epoch)) for one in state.cuts(partition)]
+        written += [tombstone(cut_key(partition, one.leader_epoch, one.offset)) for one in state.cuts(partition)]
         written += [tombstone(key_of(plan)) for plan in state.copy_plans(partition)]
         written += [tombstone(log_start_key(partition, start)) for start in state.recorded_log_starts(partition)]
         written += [tombstone(log_gap_key(partition, gap.first_offset)) for gap in state.gaps(partition)]

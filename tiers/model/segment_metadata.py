@@ -207,7 +207,7 @@ def after_cuts(segment: RemoteLogSegmentMetadata, cuts: Iterable[Cut]) -> Remote
 
 @dataclass(frozen=True, slots=True)
 class CutUpdate:
-    """Tidegate's own record type: a CUT. A later record of the same leader epoch replaces this one."""
+    """Tidegate's own record type: a CUT. Of several in one leader epoch, the lowest decides."""
 
     topic_id_partition: TopicIdPartition
     writer: str

@@ -207,8 +207,8 @@ def _lacking(plan: PartitionPlan, metadata: RemoteLogMetadataManager) -> int:
     )
     gaps = metadata.gaps(partition)
     lacking += sum(gap not in gaps and gap.next_offset > log_start for gap in plan.gaps)
-    epochs = {cut.leader_epoch for cut in metadata.cuts(partition)}
-    lacking += sum(cut.leader_epoch not in epochs for cut in plan.cuts)
+    known_cuts = {(cut.leader_epoch, cut.offset) for cut in metadata.cuts(partition)}
+    lacking += sum((cut.leader_epoch, cut.offset) not in known_cuts for cut in plan.cuts)
     lacking += bool(plan.tier_config) and not metadata.topic_tier_config(partition.topic_id)
     return lacking
 

@@ -102,6 +102,8 @@ def _show(found: NamedCut, name: str, offset: int) -> None:
             f"{name}: the leader of epoch {found.leader_epoch} has other records than the tier from offset"
             f" {found.parting.offset} on{proof}"
         )
+    if not found.cuts:
+        return
     epochs = " and ".join(str(each.leader_epoch) for each in found.cuts)
     typer.echo(
         f"{name}: a CUT at offset {offset} in leader epoch {epochs} voids {found.void.offsets} offsets in"
@@ -152,23 +154,20 @@ def named_cuts(
     offset: int,
     parting: Parting | None,
 ) -> list[Cut]:
-    """Returns the CUTs to write at `offset`. They void no record that the leader shows, or that was copied after a CUT.
+    """Returns the CUTs to write at `offset`; none while the leader's log continues the tier, and every CUT is proved.
 
     A CUT that is not proved gets the offset: a later leader epoch would void the copies that were made since."""
     unsettled = [each for each in unsettled_cuts(metadata, partition) if each.offset >= offset]
     cuts = {each.leader_epoch: Cut(each.leader_epoch, offset, each.at_ms) for each in unsettled}
-    if parting is not None or not cuts:
-        epoch = bounds.leader_epoch
-        if parting is not None:
-            epoch = cut_epoch(metadata, partition, parting.offset, epoch)
+    if parting is not None:
+        epoch = cut_epoch(metadata, partition, parting.offset, bounds.leader_epoch)
         cuts[epoch] = Cut(epoch, offset, 0)
     return list(cuts.values())
 
 
 def void_records(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, cuts: Sequence[Cut]) -> VoidRecords:
     """Returns what `cuts` void of the copied records and of the attempts."""
-    replaced = {each.leader_epoch for each in cuts}
-    after = [*(each for each in metadata.cuts(partition) if each.leader_epoch not in replaced), *cuts]
+    after = [*metadata.cuts(partition), *cuts]
     segments, offsets, size_bytes = 0, 0, 0
     for segment in metadata.list_remote_log_segments(partition):
         kept_to = max(after_cuts(segment, after).valid_end_offset, segment.start_offset - 1)

@@ -60,7 +60,7 @@ class InMemoryRemoteLogMetadataManager:
     deleted: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
     begin_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
     epoch_bounds: dict[tuple[TopicIdPartition, int], tuple[int, int]] = field(default_factory=dict)
-    recorded_cuts: dict[tuple[TopicIdPartition, int], Cut] = field(default_factory=dict)
+    recorded_cuts: dict[tuple[TopicIdPartition, int, int], Cut] = field(default_factory=dict)
     plans: dict[UUID, CopyPlan] = field(default_factory=dict)
     all_log_starts: dict[TopicIdPartition, list[LogStart]] = field(default_factory=dict)
     local_log_starts: dict[TopicIdPartition, OffsetAndEpoch] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class InMemoryRemoteLogMetadataManager:
         return max((segment.valid_end_offset for segment in self._readable(partition)), default=None)
 
     def cuts(self, partition: TopicIdPartition) -> list[Cut]:
-        return sorted(cut for (known, _), cut in self.recorded_cuts.items() if known == partition)
+        return sorted(cut for (known, *_), cut in self.recorded_cuts.items() if known == partition)
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         bounds = self.epoch_bounds.get((partition, leader_epoch))
@@ -326,7 +326,7 @@ class InMemoryRemoteLogMetadataManager:
         self._record_cut(partition, Cut(leader_epoch, offset, self.wall_clock_ms(), is_proved))
 
     def _record_cut(self, partition: TopicIdPartition, cut: Cut) -> None:
-        self.recorded_cuts[partition, cut.leader_epoch] = cut
+        self.recorded_cuts[partition, cut.leader_epoch, cut.offset] = cut
         self.epoch_bounds = {
             key: (lowest, min(highest, cut.offset - 1)) if key[0] == partition else (lowest, highest)
             for key, (lowest, highest) in self.epoch_bounds.items()

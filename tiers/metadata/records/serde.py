@@ -161,7 +161,7 @@ def key_of(record: MetadataRecord) -> RecordKey:
         case TopicTierConfigUpdate():
             return RecordKey(TOPIC_TIER_CONFIG_API_KEY, record.topic_id_partition)
         case CutUpdate():
-            return cut_key(record.topic_id_partition, record.leader_epoch)
+            return cut_key(record.topic_id_partition, record.leader_epoch, record.offset)
         case LocalLogStartUpdate():
             # Only owners write this record, one after the other, so the last record counts.
             return local_log_start_key(record.topic_id_partition)
@@ -206,8 +206,8 @@ def nothing_key(partition: TopicIdPartition) -> RecordKey:
     return RecordKey(LOG_START_OFFSET_API_KEY, partition, b"clock")
 
 
-def cut_key(partition: TopicIdPartition, leader_epoch: int) -> RecordKey:
-    return RecordKey(CUT_API_KEY, partition, INT32.pack(leader_epoch))
+def cut_key(partition: TopicIdPartition, leader_epoch: int, offset: int) -> RecordKey:
+    return RecordKey(CUT_API_KEY, partition, INT32.pack(leader_epoch) + INT64.pack(offset))
 
 
 def local_log_start_key(partition: TopicIdPartition) -> RecordKey:

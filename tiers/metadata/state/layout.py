@@ -8,7 +8,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     starts       partition, start, uuid    -> end, order: every listable segment
     cover        partition, last offset    -> first offset, and the segment that answers, see `stored_segment`
     epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
-    cuts         partition, leader epoch   -> first void offset of what was copied before, time, whether it is proved
+    cuts         partition, leader epoch, first void offset of what was copied before -> time, whether it is proved
     deleted_segments partition, uuid       -> the folded record of a segment that is DELETE_SEGMENT_FINISHED and kept
     copy_plans   partition, plan id        -> the record as `serde` writes it
     log_starts   partition, log start      -> the log start; an empty name: a log start that was only seen
@@ -91,7 +91,7 @@ _PARTITION_AND_OFFSET = struct.Struct(">16siQ")
 END_AND_ORDER = struct.Struct(">Qq")
 """The order is the offset at which the copy began in the metadata partition; its complement, below 0, while the segment
 is not readable."""
-CUT = struct.Struct(">qq?")
+CUT = struct.Struct(">q?")
 LOWEST_AND_HIGHEST = struct.Struct(">qq")
 I64 = struct.Struct(">q")
 I32 = struct.Struct(">i")

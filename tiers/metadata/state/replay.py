@@ -244,10 +244,9 @@ class Replay:
 
     def _put_cut(self, cut: CutUpdate, timestamp_ms: int) -> None:
         key = partition_key(cut.topic_id_partition)
-        name, value = I32.pack(cut.leader_epoch), CUT.pack(cut.offset, timestamp_ms, cut.is_proved)
-        raw = self._txn.get(key + name, db=self._db.cuts)
+        name, value = I32.pack(cut.leader_epoch) + I64.pack(cut.offset), CUT.pack(timestamp_ms, cut.is_proved)
         self._txn.put(key + name, value, db=self._db.cuts)
-        self._judge_from(key, cut.offset if raw is None else min(cut.offset, CUT.unpack(raw)[0]))
+        self._judge_from(key, cut.offset)
 
     def _judge_from(self, key: bytes, offset: int) -> None:
         """Decides again which segments answer for the offsets from `offset` on, after a CUT has changed."""
@@ -363,10 +362,8 @@ class Replay:
         elif named.api_key == PARTITION_DELETE_API_KEY:
             self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
         elif named.api_key == CUT_API_KEY:
-            raw = self._txn.get(key + named.name, db=self._db.cuts)
-            if raw is not None:
-                self._txn.delete(key + named.name, db=self._db.cuts)
-                self._judge_from(key, CUT.unpack(raw)[0])
+            if self._txn.delete(key + named.name, db=self._db.cuts):
+                self._judge_from(key, I64.unpack_from(named.name, I32.size)[0])
         elif named.api_key == COPY_PLAN_API_KEY:
             self._end_plan(key, named.name)
         elif named.api_key == TOPIC_TIER_CONFIG_API_KEY:

@@ -17,6 +17,7 @@ from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.state.layout import (
     CUT,
     I32,
+    I64,
     PARTITION_KEY_BYTES,
     U64,
     Databases,
@@ -46,13 +47,14 @@ def valid_end_offset(cuts: Sequence[Cut], raw: bytes, end_offset: int) -> int:
 
 
 def cuts_of(txn: lmdb.Transaction, db: Databases, key: bytes) -> list[Cut]:
-    """Returns the CUTs of a partition, by leader epoch."""
+    """Returns the CUTs of a partition, by leader epoch and offset."""
     found = []
     cursor = txn.cursor(db=db.cuts)
     more = cursor.set_range(key)
     while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
         leader_epoch = I32.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
-        found.append(Cut(leader_epoch, *CUT.unpack(cursor.value())))
+        offset = I64.unpack_from(cursor.key(), PARTITION_KEY_BYTES + I32.size)[0]
+        found.append(Cut(leader_epoch, offset, *CUT.unpack(cursor.value())))
         more = cursor.next()
     return found
 

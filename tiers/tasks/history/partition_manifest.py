@@ -206,9 +206,9 @@ class PartitionManifestTask:
         found = [each async for each in unknown_segments(services, partition, dead, hole)]
         announced: list[RemoteLogSegmentMetadata] = []
         not_restored: MetadataLostError | None = None
-        known_cuts = {each.leader_epoch for each in services.metadata.cuts(partition)}
+        known_cuts = {(each.leader_epoch, each.offset) for each in services.metadata.cuts(partition)}
         for cut in () if self._stored is None or not found else self._stored.cuts:
-            if cut.leader_epoch not in known_cuts:
+            if (cut.leader_epoch, cut.offset) not in known_cuts:
                 services.require_ownership(partition)
                 await services.metadata.put_cut(partition, cut.leader_epoch, cut.offset, is_proved=cut.is_proved)
         for each in sorted(found, key=lambda each: each.start_offset):

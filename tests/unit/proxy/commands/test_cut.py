@@ -20,6 +20,7 @@ from tests.support.fakes.segments import PARTITION
 from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
+from tiers.tasks.history.align import Parting
 
 NAME = f"{PARTITION.topic}-{PARTITION.partition}"
 Run = Callable[..., tuple[int, list[str], str]]
@@ -104,9 +105,15 @@ async def test_it_needs_no_ownership_and_ends_void_log_starts(bench: CommandBenc
     await bench.rlmm.put_log_start(PARTITION, LogStart(4, 0, LogStartReason.USER))
     bench.rlmm.owned = False
     bounds = LocalLogBounds(0, 10, 10, 3)
-    for each in cut.named_cuts(bench.rlmm, PARTITION, bounds, 0, None):
+    for each in cut.named_cuts(bench.rlmm, PARTITION, bounds, 0, Parting(0, is_proved=False)):
         await bench.rlmm.put_named_cut(PARTITION, each.leader_epoch, each.offset)
     assert (cuts(bench), bench.rlmm.log_starts(PARTITION)) == ([(3, 0, True)], [])
+
+
+async def test_nothing_is_cut_while_the_leader_continues_the_tier(bench: CommandBench) -> None:
+    """The first run of the command was in leader epoch 3. A clean election came since."""
+    await bench.rlmm.put_named_cut(PARTITION, 3, 0)
+    assert cut.named_cuts(bench.rlmm, PARTITION, LocalLogBounds(0, 90, 90, 4), 0, None) == []
 
 
 async def test_a_cut_that_was_not_proved_gets_the_offset(bench: CommandBench) -> None:

@@ -126,9 +126,9 @@ def test_a_cut_leaves_a_copy_of_a_later_epoch_wherever_it_stands(state: RemoteLo
     assert state.highest_offset_for_epoch(PARTITION, 3) == 89
 
 
-def test_a_cut_of_the_same_epoch_replaces_the_earlier_one(state: RemoteLogMetadataStateWriter) -> None:
+def test_of_several_cuts_in_one_leader_epoch_the_lowest_decides(state: RemoteLogMetadataStateWriter) -> None:
     topic, only = Topic(state), segment(1, 0, 99)
     topic.put(only, to(only, State.COPY_SEGMENT_FINISHED), cut(1, 70))
-    for offset in (50, 80):
+    for offset, lowest in ((50, 50), (80, 50), (40, 40)):
         topic.put(cut(1, offset))
-        assert state.remote_end_offset(PARTITION) == offset - 1
+        assert state.remote_end_offset(PARTITION) == lowest - 1

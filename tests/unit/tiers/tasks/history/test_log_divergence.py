@@ -201,7 +201,7 @@ async def test_a_cut_that_is_not_proved_keeps_all_until_an_operator_looked(tier:
     tier.log.leader_epoch = 5  # a clean election
     await tier.cut(60)
     await tier.rounds(1)
-    assert (tier.cuts(), tier.is_held) == ([(3, 60, True)], False)
+    assert (tier.cuts(), tier.is_held) == ([(3, 60, True), (3, 100, False)], False)
     tier.clock.advance(2 * HOUR_MS)
     await tier.rounds()
     assert not old & tier.stored()
