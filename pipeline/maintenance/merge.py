@@ -43,7 +43,6 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.retries import with_retries
 from tiers.tasks.deletion.segment_deletion import delete_segment, write_state
-from tiers.tasks.history.align import unsettled_cuts
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import check_stored
 
@@ -70,7 +69,7 @@ class Merge:
 
 
 def planned_merges(metadata: RemoteLogMetadataReader, topics: str, limits: MergeLimits) -> list[MergeGroup]:
-    found = [each for each in chosen_partitions(metadata, topics) if not unsettled_cuts(metadata, each)]
+    found = chosen_partitions(metadata, topics)
     with garbage_collection_paused():
         return [group for partition in found for group in plan_merges(metadata, partition, limits)]
 

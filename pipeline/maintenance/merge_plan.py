@@ -18,6 +18,7 @@ from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetad
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment, decode_answer
 from tiers.segment.indexes.offset_index import MAX_RELATIVE
+from tiers.tasks.history.align import open_cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,9 @@ class MergeGroup:
 def plan_merges(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition, limits: MergeLimits
 ) -> list[MergeGroup]:
+    """Returns the segments to merge; none while the partition has a CUT that is not proved and may still move down."""
+    if open_cut(metadata, partition, None) is not None:
+        return []
     target_bytes = min(limits.target_bytes, MAX_RELATIVE)
     groups: list[MergeGroup] = []
     group: list[StoredSegment] = []

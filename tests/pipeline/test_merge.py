@@ -144,6 +144,16 @@ async def test_segments_that_are_cut_are_left_alone(root: Path, log: WrittenLog)
         assert plan_merges(bench.metadata, bench.partition, LIMITS) == []
 
 
+async def test_nothing_is_merged_while_a_cut_is_not_proved(root: Path, log: WrittenLog) -> None:
+    async with bench_of(root, log, [2, 4, 6, 8]) as bench:
+        void_from = bench.segments[3].start_offset
+        await bench.metadata.put_cut(bench.partition, 2, void_from, is_proved=False)
+        assert plan_merges(bench.metadata, bench.partition, LIMITS) == []
+        await bench.metadata.put_cut(bench.partition, 2, void_from)
+        [group] = plan_merges(bench.metadata, bench.partition, LIMITS)
+        assert len(group.parts) >= 2
+
+
 @pytest.mark.parametrize("named", [COMPACTED_EPOCHS, None], ids=["the leader named", "no leader named"])
 async def test_a_merged_segment_has_the_epochs_that_begin_in_holes(
     root: Path, tmp_path: Path, named: tuple[LeaderEpochEntry, ...] | None

@@ -1,9 +1,11 @@
 """`tidegate tier cut`: voids the remote records from an offset on, because the leader's log has others there.
 
 An owner records such a CUT by itself where the leader's log parts from the tier (docs/design.md, safety rule 2). It
-needs an operator in two cases. A broker was emptied or restored, and its log is shorter than the tier: the owner has
-stopped the partition. Or the leader has forgotten where its log parts from the tier: the owner has cut the tier at the
-start of the leader's log, and nothing expires until an operator names the offset.
+needs an operator in two cases:
+
+* A broker was emptied or restored, and its log is shorter than the tier. The owner has stopped the partition.
+* The leader has removed the records where its log parts from the tier. The owner has cut the tier at the start of the
+  leader's log. Nothing expires until an operator names the offset.
 
 The command needs no ownership. Void records stay in the store until the total retention has passed since the CUT. The
 CUT is valid for the leader epoch that the command shows: if another leader comes before the write, the command fails.
@@ -36,7 +38,7 @@ from tiers.tasks.history.align import Parting, cut_epoch, find_parting, unsettle
 
 
 class VoidRecords(NamedTuple):
-    """What becomes void. `offsets` counts an offset once for each segment that has it."""
+    """The records that become void. If two segments have an offset, `offsets` counts it twice."""
 
     segments: int
     offsets: int
