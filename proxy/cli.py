@@ -126,8 +126,8 @@ def check(config: ConfigFile) -> None:
 
     Also prints the address at which clients reach each broker through the proxy, and which topics are tiered by which
     rule. Binds the ports that `tidegate serve` will bind, unless a proxy serves by this file now. Writes a small object
-    to the store and deletes it again. The last line is "no problems", or the number of problems. Exit code 1:
-    there is a problem. Exit code 2: a problem lies in the settings or in a file that they name."""
+    to the store and deletes it again. The last line counts the problems and the warnings. Exit code 1: there is a
+    problem. Exit code 2: a problem lies in the settings or in a file that they name."""
     raise typer.Exit(checked(load_config(config), config))
 
 

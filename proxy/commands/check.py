@@ -83,6 +83,15 @@ class Report:
     """What was not checked, because it depends on a check that found a problem."""
 
     def lines(self) -> Iterator[str]:
+        """Yields the report. The last line counts the problems and the warnings."""
+        warnings = 0
+        for line in self._findings():
+            warnings += "warning: " in line
+            yield line
+        counts = [_count(len(self.problems), "problem")] + ([_count(warnings, "warning")] if warnings else [])
+        yield ", ".join(counts)
+
+    def _findings(self) -> Iterator[str]:
         if self.cluster_id is not None:
             yield f"cluster {self.cluster_id}"
         yield from (broker.line() for broker in self.brokers)
@@ -101,13 +110,10 @@ class Report:
             yield f"problem: {problem}"
         if self.skipped:
             yield f"not checked, because of these problems: {', '.join(self.skipped)}"
-        match len(self.problems):
-            case 0:
-                yield "no problems"
-            case 1:
-                yield "1 problem"
-            case count:
-                yield f"{count} problems"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
 
 
 def checked(config: TidegateConfig, file: Path) -> int:

@@ -123,7 +123,7 @@ async def test_the_bounds_of_both_tiers(
         assert (code, "violated: Ly>Ry" in out) == (1, True)
 
         code, out, err = await operator.tier_bounds("no-such-topic")
-        assert (code, out, err) == (3, "", "tidegate: the cluster has no topic no-such-topic\n")
+        assert (code, out, err) == (2, "", "tidegate: the cluster has no topic no-such-topic\n")
         await asyncio.to_thread(delete_topic, kafka.bootstrap_servers, topic_name)
         code, [line] = await operator.tier_bounds_as_json()
         assert (code, line["trouble"], line["remote_end"]) == (1, "the topic was deleted", 100)

@@ -281,7 +281,7 @@ def test_check_prints_the_address_map(rig: Rig) -> None:
 
     until(all_are_in_time)
     assert lines[0] == f"cluster {rig.cluster.cluster_id}"
-    assert lines[-1] == "no problems"
+    assert lines[-1].startswith("no problems")
     of_brokers = [line for line in lines if line.startswith("broker ")]
     for (node_id, broker), line in zip(sorted(rig.cluster.brokers.items()), of_brokers, strict=True):
         advertised = f"{CLIENT_HOST}:{rig.proxy.address[1] + node_id}"

@@ -120,7 +120,7 @@ def test_a_reader_of_the_tutorial_sees_both_tiers(kafka: KafkaCluster, tools: Ka
     reader = Reader("docs/start.md", tmp_path, here, tools)
     reader.write_settings("docs/start.md")
     reader.run(reader.next_is("mkdir"))
-    assert reader.run(reader.next_is("tidegate check")).splitlines()[-1] == "no problems"
+    assert reader.run(reader.next_is("tidegate check")).splitlines()[-1].startswith("no problems")
     with reader.serving(reader.next_is("tidegate serve")):
         create = reader.next_is("kafka-topics.sh")
         until(succeeds(lambda: reader.run(create)))
@@ -191,7 +191,7 @@ async def site(kafka: KafkaCluster, s3: VersityGateway, topic_name: str) -> Orde
 
 def test_a_reader_of_the_readme_runs_a_proxy(site: OrdersSite, tools: KafkaTools, tmp_path: Path) -> None:
     reader = site.reader("README.md", tmp_path, tools)
-    assert reader.run(reader.next_is("tidegate check")).splitlines()[-1] == "no problems"
+    assert reader.run(reader.next_is("tidegate check")).splitlines()[-1].startswith("no problems")
     with reader.serving(reader.next_is("tidegate serve")):
         bounds = reader.next_is("tidegate tier bounds")
         until(lambda: succeeds(lambda: reader.run(bounds))() and site.topic in reader.run(bounds))

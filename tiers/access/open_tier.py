@@ -36,6 +36,10 @@ class RemoteTierError(Exception):
     """A command cannot go on until an operator changes something; the message says what to change."""
 
 
+class UnknownTargetError(RemoteTierError):
+    """The command line names a topic or a partition that is not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenMetadata:
     """The opened metadata of the tier, without its store. `metadata` was current when it was opened."""

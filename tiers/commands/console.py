@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from tiers.access.open_tier import RemoteTierError
+from tiers.access.open_tier import RemoteTierError, UnknownTargetError
 from tiers.broker.tls import TlsError
 from tiers.config.environment import PREFIX
 from tiers.config.tier_config import ConfigError
@@ -144,7 +144,7 @@ def explained(error: Exception) -> tuple[str, int]:
     match error:
         case ExceptionGroup(exceptions=(only,)):
             return explained(only)
-        case ConfigError() | TlsError():
+        case ConfigError() | TlsError() | UnknownTargetError():
             return str(error), MISUSED
         case OSError(strerror=str(reason), filename=str() | Path() as file):
             return f"{file}: {reason}", FAILED

@@ -28,6 +28,7 @@ from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import (
     TIMEOUT_MS,
     RemoteTierError,
+    UnknownTargetError,
     metadata_to_now,
     open_storage,
     storage_cluster_id,
@@ -118,7 +119,7 @@ async def accept_partition(config: TidegateConfig, topic: str, number: int, writ
     async with tiered_cluster(config) as (client, cluster):
         known = cluster.topics.get(topic)
         if known is None or number not in known.partitions:
-            raise RemoteTierError(f"the cluster has no partition {topic}:{number}")
+            raise UnknownTargetError(f"the cluster has no partition {topic}:{number}")
         partition = TopicIdPartition(known.topic_id, number, topic)
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             async with (

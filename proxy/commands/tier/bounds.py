@@ -19,7 +19,7 @@ import typer
 
 from proxy.commands.tier.tools import check_topic, run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
+from tiers.access.open_tier import TIMEOUT_MS, UnknownTargetError, metadata_to_now, tiered_cluster
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_json, show_table
@@ -126,7 +126,7 @@ async def read_bounds(config: TidegateConfig, topic: str | None) -> list[Partiti
     Raises `RemoteTierError` with a message of one line."""
     async with tiered_cluster(config) as (client, cluster):
         if topic is not None and topic not in cluster.topics:
-            raise RemoteTierError(f"the cluster has no topic {topic}")
+            raise UnknownTargetError(f"the cluster has no topic {topic}")
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             return await _read(config, client, cluster, topic, Path(folder))
 

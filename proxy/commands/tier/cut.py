@@ -25,7 +25,7 @@ import typer
 from proxy.commands.tier.bounds import PartitionBounds, partition_bounds, show_bounds
 from proxy.commands.tier.tools import parse_target, run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, UnknownTargetError, metadata_to_now, tiered_cluster
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
@@ -121,7 +121,7 @@ async def cut_partition(config: TidegateConfig, topic: str, number: int, offset:
     async with tiered_cluster(config) as (client, cluster):
         known = cluster.topics.get(topic)
         if known is None or number not in known.partitions:
-            raise RemoteTierError(f"the cluster has no partition {topic}:{number}")
+            raise UnknownTargetError(f"the cluster has no partition {topic}:{number}")
         partition = TopicIdPartition(known.topic_id, number, topic)
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as metadata:

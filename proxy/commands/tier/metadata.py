@@ -21,7 +21,14 @@ import typer
 
 from proxy.commands.tier.tools import parse_target, partitions_of, run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.open_tier import OpenTier, RemoteTierError, metadata_to_now, open_tier, tiered_cluster
+from tiers.access.open_tier import (
+    OpenTier,
+    RemoteTierError,
+    UnknownTargetError,
+    metadata_to_now,
+    open_tier,
+    tiered_cluster,
+)
 from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, say, show_json
 from tiers.commands.program import Program
 from tiers.metadata.records.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
@@ -163,9 +170,9 @@ async def import_into(
     async with tiered_cluster(config, is_new=True) as (client, cluster):
         found = cluster.topics.get(topic)
         if found is None:
-            raise RemoteTierError(f"the cluster has no topic {topic}")
+            raise UnknownTargetError(f"the cluster has no topic {topic}")
         if number not in found.partitions:
-            raise RemoteTierError(f"topic {topic} has no partition {number}")
+            raise UnknownTargetError(f"topic {topic} has no partition {number}")
         partition = TopicIdPartition(found.topic_id, number, topic)
         file = decode_flat_file(data, partition)
         if not write and config.remote_log.metadata_topic in cluster.topics:

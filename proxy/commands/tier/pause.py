@@ -16,7 +16,7 @@ import typer
 
 from proxy.commands.tier.tools import check_topic, run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.access.open_tier import RemoteTierError, metadata_to_now, tiered_cluster
+from tiers.access.open_tier import UnknownTargetError, metadata_to_now, tiered_cluster
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json, show_table
 from tiers.config.paused_work import TierWork, paused_work
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -125,7 +125,7 @@ async def change_pause(
     async with tiered_cluster(config) as (client, cluster):
         known = cluster.topics.get(topic)
         if known is None or known.is_internal or topic.startswith("__"):
-            raise RemoteTierError(f"the cluster has no topic {topic} that can be tiered")
+            raise UnknownTargetError(f"the cluster has no topic {topic} that can be tiered")
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             async with metadata_to_now(config, client, Path(folder), progress=TERMINAL) as metadata:
                 partition = TopicIdPartition(known.topic_id, 0, topic)

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from proxy.logging_setup import set_up_logging
-from tiers.access.open_tier import OpenMetadata, RemoteTierError
+from tiers.access.open_tier import OpenMetadata, UnknownTargetError
 from tiers.event_loop import EventLoop
 from tiers.model.ids import TopicIdPartition
 
@@ -38,7 +38,7 @@ def check_topic(topic: str | None) -> None:
 def partitions_of(tier: OpenMetadata, target: str | None) -> list[TopicIdPartition]:
     """Returns the partitions of `target` that have metadata, sorted by name. None: all that have metadata.
 
-    Raises `RemoteTierError` if the metadata has nothing of `target`."""
+    Raises `UnknownTargetError` if the metadata has nothing of `target`."""
     topic, number = parse_target(target)
     known = [
         each for each in tier.metadata.partitions() if topic in (None, each.topic) and number in (None, each.partition)
@@ -46,10 +46,10 @@ def partitions_of(tier: OpenMetadata, target: str | None) -> list[TopicIdPartiti
     if target is not None and not known:
         there = None if topic is None else tier.cluster.topics.get(topic)
         if there is None:
-            raise RemoteTierError(f"neither the cluster nor the remote tier has the topic {topic}")
+            raise UnknownTargetError(f"neither the cluster nor the remote tier has the topic {topic}")
         if number is not None and number not in there.partitions:
-            raise RemoteTierError(f"{topic} has no partition {number}: it has {len(there.partitions)}, from 0 on")
-        raise RemoteTierError(f"nothing of {target} is in the remote tier")
+            raise UnknownTargetError(f"{topic} has no partition {number}: it has {len(there.partitions)}, from 0 on")
+        raise UnknownTargetError(f"nothing of {target} is in the remote tier")
     return sorted(known, key=lambda each: (each.topic, each.topic_id, each.partition))
 
 

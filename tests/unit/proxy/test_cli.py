@@ -323,8 +323,13 @@ def test_a_metadata_manager_that_is_not_installed_is_misuse(
     )
 
 
-def test_a_report_without_problems_says_so() -> None:
-    assert list(Report(cluster_id="c", store="s3").lines())[-1] == "no problems"
+def test_the_last_line_of_a_report_counts_problems_and_warnings() -> None:
+    def last_line(report: Report) -> str:
+        return list(report.lines())[-1]
+
+    assert last_line(Report(cluster_id="c", store="s3")) == "no problems"
+    assert last_line(Report(warnings=["old"], rules=["warning: matches no topic"])) == "no problems, 2 warnings"
+    assert last_line(Report(problems=["no broker"], warnings=["old"])) == "1 problem, 1 warning"
 
 
 def test_a_file_that_cannot_be_read_is_named(

@@ -8,7 +8,7 @@ import pytest
 import typer
 from click import unstyle
 
-from tiers.access.open_tier import RemoteTierError
+from tiers.access.open_tier import RemoteTierError, UnknownTargetError
 from tiers.broker.tls import TlsError
 from tiers.commands.console import FAILED, MISUSED, TERMINAL, explained, progress_count, show_table
 from tiers.config.tier_config import ConfigError
@@ -43,6 +43,7 @@ def test_a_table_without_rows_says_so(capsys: pytest.CaptureFixture[str]) -> Non
         (ConnectionResetError(104, "Connection reset by peer"), "Connection reset by peer", FAILED),
         (TimeoutError(), "TimeoutError()", FAILED),
         (RemoteTierError("no broker answers"), "no broker answers", FAILED),
+        (UnknownTargetError("no such topic"), "no such topic", MISUSED),
         (BrokerError("not the leader"), "not the leader", FAILED),
         (TlsError("no certificate"), "no certificate", MISUSED),
         (ExceptionGroup("both", [ExceptionGroup("one", [BrokerError("gone")])]), "gone", FAILED),
