@@ -172,13 +172,13 @@ async def expire_partitions(
         await check_stored_manifest(services, partition)
         task = RLMExpirationTask(services, partition)
         log_start, _ = task.expired(policies[partition], confirmed.offset)
-        expired, segments = await task.expire(policies[partition], bounds.leader_epoch, confirmed, 0, remote_end)
+        expired = await task.expire(policies[partition], bounds.leader_epoch, confirmed, 0, remote_end)
         if (expired.offset or 0) < log_start:
             raise RemoteLogError(
                 f"{partition}: nothing expires: this machine's clock and the brokers' differ, or the settings of the"
                 " topic were changed meanwhile"
             )
-        return segments
+        return task.deletable(policies[partition], expired.offset or 0)
 
     async def apply(partition: TopicIdPartition) -> None:
         timeout_ms = services.settings.request_timeout_ms

@@ -1,8 +1,7 @@
 """`RemoteSizes`: the bytes of every partition in the remote tier, by the broker that leads the partition.
 
-All requests share one count. It visits every segment in the metadata, in short slices, so the event loop serves clients
-meanwhile. A count is used for a minute, and for twenty times as long as it took. So counting costs at most a twentieth
-of the time of the event loop.
+All requests share one count, which is used for a minute. It visits every partition in the metadata, in short slices, so
+the event loop serves clients meanwhile.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from tiers.model.ids import TopicIdPartition
 logger = logging.getLogger(__name__)
 
 MAX_AGE_MS: Final = 60_000
-MAX_COST: Final = 20
-SLICE_SEGMENTS: Final = 256
+SLICE_PARTITIONS: Final = 64
 _METADATA_TIMEOUT_MS = 10_000
 
 _NOTHING: PartitionSizes = {}
@@ -56,7 +54,6 @@ class RemoteSizes:
         return _NOTHING if self._sizes is None else self._sizes.get(node_id, _NOTHING)
 
     async def _count(self) -> None:
-        began_ms = self._clock_ms()
         try:
             self._sizes = await self._counted()
         except RemoteLogError as error:
@@ -65,24 +62,20 @@ class RemoteSizes:
         except Exception as error:  # a state that was replaced during the count must not end the server's task group
             logger.warning("the sizes of the remote partitions cannot be read: %s", error)
             return
-        now_ms = self._clock_ms()
-        self._until_ms = now_ms + max(MAX_AGE_MS, MAX_COST * (now_ms - began_ms))
+        self._until_ms = self._clock_ms() + MAX_AGE_MS
 
     async def _counted(self) -> Mapping[int, PartitionSizes]:
         partitions = self._metadata.partitions()
         cluster = await self._client.named((), {each.topic_id for each in partitions}, _METADATA_TIMEOUT_MS)
         sizes: dict[int, dict[str, dict[int, int]]] = {}
-        for partition in partitions:
+        for number, partition in enumerate(partitions):
+            if number % SLICE_PARTITIONS == 0:
+                await asyncio.sleep(0)
             topic, led = cluster.topics_by_id.get(partition.topic_id), cluster.partition(partition)
-            if topic is not None and led is not None and (size_bytes := await self._size_of(partition)):
+            if topic is not None and led is not None and (size_bytes := self._size_of(partition)):
                 sizes.setdefault(led.leader_id, {}).setdefault(topic.name, {})[partition.partition] = size_bytes
         return sizes
 
-    async def _size_of(self, partition: TopicIdPartition) -> int:
-        total = 0
-        for number, segment in enumerate(self._metadata.stored_segments(partition)):
-            if number % SLICE_SEGMENTS == 0:
-                await asyncio.sleep(0)
-            if segment.is_finished:
-                total += segment.segment_size_bytes
-        return total
+    def _size_of(self, partition: TopicIdPartition) -> int:
+        apart = (each for each in self._metadata.segments_apart(partition) if each.is_finished)
+        return self._metadata.cover_size(partition).whole_bytes + sum(each.segment_size_bytes for each in apart)

@@ -30,8 +30,8 @@ def attempts(
 def _begun(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition, min_offset: int
 ) -> Iterator[RemoteLogSegmentMetadata]:
-    for segment in metadata.stored_segments(partition, min_offset):
-        if segment.state == RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+    for segment in metadata.segments_apart(partition):
+        if segment.state == RemoteLogSegmentState.COPY_SEGMENT_STARTED and segment.end_offset >= min_offset:
             yield segment.metadata
 
 

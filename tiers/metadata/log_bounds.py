@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import takewhile
 
 from tiers.metadata.attempts import attempt_at_head
 from tiers.metadata.log_history import ConfirmedLogStart
@@ -68,7 +69,9 @@ async def explained_to(
     segment lies at or above `log_start`, which the leader confirms. The offsets between `log_start` and the first
     segment count as explained: no record of them was copied, or `attempt_at_head` finds its attempt. If the local log
     does not have the returned offset, its records were lost, or the metadata of their copy was."""
-    position: int | None = None
+    position = _covered_to(metadata, partition, log_start)
+    if position is not None:
+        return _behind_gaps(metadata, partition, position)
     for number, (first, following) in enumerate(metadata.answered_offsets(partition, log_start), 1):
         if position is not None and first > position:
             position = _behind_gaps(metadata, partition, position)
@@ -80,6 +83,19 @@ async def explained_to(
         if number % _RUNS_BETWEEN_YIELDS == 0:
             await asyncio.sleep(0)
     return None if position is None else _behind_gaps(metadata, partition, position)
+
+
+def _covered_to(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int) -> int | None:
+    """Returns the offset behind the remote end if readable segments have all offsets from the first one on.
+
+    The first one is at or above `log_start`."""
+    first, last = metadata.next_segment(partition, log_start), metadata.remote_end_offset(partition)
+    if first is None or last is None:
+        return None
+    begin = max(first.start_offset, log_start)
+    below = takewhile(lambda run: run[0] < begin, metadata.answered_offsets(partition))
+    covered = metadata.cover_size(partition).offsets - sum(min(following, begin) - start for start, following in below)
+    return last + 1 if covered == last + 1 - begin else None
 
 
 def next_uncopied(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> int:

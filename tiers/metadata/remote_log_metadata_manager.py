@@ -59,7 +59,7 @@ from tiers.model.segment_metadata import (
     RemotePartitionDeleteMetadata,
 )
 from tiers.model.segment_state import RemotePartitionDeleteState
-from tiers.model.stored_segment import StoredSegment
+from tiers.model.stored_segment import CoverSize, StoredSegment
 
 
 class MetadataPosition(NamedTuple):
@@ -134,6 +134,15 @@ class RemoteLogMetadataReader(Protocol):
 
         The first run has `offset`, or lies above it. It takes a quarter of the time of `answering_segments`. The
         iterator may or may not show changes that happen meanwhile."""
+
+    def segments_apart(self, partition: TopicIdPartition) -> list[StoredSegment]:
+        """Returns the segments in the states 0, 1 and 2 that are not whole, by ascending start offset.
+
+        A readable segment is *whole* if it answers alone for all of its offsets. So these are the attempts, the begun
+        deletions, and what CUTs and later copies have replaced, wholly or in part."""
+
+    def cover_size(self, partition: TopicIdPartition) -> CoverSize:
+        """Returns the sums over the readable segments, without a look at each of them."""
 
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
         """Returns the start offset of the first readable segment; None when there is none."""

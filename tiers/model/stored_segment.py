@@ -153,6 +153,15 @@ class StoredSegment(NamedTuple):
         return _decode(self.partition_key, self.answer)
 
 
+class CoverSize(NamedTuple):
+    """Sums over the readable segments of a partition. A segment is whole if it answers alone for all of its offsets."""
+
+    whole_segments: int
+    whole_bytes: int
+    offsets: int
+    """How many offsets have a readable record."""
+
+
 def stored_segment(partition_key: bytes, answer: bytes) -> StoredSegment:
     try:
         return StoredSegment._make((partition_key, answer, *_ANSWER.unpack_from(answer)))

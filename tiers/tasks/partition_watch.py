@@ -124,15 +124,16 @@ class PartitionWatch:
 
     def measure(self) -> None:
         metadata, metrics, partition = self._services.metadata, self._services.metrics, self._partition
-        segments = list(metadata.stored_segments(partition))
+        size, apart = metadata.cover_size(partition), metadata.segments_apart(partition)
         labels = partition.topic, str(partition.partition)
-        finished = [one for one in segments if one.is_finished]
+        finished = [one for one in apart if one.is_finished]
         cut_off = [one for one in finished if one.valid_end_offset < one.start_offset]
         metrics.cut_segments.labels(*labels).set(len(cut_off))
         metrics.cut_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in cut_off))
-        metrics.metadata_count.labels(*labels).set(len(segments))
+        metrics.metadata_count.labels(*labels).set(size.whole_segments + len(apart))
         gaps = metadata.gaps(partition)
         metrics.log_gaps.labels(*labels).set(len(gaps))
         metrics.log_gap_offsets.labels(*labels).set(sum(gap.next_offset - gap.first_offset for gap in gaps))
         metrics.recorded_cuts.labels(*labels).set(len(metadata.cuts(partition)))
-        metrics.log_size_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in finished))
+        size_bytes = size.whole_bytes + sum(one.segment_size_bytes for one in finished)
+        metrics.log_size_bytes.labels(*labels).set(size_bytes)

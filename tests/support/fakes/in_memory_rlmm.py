@@ -33,7 +33,7 @@ from tiers.model.segment_state import (
     is_valid_partition_transition,
     is_valid_transition,
 )
-from tiers.model.stored_segment import StoredSegment
+from tiers.model.stored_segment import CoverSize, StoredSegment
 
 IN_MEMORY_TOPIC_ID = UUID(int=9)
 """The topic id of the metadata topic, which does not exist here."""
@@ -148,6 +148,32 @@ class InMemoryRemoteLogMetadataManager:
         while (segment := self.next_segment(partition, offset)) is not None:
             yield stored(segment)
             offset = segment.valid_end_offset + 1
+
+    def segments_apart(self, partition: TopicIdPartition) -> list[StoredSegment]:
+        return [each for each in self.stored_segments(partition) if not self._is_whole(each.metadata)]
+
+    def cover_size(self, partition: TopicIdPartition) -> CoverSize:
+        whole = [each for each in self.list_remote_log_segments(partition) if self._is_whole(each)]
+        offsets, covered_to = 0, 0
+        for each in sorted(self._readable(partition), key=lambda each: each.start_offset):
+            following = each.valid_end_offset + 1
+            offsets += max(0, following - max(covered_to, each.start_offset))
+            covered_to = max(covered_to, following)
+        return CoverSize(len(whole), sum(each.segment_size_bytes for each in whole), offsets)
+
+    def _is_whole(self, segment: RemoteLogSegmentMetadata) -> bool:
+        others = (
+            other
+            for other in self._readable(segment.topic_id_partition)
+            if other.start_offset <= segment.end_offset and segment.start_offset <= other.valid_end_offset
+        )
+        is_finished = segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        return (
+            is_finished and segment.cut_at is None and all(self._order(each) <= self._order(segment) for each in others)
+        )
+
+    def _order(self, segment: RemoteLogSegmentMetadata) -> int:
+        return self.begin_order.get(segment.segment_id, 0)
 
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
         return min((segment.start_offset for segment in self._readable(partition)), default=None)

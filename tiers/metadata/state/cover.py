@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import lmdb
 
-from tiers.metadata.state.layout import PARTITION_KEY_BYTES, U64, Databases
+from tiers.metadata.state.layout import COVER_SIZE, PARTITION_KEY_BYTES, U64, Databases
 from tiers.metadata.state.segment_cursors import valid_end_offset
 from tiers.metadata.state.state import RemoteLogMetadataState, SegmentRun
-from tiers.model.stored_segment import encode_answer
+from tiers.model.stored_segment import encode_answer, stored_segment
 
 LAST_OFFSET = (1 << 63) - 1
+_NOTHING = bytes(COVER_SIZE.size)
 
 
 class StateCover:
@@ -77,6 +78,21 @@ class StateCover:
 
     def _put_run(self, key: bytes, first: int, last: int, answer: bytes) -> None:
         self._txn.put(key + U64.pack(last), U64.pack(first) + answer, db=self._db.cover)
+        self._count(1, key, first, last, answer)
+
+    def _count(self, sign: int, key: bytes, first: int, last: int, answer: bytes) -> None:
+        """Counts a run that was added (`sign` 1) or removed (-1)."""
+        segment = stored_segment(key, answer)
+        segments, size_bytes, offsets = COVER_SIZE.unpack(self._txn.get(key, _NOTHING, db=self._db.cover_sizes))
+        offsets += sign * (last + 1 - first)
+        if (first, last) == (segment.start_offset, segment.end_offset):
+            segments += sign
+            size_bytes += sign * segment.segment_size_bytes
+            if sign > 0:
+                self._txn.delete(key + segment.id, db=self._db.apart)
+            else:
+                self._txn.put(key + segment.id, b"", db=self._db.apart)
+        self._txn.put(key, COVER_SIZE.pack(segments, size_bytes, offsets), db=self._db.cover_sizes)
 
     def _cut(self, key: bytes, first: int, last: int) -> bool:
         """Removes [first, last] from the cover, and keeps the parts of runs outside. Returns whether there was any."""
@@ -91,6 +107,7 @@ class StateCover:
             cut.append((run_first, run_last, bytes(cursor.value()[8:])))
             found = cursor.delete()
         for run_first, run_last, answer in cut:
+            self._count(-1, key, run_first, run_last, answer)
             if run_first < first:
                 self._put_run(key, run_first, first - 1, answer)
             if run_last > last:

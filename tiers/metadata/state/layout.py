@@ -7,6 +7,8 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     segments     partition, uuid           -> the folded record, see `stored_segment`
     starts       partition, start, uuid    -> end, order: every listable segment
     cover        partition, last offset    -> first offset, and the segment that answers, see `stored_segment`
+    cover_sizes  partition                 -> number and bytes of the whole segments, offsets of all runs
+    apart        partition, uuid           -> empty: every listable segment that is not whole
     epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
     cuts         partition, leader epoch, first void offset of what was copied before -> time, whether it is proved
     deleted_segments partition, uuid       -> the folded record of a segment that is DELETE_SEGMENT_FINISHED and kept
@@ -26,6 +28,9 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     read_at      metadata partition        -> time (wall clock) of the last read to its end, or of its first read
     homes        partition                 -> metadata partition that its records were read from
     meta         name                      -> identity, record types that were read
+
+A segment is *whole* if one run of the cover has all of its offsets. Almost all segments are, so a caller that looks for
+the others, or for a sum, costs no look at each segment.
 
 The runs of the cover do not overlap. Finished segments may overlap (two owners copied the same range, which is legal).
 Each offset is answered by the segment whose copy began last, in the order of the metadata topic. By Kafka's rule
@@ -50,7 +55,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
@@ -61,6 +66,8 @@ DATABASES = (
     "segments",
     "starts",
     "cover",
+    "cover_sizes",
+    "apart",
     "epochs",
     "log_starts",
     "deletions",
@@ -92,6 +99,7 @@ END_AND_ORDER = struct.Struct(">Qq")
 """The order is the offset at which the copy began in the metadata partition; its complement, below 0, while the segment
 is not readable."""
 CUT = struct.Struct(">q?")
+COVER_SIZE = struct.Struct(">qqq")
 LOWEST_AND_HIGHEST = struct.Struct(">qq")
 I64 = struct.Struct(">q")
 I32 = struct.Struct(">i")
@@ -135,6 +143,8 @@ class Databases:
     segments: lmdb._Database
     starts: lmdb._Database
     cover: lmdb._Database
+    cover_sizes: lmdb._Database
+    apart: lmdb._Database
     epochs: lmdb._Database
     log_starts: lmdb._Database
     deletions: lmdb._Database

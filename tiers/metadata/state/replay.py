@@ -184,6 +184,7 @@ class Replay:
             # the later record, so the replay keeps it too.
             self._txn.put(key + uuid, stored, db=self._db.segments)
             self._txn.delete(start_key(key, known.start_offset, uuid), db=self._db.starts)
+        self._txn.put(key + uuid, b"", db=self._db.apart)
         self._know(key, partition.topic, end - start)
         self._txn.put(start_key(key, start, uuid), END_AND_ORDER.pack(end, ~offset), db=self._db.starts)
 
@@ -270,6 +271,7 @@ class Replay:
         self._txn.delete(start_key(key, known.start_offset, uuid), db=self._db.starts)
         if known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._cover.again(key, known.start_offset, known.end_offset)
+        self._txn.delete(key + uuid, db=self._db.apart)
         self._forget_if_empty(key)
 
     def _forget_if_empty(self, key: bytes) -> None:
@@ -297,6 +299,8 @@ class Replay:
                 self._db.segments,
                 self._db.starts,
                 self._db.cover,
+                self._db.cover_sizes,
+                self._db.apart,
                 self._db.epochs,
                 self._db.log_starts,
                 self._db.cuts,

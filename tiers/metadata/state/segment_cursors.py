@@ -8,7 +8,7 @@ closed between two pieces: the next one then raises `RemoteLogMetadataNotReadyEr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import cast
 
 import lmdb
@@ -34,7 +34,8 @@ from tiers.model.stored_segment import (
     stored_segment,
 )
 
-_PIECE = 256
+_FIRST_PIECE, _PIECE = 4, 256
+"""Most callers need the first few segments alone."""
 _UUID_OFFSET = PARTITION_KEY_BYTES + U64.size
 
 Entry = tuple[bytes, bytes]
@@ -62,14 +63,14 @@ def cuts_of(txn: lmdb.Transaction, db: Databases, key: bytes) -> list[Cut]:
 def answering(env: lmdb.Environment, db: Databases, key: bytes, offset: int) -> Iterator[StoredSegment]:
     """Yields `next_segment` of `offset`, then of the offset after that segment's valid end, and so on."""
     position = max(offset, 0)
-    while True:
-        piece = _cover_piece(env, db, key, position)
+    for size in _piece_sizes():
+        piece = _cover_piece(env, db, key, position, size)
         for entry, value in piece:
             if U64.unpack_from(entry, PARTITION_KEY_BYTES)[0] >= position:
                 segment = stored_segment(key, value[U64.size :])
                 position = segment.valid_end_offset + 1
                 yield segment
-        if len(piece) < _PIECE:
+        if len(piece) < size:
             return
         position = max(position, U64.unpack_from(piece[-1][0], PARTITION_KEY_BYTES)[0] + 1)
 
@@ -77,13 +78,17 @@ def answering(env: lmdb.Environment, db: Databases, key: bytes, offset: int) -> 
 def answered(env: lmdb.Environment, db: Databases, key: bytes, offset: int) -> Iterator[tuple[int, int]]:
     """Yields the runs of the cover from the one that holds `offset`, or that follows it: first and next offset."""
     position = max(offset, 0)
-    while True:
-        piece = _cover_piece(env, db, key, position)
+    for size in _piece_sizes():
+        piece = _cover_piece(env, db, key, position, size)
         for entry, value in piece:
             position = U64.unpack_from(entry, PARTITION_KEY_BYTES)[0] + 1
             yield U64.unpack_from(value)[0], position
-        if len(piece) < _PIECE:
+        if len(piece) < size:
             return
+
+
+def _piece_sizes() -> Iterator[int]:
+    return chain([min(_FIRST_PIECE, _PIECE)], repeat(_PIECE))
 
 
 def _begin(env: lmdb.Environment) -> lmdb.Transaction:
@@ -93,17 +98,17 @@ def _begin(env: lmdb.Environment) -> lmdb.Transaction:
         raise RemoteLogMetadataNotReadyError(f"the saved state cannot be read any more: {error}") from error
 
 
-def _cover_piece(env: lmdb.Environment, db: Databases, key: bytes, position: int) -> list[Entry]:
+def _cover_piece(env: lmdb.Environment, db: Databases, key: bytes, position: int, size: int) -> list[Entry]:
     with _begin(env) as txn:
         cursor = txn.cursor(db.cover)
         if not cursor.set_range(key + U64.pack(position)):
             return []
-        return _of_partition(key, _entries(cursor))
+        return _of_partition(key, _entries(cursor, size))
 
 
-def _entries(cursor: lmdb.Cursor) -> list[Entry]:
+def _entries(cursor: lmdb.Cursor, size: int) -> list[Entry]:
     # The keys and values are bytes, since the transaction was not begun with `buffers`.
-    return list(islice(cast("Iterator[Entry]", cursor.iternext()), _PIECE))
+    return list(islice(cast("Iterator[Entry]", cursor.iternext()), size))
 
 
 def _of_partition(key: bytes, entries: list[Entry]) -> list[Entry]:
@@ -116,18 +121,32 @@ def _of_partition(key: bytes, entries: list[Entry]) -> list[Entry]:
 def listed(env: lmdb.Environment, db: Databases, key: bytes, min_offset: int) -> Iterator[StoredSegment]:
     """Yields every listable segment that ends at or above `min_offset`, by start offset."""
     after: bytes | None = None
-    while True:
+    for size in _piece_sizes():
         with _begin(env) as txn:
-            starts = _starts_piece(txn, db, key, min_offset, after)
+            starts = _starts_piece(txn, db, key, min_offset, after, size)
             segments = list(_segments_of(txn, db, key, min_offset, starts))
         yield from segments
-        if len(starts) < _PIECE:
+        if len(starts) < size:
             return
         after = starts[-1][0]
 
 
+def apart(env: lmdb.Environment, db: Databases, key: bytes) -> list[StoredSegment]:
+    """Returns every listable segment that is not whole, by start offset."""
+    with _begin(env) as txn:
+        cursor = txn.cursor(db.apart)
+        found: list[bytes] = []
+        more = cursor.set_range(key)
+        while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
+            found.append(bytes(cursor.key()[PARTITION_KEY_BYTES:]))
+            more = cursor.next()
+        cuts = cuts_of(txn, db, key) if found else []
+        segments = [_stored(txn, db, key, uuid, cuts) for uuid in found]
+    return sorted(segments, key=lambda each: (each.start_offset, each.id))
+
+
 def _starts_piece(
-    txn: lmdb.Transaction, db: Databases, key: bytes, min_offset: int, after: bytes | None
+    txn: lmdb.Transaction, db: Databases, key: bytes, min_offset: int, after: bytes | None, size: int
 ) -> list[Entry]:
     cursor = txn.cursor(db=db.starts)
     if after is None:
@@ -138,7 +157,7 @@ def _starts_piece(
         found = cursor.set_range(after)
         if found and cursor.key() == after:
             found = cursor.next()
-    return _of_partition(key, _entries(cursor)) if found else []
+    return _of_partition(key, _entries(cursor, size)) if found else []
 
 
 def _segments_of(
@@ -149,9 +168,12 @@ def _segments_of(
         end = U64.unpack_from(value)[0]
         if end < min_offset:
             continue
-        uuid = entry[_UUID_OFFSET:]
-        raw = txn.get(key + uuid, db=db.segments)
-        if raw is None:
-            raise RemoteLogMetadataError("the saved state names a segment that it does not contain")
-        raw = bytes(raw)
-        yield stored_segment(key, encode_answer(uuid, valid_end_offset(cuts, raw, NOT_CUT), raw))
+        yield _stored(txn, db, key, entry[_UUID_OFFSET:], cuts)
+
+
+def _stored(txn: lmdb.Transaction, db: Databases, key: bytes, uuid: bytes, cuts: Sequence[Cut]) -> StoredSegment:
+    raw = txn.get(key + uuid, db=db.segments)
+    if raw is None:
+        raise RemoteLogMetadataError("the saved state names a segment that it does not contain")
+    raw = bytes(raw)
+    return stored_segment(key, encode_answer(uuid, valid_end_offset(cuts, raw, NOT_CUT), raw))

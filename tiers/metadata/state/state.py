@@ -15,6 +15,7 @@ import lmdb
 
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.state.layout import (
+    COVER_SIZE,
     END_AND_ORDER,
     FINAL,
     FRESHNESS_FILE,
@@ -38,13 +39,13 @@ from tiers.metadata.state.layout import (
     partition_of,
     start_key,
 )
-from tiers.metadata.state.segment_cursors import answered, answering, cuts_of, listed
+from tiers.metadata.state.segment_cursors import answered, answering, apart, cuts_of, listed
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, after_cuts, leader_epoch_at
 from tiers.model.segment_state import RemotePartitionDeleteState
-from tiers.model.stored_segment import StoredSegment, decode_answer, decode_stored_segment, stored_fields
+from tiers.model.stored_segment import CoverSize, StoredSegment, decode_answer, decode_stored_segment, stored_fields
 
 MAX_READERS = 1024
 
@@ -275,6 +276,14 @@ class RemoteLogMetadataState:
 
     def answered_offsets(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[tuple[int, int]]:
         return answered(self._env, self._db, partition_key(partition), offset)
+
+    def segments_apart(self, partition: TopicIdPartition) -> list[StoredSegment]:
+        return apart(self._env, self._db, partition_key(partition))
+
+    def cover_size(self, partition: TopicIdPartition) -> CoverSize:
+        with self._env.begin() as txn:
+            raw = txn.get(partition_key(partition), db=self._db.cover_sizes)
+        return CoverSize(0, 0, 0) if raw is None else CoverSize(*COVER_SIZE.unpack(raw))
 
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
         with self._env.begin() as txn:

@@ -14,7 +14,7 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
-from tiers.model.stored_segment import StoredSegment
+from tiers.model.stored_segment import CoverSize, StoredSegment
 
 
 @asynccontextmanager
@@ -70,6 +70,12 @@ class StateBackedReader:
 
     def answered_offsets(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[tuple[int, int]]:
         return self._state.answered_offsets(partition, offset)
+
+    def segments_apart(self, partition: TopicIdPartition) -> list[StoredSegment]:
+        return self._state.segments_apart(partition)
+
+    def cover_size(self, partition: TopicIdPartition) -> CoverSize:
+        return self._state.cover_size(partition)
 
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
         return self._state.earliest_offset(partition)

@@ -137,7 +137,7 @@ async def delete_attempts(
     the store has deleted one, and again as soon as the store fails. Otherwise it deletes several at a time."""
     begun = [
         each.metadata
-        for each in services.metadata.stored_segments(partition)
+        for each in services.metadata.segments_apart(partition)
         if each.state == RemoteLogSegmentState.DELETE_SEGMENT_STARTED
     ]
     known = [*begun, *needless]
@@ -182,9 +182,8 @@ async def end_copy_plans(services: TaskServices, partition: TopicIdPartition) ->
     plans = services.metadata.copy_plans(partition)
     if not plans:
         return
-    unfinished = {RemoteLogSegmentState.COPY_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_STARTED}
-    segments = services.metadata.stored_segments(partition)
-    left = {one.metadata.segment_id for one in segments if one.state in unfinished}
+    apart = services.metadata.segments_apart(partition)
+    left = {one.metadata.segment_id for one in apart if not one.is_finished}
     for plan in plans:
         if left.isdisjoint(plan.segment_ids()):
             await services.metadata.end_copy_plan(plan)

@@ -22,11 +22,11 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice, pairwise, takewhile
+from itertools import pairwise, takewhile
 from typing import TypeVar
 
 from tiers.config.paused_work import TierWork, paused_work
@@ -34,7 +34,7 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import NOTHING_EXPIRES, Retention, recorded_total
 from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError
 from tiers.metadata.log_history import ConfirmedLogStart, remote_epoch_before
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -58,19 +58,21 @@ async def _confirmed() -> bool:
 
 
 def expired_to(
-    alive: Sequence[StoredSegment],
+    alive: Iterable[StoredSegment],
     retention: Retention,
     log_start: int,
     now_ms: int,
     local_only_bytes: int = 0,
     budget_bytes: int | None = None,
+    alive_bytes: int | None = None,
 ) -> int:
     """Returns the log start that `retention` asks for, at least `log_start`.
 
     `alive` are the segments that answer for the offsets from `log_start` on. `budget_bytes` limits the bytes that
-    expire, but one segment may always expire. None: no limit."""
+    expire, but one segment may always expire. None: no limit. `alive_bytes` are the retained bytes of `alive`, which
+    then do not overlap. None: each segment is looked at."""
     end = log_start
-    for segment, hold in expiry_holds(alive, retention, now_ms, local_only_bytes, budget_bytes):
+    for segment, hold in expiry_holds(alive, retention, now_ms, local_only_bytes, budget_bytes, alive_bytes):
         if hold is not None:
             break
         end = max(end, segment.valid_end_offset + 1)
@@ -92,13 +94,14 @@ def expiry_holds(
     now_ms: int,
     local_only_bytes: int = 0,
     budget_bytes: int | None = None,
+    alive_bytes: int | None = None,
 ) -> Iterator[tuple[Segment, Hold | None]]:
     """Yields each segment with what keeps it from expiring; None: it expires, with all segments before it.
 
     The arguments are those of `expired_to`. A hold of a segment holds the later ones too. Their own holds are those
     that they have when all segments before them have expired."""
-    alive = list(alive)
-    for number, (segment, behind_bytes) in enumerate(zip(alive, _bytes_behind(alive), strict=True)):
+    behind = _bytes_behind(list(alive)) if alive_bytes is None else _rest(alive, alive_bytes)
+    for number, (segment, behind_bytes) in enumerate(behind):
         size_bytes, later_bytes = segment.retained_bytes, local_only_bytes + behind_bytes
         too_old = 0 <= retention.ms < now_ms - segment_timestamp_ms(segment)
         too_much = 0 <= retention.size_bytes <= later_bytes
@@ -112,17 +115,21 @@ def expiry_holds(
         yield segment, hold
 
 
-def _bytes_behind(alive: Sequence[Segment]) -> Iterator[int]:
-    """Yields for each segment how many bytes the log has behind it at least.
+def _rest(alive: Iterable[Segment], alive_bytes: int) -> Iterator[tuple[Segment, int]]:
+    """Yields each segment with the bytes that `alive` has behind it."""
+    for segment in alive:
+        alive_bytes -= segment.retained_bytes
+        yield segment, alive_bytes
+
+
+def _bytes_behind(alive: Sequence[Segment]) -> Iterator[tuple[Segment, int]]:
+    """Yields each segment with the bytes that the log has behind it at least.
 
     Segments may overlap, and no record counts twice. So of segments that overlap, those count that have the most bytes
     together without an overlap. In a chain of segments that overlap by few records, about half of them count: the
     retention by bytes then comes late, and never early."""
     if all(later.start_offset > earlier.valid_end_offset for earlier, later in pairwise(alive)):
-        behind_bytes = sum(segment.retained_bytes for segment in alive)
-        for segment in alive:
-            behind_bytes -= segment.retained_bytes
-            yield behind_bytes
+        yield from _rest(alive, sum(segment.retained_bytes for segment in alive))
         return
     by_start = sorted(alive, key=lambda segment: segment.start_offset)
     starts = [segment.start_offset for segment in by_start]
@@ -132,7 +139,7 @@ def _bytes_behind(alive: Sequence[Segment]) -> Iterator[int]:
         size_bytes = by_start[number].retained_bytes + from_bytes[following]
         from_bytes[number] = max(from_bytes[number + 1], size_bytes)
     for segment in alive:
-        yield from_bytes[bisect_right(starts, segment.valid_end_offset)]
+        yield segment, from_bytes[bisect_right(starts, segment.valid_end_offset)]
 
 
 def _retention_hold(segment: Segment, retention: Retention, now_ms: int, later_bytes: int) -> Hold:
@@ -181,7 +188,7 @@ class RLMExpirationTask:
         The caller has compared the remote records up to `remote_end` (inclusive) with the log of the leader of
         `bounds`. None: there were none. A later record may have another history, so it does not expire yet: the broker
         would delete its own records at the same offsets."""
-        log_start, _ = await self.expire(policy, bounds.leader_epoch, log_start, local_only_bytes, remote_end)
+        log_start = await self.expire(policy, bounds.leader_epoch, log_start, local_only_bytes, remote_end)
         await self.apply_log_start(bounds, log_start.offset)
         return log_start
 
@@ -203,14 +210,12 @@ class RLMExpirationTask:
         lacks one of these. The method ends when `may_delete` returns False. Raises the store's error for that, after
         all other deletions."""
         start = log_start.offset or 0
-        readable = self._readable()
-        void = await self._expired_void(policy, start, readable)
-        deletable = [*self._deletable(start, readable, is_accepted), *void]
+        void = await self._expired_void(policy, start)
+        superseded = self._superseded(start, is_accepted)
+        deletable = [*self._below(start), *superseded, *void]
         if not (deletable and await confirm()):
             return 0
-        superseded = [each for each in deletable if each.cut_at is None and each.end_offset >= start]
-        answering = [*self._answering(0)] if superseded else []
-        troubles = {each.segment_id: await self._trouble_without(each, answering) for each in superseded}
+        troubles = {each.segment_id: await self._trouble_without(each, superseded[each]) for each in superseded}
         allowed = [each for each in deletable if troubles.get(each.segment_id) is None]
         deleted = await self._delete(takewhile(lambda each: may_delete(), allowed))
         if deleted and log_start.offset is not None:
@@ -220,29 +225,23 @@ class RLMExpirationTask:
         return deleted
 
     async def _trouble_without(
-        self, superseded: RemoteLogSegmentMetadata, answering: Sequence[StoredSegment]
+        self, superseded: RemoteLogSegmentMetadata, others: Iterable[RemoteLogSegmentMetadata]
     ) -> RemoteStorageError | None:
-        """Returns why the store cannot answer for the offsets of a superseded segment without it; None: it can.
+        """Returns why the store cannot answer for the offsets of a superseded segment by the others; None: it can.
 
-        The copy of another machine or of another day may be gone, or may never have been in this place. `answering` are
-        the segments that stay, from the first offset on. From an offset in the middle on, the superseded segment itself
-        may answer."""
+        The copy of another machine or of another day may be gone, or may never have been in this place."""
         services = self._services
-        first = bisect_left(answering, superseded.start_offset, key=lambda segment: segment.valid_end_offset)
-        rest = islice(answering, first, None)
-        for other in takewhile(lambda segment: segment.start_offset <= superseded.end_offset, rest):
+        for other in others:
             try:
-                await check_stored(services.storage, other.metadata, services.key_ring)
+                await check_stored(services.storage, other, services.key_ring)
             except RemoteStorageError as error:
                 return RemoteStorageError(
-                    f"segment {superseded.segment_id.id} stays: segment {other.metadata.segment_id.id} has its offsets,"
+                    f"segment {superseded.segment_id.id} stays: segment {other.segment_id.id} has its offsets,"
                     f" but cannot be read now: {error}"
                 )
         return None
 
-    async def _expired_void(
-        self, policy: TopicPolicy, log_start: int, segments: Iterable[RemoteLogSegmentMetadata]
-    ) -> list[RemoteLogSegmentMetadata]:
+    async def _expired_void(self, policy: TopicPolicy, log_start: int) -> list[RemoteLogSegmentMetadata]:
         """Returns the segments that a CUT voids from the log start on, once the retention has passed since then."""
         if policy.retention_ms < 0 or expiry_hold(policy):
             return []
@@ -250,7 +249,7 @@ class RLMExpirationTask:
         expired_at_ms = self._services.wall_clock_ms() - policy.retention_ms
         found = [
             each
-            for each in segments
+            for each in self._finished_apart()
             if (each.is_cut_off or (each.cut_at is not None and each.valid_end_offset < log_start))
             and max(cut.at_ms for cut in cuts if cut.leader_epoch > each.leader_epoch) < expired_at_ms
         ]
@@ -262,7 +261,7 @@ class RLMExpirationTask:
         """Returns the log start that retention asks for, at least `log_start`, and the segments to delete after it."""
         log_start = log_start or 0
         expired_to = log_start if expiry_hold(policy) else self._expired_to(policy, log_start, 0)
-        return expired_to, self._deletable_now(policy, expired_to)
+        return expired_to, self.deletable(policy, expired_to)
 
     async def expire(
         self,
@@ -271,8 +270,8 @@ class RLMExpirationTask:
         log_start: ConfirmedLogStart,
         local_only_bytes: int,
         remote_end: int | None,
-    ) -> tuple[ConfirmedLogStart, list[RemoteLogSegmentMetadata]]:
-        """Moves the log start. Returns the new one and the segments to delete now.
+    ) -> ConfirmedLogStart:
+        """Moves the log start, and returns the new one.
 
         `log_start` is the answer of the leader of `leader_epoch`. `remote_end` is as in `run`."""
         services, partition = self._services, self._partition
@@ -281,7 +280,7 @@ class RLMExpirationTask:
         expired_to = min(expired_to, start if remote_end is None else max(start, remote_end + 1))
         if expired_to <= start:
             services.metrics.alarms.end(*self._skew_alarm)  # the clocks hold nothing up now
-        elif await self._clock_is_trusted(self._readable()) and await self._settings_still_expire(policy):
+        elif await self._clock_is_trusted(self._newest()) and await self._settings_still_expire(policy):
             # The clock may have been set since the first judgement, so the records are judged again.
             expired_to = min(expired_to, self._expired_to(policy, start, local_only_bytes))
         else:
@@ -299,8 +298,8 @@ class RLMExpirationTask:
                 extra={"partition": str(partition), "log_start_offset": expired_to, "before": start},
             )
             services.checkpoint("log-start-raised")
-            log_start, start = replace(log_start, offset=expired_to), expired_to
-        return log_start, self._deletable_now(policy, start)  # read again: another owner may have cut
+            log_start = replace(log_start, offset=expired_to)
+        return log_start
 
     def _watch_head(self, policy: TopicPolicy, log_start: int) -> None:
         """Raises an alarm while a timestamp in the future keeps the first segment, and with it the later ones."""
@@ -316,15 +315,19 @@ class RLMExpirationTask:
             fields = {"partition": str(partition), "records": said, "timestamp": timestamp}
             logger.error("a timestamp in the future keeps records from expiring", extra=fields)
 
-    def _deletable_now(self, policy: TopicPolicy, log_start: int) -> list[RemoteLogSegmentMetadata]:
-        return [] if TierWork.EXPIRING in policy.paused else self._deletable(log_start, self._readable())
+    def deletable(self, policy: TopicPolicy, log_start: int) -> list[RemoteLogSegmentMetadata]:
+        """Returns the segments to delete now: those below the log start, and the superseded ones."""
+        return [] if TierWork.EXPIRING in policy.paused else [*self._below(log_start), *self._superseded(log_start)]
 
-    def _readable(self) -> list[RemoteLogSegmentMetadata]:
-        return [
-            segment
-            for segment in self._services.metadata.list_remote_log_segments(self._partition)
-            if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        ]
+    def _finished_apart(self) -> list[RemoteLogSegmentMetadata]:
+        """Returns the finished segments of which other copies or CUTs have replaced a part at least."""
+        return [each.metadata for each in self._services.metadata.segments_apart(self._partition) if each.is_finished]
+
+    def _newest(self) -> list[RemoteLogSegmentMetadata]:
+        metadata = self._services.metadata
+        end = metadata.remote_end_offset(self._partition)
+        newest = None if end is None else metadata.remote_log_segment_metadata(self._partition, end)
+        return [] if newest is None else [newest]
 
     @property
     def _skew_alarm(self) -> tuple[str, AlarmReason, str]:
@@ -386,13 +389,22 @@ class RLMExpirationTask:
         """Returns the log start that retention asks for, limited by the bytes that one run may expire."""
         services = self._services
         return expired_to(
-            list(self._answering(log_start)),
+            self._answering(log_start),
             Retention(policy.retention_ms, policy.retention_bytes),
             log_start,
             services.wall_clock_ms(),
             local_only_bytes,
             services.settings.expire_max_bytes_per_run,
+            self._retained_bytes(log_start),
         )
+
+    def _retained_bytes(self, log_start: int) -> int | None:
+        """Returns the retained bytes of the segments that answer from `log_start` on. None: some of them overlap."""
+        if any(each.cut_at is None for each in self._finished_apart()):
+            return None
+        below = takewhile(lambda each: each.valid_end_offset < log_start, self._answering(0))
+        whole_bytes = self._services.metadata.cover_size(self._partition).whole_bytes
+        return whole_bytes - sum(each.retained_bytes for each in below)
 
     def _answering(self, offset: int) -> Iterator[StoredSegment]:
         """Yields the segments that answer for the offsets from `offset` on.
@@ -400,18 +412,55 @@ class RLMExpirationTask:
         Of two copies of a range it yields one, since the range must not count twice."""
         return self._services.metadata.answering_segments(self._partition, offset)
 
-    def _deletable(
-        self,
-        log_start: int,
-        segments: list[RemoteLogSegmentMetadata],
-        is_accepted: IsAccepted = lambda segment: True,
-    ) -> list[RemoteLogSegmentMetadata]:
-        superseded = self._superseded(segments, is_accepted)
-        return [
-            each
-            for each in segments
-            if each.segment_id in superseded or (each.cut_at is None and each.end_offset < log_start)
-        ]
+    def _below(self, log_start: int) -> list[RemoteLogSegmentMetadata]:
+        """Returns the segments whose records all lie below the log start, except for what a CUT voids."""
+        segments = self._services.metadata.stored_segments(self._partition)
+        below = takewhile(lambda each: each.start_offset < log_start, segments)
+        found = [each.metadata for each in below if each.is_finished and each.end_offset < log_start]
+        return [each for each in found if each.cut_at is None]
+
+    def _superseded(
+        self, log_start: int, is_accepted: IsAccepted = lambda segment: True
+    ) -> dict[RemoteLogSegmentMetadata, list[RemoteLogSegmentMetadata]]:
+        """Returns the copies from the log start on that are not needed, each with the segments that have its offsets.
+
+        Every proxy has had the time to see these segments."""
+        services, looked_to = self._services, log_start - 1
+        visible_since_ms = services.clock_ms() - services.settings.remote_log.visible_after_ms
+        found: dict[RemoteLogSegmentMetadata, list[RemoteLogSegmentMetadata]] = {}
+        for apart in self._finished_apart():
+            if apart.cut_at is not None or apart.end_offset <= looked_to:
+                continue
+            copies = self._overlapping(apart.start_offset)
+            looked_to = max(each.end_offset for each in copies)
+            answering = self._answering_within(copies[0].start_offset, looked_to)
+            seen_at_ms = [services.metadata.seen_at_ms(each.segment_id) for each in answering]
+            is_visible = all(at is not None and at <= visible_since_ms for at in seen_at_ms)
+            for each in copies if is_visible and all(map(is_accepted, answering)) else ():
+                if each not in answering and each.end_offset >= log_start:
+                    first, last = each.start_offset, each.end_offset
+                    found[each] = [
+                        one for one in answering if one.valid_end_offset >= first and one.start_offset <= last
+                    ]
+        return found
+
+    def _overlapping(self, offset: int) -> list[RemoteLogSegmentMetadata]:
+        """Returns the segments that overlap the one at `offset`, and one another, by ascending start offset.
+
+        No other segment has any of their offsets. Those that a CUT cuts do not count."""
+        found: list[RemoteLogSegmentMetadata] = []
+        end = offset
+        for each in self._services.metadata.list_remote_log_segments(self._partition, offset):
+            if each.start_offset > end:
+                break
+            if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED and each.cut_at is None:
+                found.append(each)
+                end = max(end, each.end_offset)
+        return found
+
+    def _answering_within(self, first: int, last: int) -> list[RemoteLogSegmentMetadata]:
+        """Returns the segments that answer for the offsets from `first` to `last`."""
+        return [each.metadata for each in takewhile(lambda each: each.start_offset <= last, self._answering(first))]
 
     async def _delete(self, segments: Iterable[RemoteLogSegmentMetadata]) -> int:
         deleted = 0
@@ -428,22 +477,6 @@ class RLMExpirationTask:
             budget_bytes -= segment.segment_size_bytes
             deleted += 1
         return deleted
-
-    def _superseded(self, segments: list[RemoteLogSegmentMetadata], is_accepted: IsAccepted) -> set[RemoteLogSegmentId]:
-        """Returns the copies that answer for no offset, once every proxy has had the time to see the others."""
-        services = self._services
-        whole = [segment for segment in segments if segment.cut_at is None]
-        if all(later.start_offset > earlier.end_offset for earlier, later in pairwise(whole)):
-            return set()
-        found = [segment.metadata for segment in self._answering(0)]
-        if not all(map(is_accepted, found)):
-            return set()
-        answering = {segment.segment_id for segment in found}
-        seen_at_ms = [services.metadata.seen_at_ms(segment_id) for segment_id in answering]
-        visible_since_ms = services.clock_ms() - services.settings.remote_log.visible_after_ms
-        if any(seen is None or seen > visible_since_ms for seen in seen_at_ms):
-            return set()
-        return {segment.segment_id for segment in whole} - answering
 
     async def apply_log_start(self, bounds: LocalLogBounds, log_start: int | None) -> None:
         """Tells the broker to delete the records below `log_start`, if it still has any of them.

@@ -110,6 +110,29 @@ def test_they_are_what_single_look_ups_find(taken: list[tuple[str, object, objec
                 assert listed == [each for each in mine if each.end_offset >= offset]
 
 
+@settings(max_examples=100, deadline=None)
+@given(taken=steps)
+def test_a_segment_is_whole_in_one_run_or_it_is_listed_apart(taken: list[tuple[str, object, object]]) -> None:
+    with tempfile.TemporaryDirectory() as folder, closing(open_state(Path(folder))) as state:
+        replay(Topic(state), taken)
+        for partition in (PARTITION, NEIGHBOUR):
+            runs = list(state.answered_offsets(partition))
+            listed = list(state.list_remote_log_segments(partition))
+            whole = [
+                each
+                for each in listed
+                if (each.start_offset, each.end_offset + 1) in runs
+                and state.remote_log_segment_metadata(partition, each.start_offset) == each
+            ]
+            apart = [each.metadata for each in state.segments_apart(partition)]
+            assert apart == [each for each in listed if each not in whole]
+            assert state.cover_size(partition) == (
+                len(whole),
+                sum(each.segment_size_bytes for each in whole),
+                sum(following - first for first, following in runs),
+            )
+
+
 @settings(max_examples=25, deadline=None)
 @given(taken=steps)
 def test_the_fields_are_those_of_the_value(taken: list[tuple[str, object, object]]) -> None:
