@@ -49,5 +49,5 @@ async def test_a_recorded_gap_explains_its_offsets(metadata: CountingMetadata) -
 
 async def test_the_search_ends_where_its_caller_needs_no_more(metadata: CountingMetadata) -> None:
     assert await explained_to(metadata, PARTITION, 0, 10) == 10
-    assert metadata.looked_at == 1
+    assert metadata.looked_at <= 2
     assert await explained_to(metadata, PARTITION, 0, 21) == 20
