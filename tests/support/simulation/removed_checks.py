@@ -291,12 +291,12 @@ _CHECKS = (
         (*_STORES, "crash", "lost-answers"),
     ),
     _without(
-        "retention/expiration_task:RLMExpirationTask._superseded", "if not all(map(is_accepted, found)):", "if False:",
+        "retention/expiration_task:RLMExpirationTask._superseded", "all(map(is_accepted, answering))", "True",
         "the manifest has the other copies", _OTHER_OWNERS,
     ),
     _without(
         "retention/expiration_task:RLMExpirationTask._superseded",
-        "if any(seen is None or seen > visible_since_ms for seen in seen_at_ms):", "if False:",
+        "all(at is not None and at <= visible_since_ms for at in seen_at_ms)", "True",
         "T_vis has passed for the other copies", _OTHER_OWNERS,
     ),
     _without(
