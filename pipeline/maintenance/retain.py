@@ -31,8 +31,9 @@ from tiers.access.progress import SILENCE, Progress
 from tiers.bounded_gather import bounded_gather
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
-from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.log_history import kept_log_start
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.deletion.topic_deletion import (
@@ -160,32 +161,31 @@ async def expire_partitions(
 ) -> list[PartitionRetention]:
     """Expires segments of partitions that this process owns. All log starts move first, then one purge deletes the
     segments of all partitions."""
-    log_starts = LogStartConfirmation(services.source, services.metadata)
 
-    async def expire(partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+    async def aligned(partition: TopicIdPartition) -> tuple[LocalLogBounds, int | None]:
         timeout_ms = services.settings.request_timeout_ms
         bounds = await services.source.bounds(partition, timeout_ms)
-        confirmed = await log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        question = services.source, services.metadata, partition, bounds, timeout_ms
+        await require_aligned(*question)
+        return bounds, await kept_log_start(*question)
+
+    async def expire(partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
         remote_end = services.metadata.remote_end_offset(partition)
-        await require_aligned(services.source, services.metadata, partition, bounds, confirmed.offset, timeout_ms)
-        require_no_open_cut(services.metadata, partition, confirmed.offset)
+        bounds, before = await aligned(partition)
+        require_no_open_cut(services.metadata, partition, before)
         await check_stored_manifest(services, partition)
         task = RLMExpirationTask(services, partition)
-        log_start, _ = task.expired(policies[partition], confirmed.offset)
-        expired = await task.expire(policies[partition], bounds.leader_epoch, confirmed, 0, remote_end)
-        if (expired.offset or 0) < log_start:
+        log_start, _ = task.expired(policies[partition], before)
+        expired = await task.expire(policies[partition], bounds.leader_epoch, before, 0, remote_end)
+        if (expired or 0) < log_start:
             raise RemoteLogError(
                 f"{partition}: nothing expires: this machine's clock and the brokers' differ, or the settings of the"
                 " topic were changed meanwhile"
             )
-        return task.deletable(policies[partition], expired.offset or 0)
+        return task.deletable(policies[partition], expired or 0)
 
     async def apply(partition: TopicIdPartition) -> None:
-        timeout_ms = services.settings.request_timeout_ms
-        bounds = await services.source.bounds(partition, timeout_ms)
-        confirmed = await log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        await require_aligned(services.source, services.metadata, partition, bounds, confirmed.offset, timeout_ms)
-        await RLMExpirationTask(services, partition).apply_log_start(bounds, confirmed.offset)
+        await RLMExpirationTask(services, partition).apply_log_start(*await aligned(partition))
 
     return await _purged(services, config, runner, list(policies), expire, apply)
 

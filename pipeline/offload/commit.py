@@ -33,7 +33,7 @@ from tiers.errors import (
     RemoteLogError,
     RemoteLogMetadataError,
 )
-from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
+from tiers.metadata.log_history import kept_log_start
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -72,7 +72,6 @@ class PartitionOffload:
     manifest: PartitionManifestTask
     attempts: CopyAttempts
     gaps: LogGapTask
-    log_starts: LogStartConfirmation
     first_offset: int = -1
     """Where the run began. -1: it has not begun yet."""
     next_offset: int = -1
@@ -128,7 +127,6 @@ class OffloadCommitter:
             manifest,
             attempts,
             LogGapTask(services, partition, manifest, attempts),
-            LogStartConfirmation(services.source, services.metadata),
         )
 
     async def prepare(self, one: PartitionOffload) -> SegmentContinuation:
@@ -139,8 +137,8 @@ class OffloadCommitter:
         await self._owned(partition)
         bounds, log_start = await self._surveyed(one)
         while True:
-            await one.attempts.run(bounds, log_start.offset)
-            start = await one.gaps.copy_start(bounds, log_start.offset)
+            await one.attempts.run(bounds, log_start)
+            start = await one.gaps.copy_start(bounds, log_start)
             if one.gaps.doubt is not None:
                 raise one.gaps.doubt
             if start is not None and one.attempts.blocking(start) is None:
@@ -149,7 +147,7 @@ class OffloadCommitter:
                 raise one.attempts.error
             await self.sleep(_AGAIN_MS / 1000)
             bounds = await services.source.bounds(partition, timeout_ms)
-            log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+            log_start = await kept_log_start(services.source, services.metadata, partition, bounds, timeout_ms)
         await self._delete_needless(one, bounds, log_start)
         if services.metadata.gaps(partition):
             await one.manifest.run()
@@ -161,18 +159,17 @@ class OffloadCommitter:
             one.end_offset = bounds.last_stable_offset
         return await continuation_at(services, partition, start)
 
-    async def _surveyed(self, one: PartitionOffload) -> tuple[LocalLogBounds, ConfirmedLogStart]:
+    async def _surveyed(self, one: PartitionOffload) -> tuple[LocalLogBounds, int | None]:
         """Compares the metadata with the manifest, and the tier with the leader's log. Raises `RemoteLogError`."""
         services, partition, timeout_ms = self.services, one.partition, self.services.settings.request_timeout_ms
         await services.metadata.ensure_fresh(partition, 0, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
-        log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await one.manifest.check()
-        is_cut = await one.cut.run(bounds, log_start.offset)
+        is_cut = await one.cut.run(bounds)
         one.copy_epoch = epoch_of_copy(bounds.leader_epoch, services.metadata.cuts(partition))
         if is_cut:
             bounds = await services.source.bounds(partition, timeout_ms)
-        return bounds, log_start
+        return bounds, await kept_log_start(services.source, services.metadata, partition, bounds, timeout_ms)
 
     async def collect(self, one: PartitionOffload) -> None:
         """Finishes and deletes the attempts of plans that have not ended.
@@ -185,19 +182,17 @@ class OffloadCommitter:
 
     async def _settle(self, one: PartitionOffload) -> None:
         bounds, log_start = await self._surveyed(one)
-        await one.attempts.run(bounds, log_start.offset)
-        await one.gaps.copy_start(bounds, log_start.offset)
+        await one.attempts.run(bounds, log_start)
+        await one.gaps.copy_start(bounds, log_start)
         if one.gaps.doubt is not None:
             raise one.gaps.doubt
         await self._delete_needless(one, bounds, log_start)
 
-    async def _delete_needless(
-        self, one: PartitionOffload, bounds: LocalLogBounds, log_start: ConfirmedLogStart
-    ) -> None:
+    async def _delete_needless(self, one: PartitionOffload, bounds: LocalLogBounds, log_start: int | None) -> None:
         """Deletes the attempts that other copies have replaced, unless a CUT that is not proved holds deletions."""
         services, partition = self.services, one.partition
-        if open_cut(services.metadata, partition, log_start.offset) is None:
-            needless = await one.attempts.give_up(bounds, log_start.offset or 0)
+        if open_cut(services.metadata, partition, log_start) is None:
+            needless = await one.attempts.give_up(bounds, log_start or 0)
             await delete_attempts(services, partition, needless)
 
     async def announce(self, one: PartitionOffload, bounds: Sequence[int], leader_epoch: int) -> CopyPlan:

@@ -27,7 +27,7 @@ from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.attempts import attempt_at_head
-from tiers.metadata.log_bounds import earliest_readable, explained_to, unexplained_trim
+from tiers.metadata.log_bounds import earliest_readable, explained_to, recorded_log_start, unexplained_trim
 from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -184,8 +184,8 @@ class TieredLog:
             remote_end = metadata.remote_end_offset(partition)
             begin = local_start if begin is None else begin
             local_start = end = min(end, begin if remote_end is None else max(begin, remote_end + 1))
-        log_start, recorded = earliest_readable(metadata, partition, local_start), metadata.log_starts(partition)
-        known_start = recorded[0].offset if recorded else 0
+        log_start = earliest_readable(metadata, partition, local_start)
+        known_start = recorded_log_start(metadata, partition) or 0
         is_unknown = attempt_at_head(metadata, partition, known_start, local_start) is not None
         if is_unknown or unexplained_trim(metadata, partition, known_start) is not None:
             lost = f"{partition}: it is not known whether the store has the records before offset {local_start}"

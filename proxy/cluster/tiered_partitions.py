@@ -12,8 +12,7 @@ from typing import NamedTuple
 from tiers.config.paused_work import TierWork, paused_work
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.attempts import attempt_at_head
-from tiers.metadata.log_bounds import earliest_readable, unexplained_trim
-from tiers.metadata.log_history import ConfirmedLogStart
+from tiers.metadata.log_bounds import earliest_readable, recorded_log_start, unexplained_trim
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch
@@ -97,20 +96,15 @@ class TieredPartitions:
             return False  # the read itself finds what is wrong with the metadata
 
     def recorded_log_start(self, partition: TopicIdPartition) -> int | None:
-        """Returns the highest recorded log start. A leader may confirm a lower one or none, but never a higher one."""
-        recorded = self.rlmm.log_starts(partition)
-        return recorded[0].offset if recorded else None
+        """Returns the highest recorded log start; None without one."""
+        return recorded_log_start(self.rlmm, partition)
 
-    def earliest_readable(
-        self, partition: TopicIdPartition, local_log_start: int, confirmed: ConfirmedLogStart | None = None
-    ) -> int | None:
+    def earliest_readable(self, partition: TopicIdPartition, local_log_start: int) -> int | None:
         """Returns the log start of both tiers together. None: the partition is not tiered."""
-        return earliest_readable(self.rlmm, partition, local_log_start, confirmed)
+        return earliest_readable(self.rlmm, partition, local_log_start)
 
     def holds(self, partition: TopicIdPartition, offset: int) -> bool:
-        """Whether a readable remote segment has the offset, and no known recorded log start lies above the offset.
-
-        If so, the caller need not ask the leader which log start it confirms."""
+        """Whether a readable remote segment has the offset, and no known recorded log start lies above the offset."""
         try:
             log_start = self.rlmm.log_start_offset(partition)
             if log_start is None or offset < log_start:
@@ -153,7 +147,7 @@ class TieredPartitions:
         return gap.segment_start
 
     def is_at_head(self, partition: TopicIdPartition, offset: int, log_start: int) -> bool:
-        """Whether no remote segment lies between `log_start`, which the leader confirms, and the offset.
+        """Whether no remote segment lies between the recorded `log_start` and the offset.
 
         An owner records no gap there: the log begins behind those offsets."""
         segment = self.rlmm.next_segment(partition, log_start)

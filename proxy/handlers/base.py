@@ -17,8 +17,8 @@ from proxy.config import LimitsConfig
 from proxy.wire.exchange import Request
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import is_internal
-from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LogSource
 from tiers.reader.remote_reads import RemoteReads
 from tiers.tracing import Tracer
 
@@ -104,7 +104,7 @@ class HandlerTools:
     topology: ClusterTopology
     tiered: TieredPartitions
     bounds: LocalLogBoundsCache
-    log_starts: LogStartConfirmation
+    source: LogSource
     reader: RemoteReads
     settings: FetchSettings
     clock_ms: Callable[[], int]

@@ -64,7 +64,7 @@ from proxy.handlers.base import ClusterTopology, HandlerTools
 from proxy.handlers.turns import in_slices, in_turns, slices_of
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
-from tiers.metadata.log_history import ConfirmedLogStart
+from tiers.metadata.log_history import epoch_before
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason
@@ -93,19 +93,14 @@ class LogStartRecorder(Protocol):
     """The method of `RemoteLogMetadataManager` that this handler needs. It needs no ownership."""
 
     async def put_log_start(
-        self,
-        partition: TopicIdPartition,
-        start: LogStart,
-        timeout_ms: int | None = None,
-        denied: Collection[LogStart] = (),
+        self, partition: TopicIdPartition, start: LogStart, timeout_ms: int | None = None
     ) -> None: ...
 
 
-CheckHistory = Callable[[TopicIdPartition, LocalLogBounds, int | None, int], Awaitable[None]]
+CheckHistory = Callable[[TopicIdPartition, LocalLogBounds, int], Awaitable[None]]
 """`require_aligned`, bound to a log source and the metadata.
 
-The arguments are a partition, its leader's bounds, the recorded log start that the leader confirms, and a timeout (ms).
-"""
+The arguments are a partition, its leader's bounds, and a timeout (ms)."""
 
 
 class DeleteRecordsHandler:
@@ -226,15 +221,14 @@ class DeleteRecordsHandler:
         timeout_ms = min(timeout_ms, tools.settings.bounds_timeout_ms)
         bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
         if is_known:
-            confirmed = await tools.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-            await self._check_history(partition, bounds, confirmed.offset, timeout_ms)
+            await self._check_history(partition, bounds, timeout_ms)
         elif bounds.log_start_offset > 0:
             raise RemoteLogMetadataNotReadyError(f"the metadata does not know {partition} yet")
         offset = bounds.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
         is_local = bounds.log_start_offset < offset <= bounds.high_watermark
         if not is_local or tools.tiered.leader_epoch_at(partition, offset - 1) != UNKNOWN_EPOCH:
             return None
-        epoch = await tools.log_starts.epoch_before(partition, offset, bounds.leader_epoch, timeout_ms)
+        epoch = await epoch_before(tools.source, partition, offset, bounds.leader_epoch, timeout_ms)
         if epoch != bounds.leader_epoch:
             # The leader forgets the epochs below its log start, which may have passed the record meanwhile.
             now = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
@@ -307,17 +301,15 @@ class DeleteRecordsHandler:
         bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
         if bounds.log_start_offset < max(offset, broker.low_watermark):
             raise RemoteLogMetadataNotReadyError(f"{asked.topic} was recreated after its records were deleted")
-        confirmed = await tools.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        if offset > (confirmed.offset or 0):
+        if offset > 0:
             last_epoch = tools.tiered.leader_epoch_at(partition, offset - 1)
             if last_epoch == UNKNOWN_EPOCH and last_record is not None:
                 last_epoch = last_record.epoch_below(partition, offset, bounds.leader_epoch)
             start = LogStart(offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
             # The write may take the rest of the client's timeout: the open transaction of a dead owner delays it.
             left_ms = deadline_ms - tools.clock_ms()
-            await self._recorder.put_log_start(partition, start, left_ms, confirmed.denied)
-            confirmed = ConfirmedLogStart(offset)
-        log_start = tools.tiered.earliest_readable(partition, broker.low_watermark, confirmed)
+            await self._recorder.put_log_start(partition, start, left_ms)
+        log_start = tools.tiered.earliest_readable(partition, broker.low_watermark)
         return DeleteRecordsAnswer(log_start) if log_start is not None and log_start < broker.low_watermark else None
 
 

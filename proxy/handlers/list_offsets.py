@@ -50,7 +50,7 @@ from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from tiers.config.topic_policy import is_internal
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_bounds import explained_to, next_local_offset
-from tiers.metadata.log_history import ConfirmedLogStart
+from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.reader.remote_log_offset_reader import TimestampOffset
@@ -253,7 +253,7 @@ class ListOffsetsHandler:
         if asked.timestamp == EARLIEST_TIMESTAMP:
             return await self._earliest(partition, broker.offset)
         if asked.timestamp == LATEST_TIERED_TIMESTAMP:
-            return await self._latest_tiered(partition)
+            return self._latest_tiered(partition)
         if request.asks_next_local(asked.timestamp):
             return await self._next_local(partition)
         if asked.timestamp < 0 and asked.timestamp != MAX_TIMESTAMP:
@@ -262,7 +262,7 @@ class ListOffsetsHandler:
             return ListOffsetsAnswer(UNAVAILABLE)  # the record may be remote
         if asked.timestamp == MAX_TIMESTAMP:
             return await self._max_timestamp(partition, broker, deadline_ms, connection_id)
-        log_start = (await self._log_start(partition)).offset or 0
+        log_start = self._tools.tiered.recorded_log_start(partition) or 0
         found = await self._tools.reader.offsets.offset_for_timestamp(
             partition,
             asked.timestamp,
@@ -296,31 +296,13 @@ class ListOffsetsHandler:
             return ListOffsetsAnswer(UNAVAILABLE)
         return ListOffsetsAnswer(offset=0) if request.asks_next_local(timestamp) else None
 
-    async def _log_start(self, partition: TopicIdPartition, local_log_start: int | None = None) -> ConfirmedLogStart:
-        """Returns the recorded log start that holds for the leader. Raises `BrokerError`.
-
-        The proxy asks the leader only if a recorded log start hides remote records, or local records at or above
-        `local_log_start`."""
-        tools = self._tools
-        recorded = tools.tiered.recorded_log_start(partition)
-        earliest = tools.tiered.rlmm.earliest_offset(partition)
-        lowest = min((each for each in (earliest, local_log_start) if each is not None), default=None)
-        if recorded is None or (lowest is not None and recorded <= lowest):
-            return ConfirmedLogStart(recorded)
-        timeout_ms = tools.settings.bounds_timeout_ms
-        # The question goes to the leader after the broker's answer.
-        verified = await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)
-        return await tools.log_starts.confirmed(partition, verified.bounds.leader_epoch, timeout_ms)
-
     async def _was_lost(self, partition: TopicIdPartition, log_start: int) -> bool:
         """Whether the metadata lost the segments below a recorded trim. Then the log start is unknown."""
         tools = self._tools
         trim = tools.tiered.unexplained_trim(partition, log_start)
         if trim is None:
             return False
-        timeout_ms = tools.settings.bounds_timeout_ms
-        verified = await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)
-        return await tools.log_starts.holds(partition, trim, verified.bounds.leader_epoch, timeout_ms)
+        return await confirms(tools.source, partition, trim, tools.settings.bounds_timeout_ms)
 
     async def _require_no_hole(self, partition: TopicIdPartition, log_start: int, answer: int) -> None:
         """Checks that the metadata explains all offsets below `answer` that the local log does not have.
@@ -346,30 +328,27 @@ class ListOffsetsHandler:
             )
 
     async def _earliest(self, partition: TopicIdPartition, local_log_start: int) -> ListOffsetsAnswer | None:
-        confirmed = await self._log_start(partition, local_log_start)
-        is_unknown = self._tools.tiered.has_attempt_at_head(partition, confirmed.offset or 0, local_log_start)
-        if is_unknown or await self._was_lost(partition, confirmed.offset or 0):
+        log_start = self._tools.tiered.recorded_log_start(partition) or 0
+        is_unknown = self._tools.tiered.has_attempt_at_head(partition, log_start, local_log_start)
+        if is_unknown or await self._was_lost(partition, log_start):
             return ListOffsetsAnswer(UNAVAILABLE)
-        offset = self._tools.tiered.earliest_readable(partition, local_log_start, confirmed)
+        offset = self._tools.tiered.earliest_readable(partition, local_log_start)
         if offset is None or offset == local_log_start:
             return None
         return ListOffsetsAnswer(offset=offset, leader_epoch=self._tools.tiered.leader_epoch_at(partition, offset))
 
-    async def _latest_tiered(self, partition: TopicIdPartition) -> ListOffsetsAnswer | None:
-        end_offset = self._tools.tiered.end_offset(partition, (await self._log_start(partition)).offset)
+    def _latest_tiered(self, partition: TopicIdPartition) -> ListOffsetsAnswer | None:
+        tiered = self._tools.tiered
+        end_offset = tiered.end_offset(partition, tiered.recorded_log_start(partition))
         if end_offset is None:
             return None
-        return ListOffsetsAnswer(
-            offset=end_offset, leader_epoch=self._tools.tiered.leader_epoch_at(partition, end_offset)
-        )
+        return ListOffsetsAnswer(offset=end_offset, leader_epoch=tiered.leader_epoch_at(partition, end_offset))
 
     async def _next_local(self, partition: TopicIdPartition) -> ListOffsetsAnswer:
-        confirmed = await self._log_start(partition)
-        if await self._was_lost(partition, confirmed.offset or 0):
+        if await self._was_lost(partition, self._tools.tiered.recorded_log_start(partition) or 0):
             return ListOffsetsAnswer(UNAVAILABLE)
         local = await self._local_bounds(partition)
-        rlmm = self._tools.tiered.rlmm
-        return ListOffsetsAnswer(offset=next_local_offset(rlmm, partition, local, confirmed.offset or 0))
+        return ListOffsetsAnswer(offset=next_local_offset(self._tools.tiered.rlmm, partition, local))
 
     async def _local_bounds(self, partition: TopicIdPartition) -> LocalLogBounds:
         settings = self._tools.settings
@@ -393,7 +372,7 @@ class ListOffsetsHandler:
             local = await self._local_bounds(partition)
             if local.log_start_offset < local.high_watermark:
                 return None
-        log_start = (await self._log_start(partition)).offset or 0
+        log_start = self._tools.tiered.recorded_log_start(partition) or 0
         found = await self._tools.reader.offsets.max_timestamp(
             partition, log_start, _BEYOND_ALL, deadline_ms=deadline_ms, connection_id=connection_id
         )

@@ -50,7 +50,6 @@ from proxy.process.tracing import open_tracer
 from proxy.wire.exchange import Handler, PrefixHandler
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.settings import metadata_group_id
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
@@ -171,7 +170,7 @@ def _handlers(
         topology=proxy.topology,
         tiered=TieredPartitions(metadata, settings.metadata_max_age_ms),
         bounds=LocalLogBoundsCache(log_source, monotonic_ms),
-        log_starts=LogStartConfirmation(log_source, metadata),
+        source=log_source,
         reader=reader if tracer is None else TracedReads(reader, tracer, metadata),
         settings=settings,
         clock_ms=monotonic_ms,

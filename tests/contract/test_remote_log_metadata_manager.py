@@ -199,15 +199,55 @@ async def test_the_highest_log_start_counts_and_a_seen_one_deletes_nothing(
     assert manager.log_start_offset(partition) == 70
 
 
-async def test_a_log_start_that_the_leader_denies_stays_beside_the_new_one(
+async def test_a_lower_log_start_of_a_later_epoch_counts_when_the_higher_one_ends(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
+    """The earlier one may be of another history."""
     old, new = LogStart(500, 2, LogStartReason.USER), LogStart(50, 3, LogStartReason.RETENTION)
-    await manager.put_log_start(partition, old)
-    await manager.put_log_start(partition, new)
-    assert manager.log_starts(partition) == [old]
-    await manager.put_log_start(partition, new, denied=[old])
-    assert (manager.log_starts(partition), manager.log_start_offset(partition)) == ([old, new], 500)
+    for start in (old, LogStart(40, 2, LogStartReason.USER), new, LogStart(45, 3, LogStartReason.USER)):
+        await manager.put_log_start(partition, start)
+        assert manager.log_start_offset(partition) == 500
+    assert manager.log_starts(partition) == [old, new]
+    await manager.end_log_start(partition, old)
+    assert (manager.recorded_log_starts(partition), manager.log_start_offset(partition)) == ([new], 50)
+
+
+@pytest.mark.parametrize(("trim", "left"), [((40, 2), None), ((60, 2), (60, 2)), ((40, 3), (40, 3))])
+async def test_a_log_start_ends_with_the_trim_whose_records_it_deleted(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition, trim: tuple[int, int], left: tuple[int, int] | None
+) -> None:
+    """Without the log start, the lack of these records would look like lost metadata."""
+    start = LogStart(50, 2, LogStartReason.USER)
+    await manager.put_log_start(partition, start)
+    await manager.put_local_log_start(partition, OffsetAndEpoch(*trim))
+    await manager.end_log_start(partition, start)
+    assert manager.local_log_start(partition) == left
+    assert manager.is_known(partition) == (left is not None)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+async def test_a_cut_ends_the_trim_that_it_voids(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition, is_named: bool
+) -> None:
+    """Restored controllers may count leader epochs anew, so a later trim may have a lower epoch than the CUT."""
+    await copied(manager, segment(partition, 0, 99))
+    trim = OffsetAndEpoch(50, 2)
+    await manager.put_local_log_start(partition, trim)
+    for leader_epoch, offset, left in ((2, 20, trim), (3, 50, trim), (3, 49, None)):
+        put = manager.put_named_cut if is_named else manager.put_cut
+        await put(partition, leader_epoch, offset)
+        assert manager.local_log_start(partition) == left
+    await manager.put_local_log_start(partition, trim)
+    assert manager.local_log_start(partition) == trim
+
+
+async def test_an_owners_cut_ends_no_log_start(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
+    """One of an earlier leader epoch may be of the leader's own history."""
+    await copied(manager, segment(partition, 0, 99))
+    start = LogStart(120, 2, LogStartReason.USER)
+    await manager.put_log_start(partition, start)
+    await manager.put_cut(partition, 3, 50)
+    assert manager.log_starts(partition) == [start]
 
 
 async def test_a_log_start_that_its_check_refuses_is_not_recorded(
@@ -236,7 +276,7 @@ async def test_a_users_highest_log_start_of_each_leader_epoch_stays(
     assert manager.log_starts(partition) == [LogStart(50, 4, LogStartReason.RETENTION), third, second]
 
 
-async def test_a_segment_of_a_later_epoch_denies_log_starts_above_its_start(
+async def test_a_segment_of_a_later_epoch_contradicts_a_log_start_above_it(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     start = LogStart(150, 2, LogStartReason.USER)

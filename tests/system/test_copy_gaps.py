@@ -29,7 +29,7 @@ from tiers.broker.client import BrokerClient
 from tiers.config.settings import RemoteLogConfig
 from tiers.errors import BrokerError, RetriableRemoteStorageError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
+from tiers.metadata.log_history import kept_log_start
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.storage.local import LocalRemoteStorageManager
@@ -80,11 +80,11 @@ class Tasks:
             await self.manifest.check()
             bounds, log_start, remote_end = await self.bounds(), await self.log_start(), self.remote_end
             await self.copying.follow_leader(bounds)
-            has_announced = await self.attempts.announce_kept(log_start.offset or 0)
-            await self.attempts.run(bounds, log_start.offset)
-            needless = await self.attempts.give_up(bounds, log_start.offset or 0)
+            has_announced = await self.attempts.announce_kept(log_start or 0)
+            await self.attempts.run(bounds, log_start)
+            needless = await self.attempts.give_up(bounds, log_start or 0)
             await delete_attempts(self.services, self.partition, needless)
-            start = await self.gaps.copy_start(bounds, log_start.offset)
+            start = await self.gaps.copy_start(bounds, log_start)
             more = has_announced or self.remote_end != remote_end
             if start is not None and not has_announced:
                 start = self.attempts.start_behind(start, is_urgent=False)
@@ -93,14 +93,13 @@ class Tasks:
             if not more:
                 return
 
-    async def log_start(self) -> ConfirmedLogStart:
-        confirmation = LogStartConfirmation(self.services.source, self.services.metadata)
-        return await confirmation.confirmed(self.partition, (await self.bounds()).leader_epoch, TIMEOUT_MS)
+    async def log_start(self) -> int | None:
+        services = self.services
+        return await kept_log_start(services.source, services.metadata, self.partition, await self.bounds(), TIMEOUT_MS)
 
     async def trim(self) -> int | None:
-        log_start = (await self.log_start()).offset
         return await TrimTask(self.services, self.partition, self.manifest).run(
-            self.policy, self.copying.local_only_bytes, log_start
+            self.policy, self.copying.local_only_bytes
         )
 
     async def expire(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from tiers.config.topic_policy import Refusal, TopicPolicy
-from tiers.metadata.log_bounds import next_uncopied, unexplained_runs, unexplained_trim
+from tiers.metadata.log_bounds import next_uncopied, recorded_log_start, unexplained_runs, unexplained_trim
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -24,14 +24,13 @@ DEFAULT_VISIBLE_AFTER_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LocalFacts:
-    """The leader's log. `confirmed_log_start` is the highest recorded log start that the leader confirms.
+    """The leader's log.
 
     `share_start` is the lowest offset that a share group still reads. `uncopied_bytes` is the size of the records
     behind the remote end, or an estimate of it."""
 
     bounds: LocalLogBounds
     leader: int | None = None
-    confirmed_log_start: int | None = None
     share_start: int | None = None
     uncopied_bytes: int = 0
 
@@ -86,12 +85,9 @@ class PartitionFacts:
 
     @property
     def log_start(self) -> int:
-        """The log start of both tiers; without an answer of the leader, the recorded one."""
-        if self.local is not None and self.local.confirmed_log_start is not None:
-            return self.local.confirmed_log_start
-        if self.local is None and self.log_starts:
-            return self.log_starts[0].offset
-        starts = [segment.start_offset for segment in self.answering[:1]]
+        """The log start of both tiers; without an answer of the leader, that of the tier."""
+        starts = [start.offset for start in self.log_starts[:1]]
+        starts = starts or [segment.start_offset for segment in self.answering[:1]]
         starts += [self.local.bounds.log_start_offset] if self.local is not None else []
         return min(starts, default=0)
 
@@ -117,18 +113,17 @@ def facts_of(
 ) -> PartitionFacts:
     """Adds what the metadata of this process knows. The caller has made it fresh. Reads no broker and no store."""
     log_starts = tuple(metadata.log_starts(partition))
-    confirmed = None if local is None else local.confirmed_log_start
-    recorded = log_starts[0].offset if log_starts and local is None else 0
+    recorded = recorded_log_start(metadata, partition)
     trim = metadata.local_log_start(partition)
     return PartitionFacts(
         partition=partition,
         now_ms=now_ms,
         policy=policy,
         segments=tuple(metadata.list_remote_log_segments(partition)),
-        answering=tuple(each.metadata for each in metadata.answering_segments(partition, confirmed or recorded)),
+        answering=tuple(each.metadata for each in metadata.answering_segments(partition, recorded or 0)),
         gaps=tuple(metadata.gaps(partition)),
         log_starts=log_starts,
-        open_cut=open_cut(metadata, partition, confirmed),
+        open_cut=open_cut(metadata, partition, recorded),
         local=local,
         local_trouble=local_trouble,
         owner=owner or OwnerFacts(),
@@ -145,7 +140,7 @@ async def unknown_offsets(
 ) -> list[LogGap]:
     """Returns the runs of offsets that neither tier has and that no recorded gap explains, ascending.
 
-    `log_start` is the one that the leader confirms. The offsets before the first segment are in a run if an attempt or
+    `log_start` is the recorded one. The offsets before the first segment are in a run if an attempt or
     a trim shows that they were copied."""
     if unexplained_trim(metadata, partition, log_start) is None:
         return await unexplained_runs(metadata, partition, log_start, local_log_start)

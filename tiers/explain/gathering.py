@@ -20,7 +20,7 @@ from tiers.config.topic_policy import Refusal, TopicConfig, TopicPolicy, managed
 from tiers.errors import BrokerError, LogDivergedError, RemoteLogError, RemoteLogMetadataError
 from tiers.explain.facts import LocalFacts, OwnerFacts, PartitionFacts, facts_of, unknown_offsets
 from tiers.metadata.attempts import copy_failing_since_ms
-from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.log_bounds import recorded_log_start
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.metadata.topic.group.assignor import differing
 from tiers.metadata.topic.group.group_members import OwnerMember
@@ -102,10 +102,10 @@ async def gather(
     trouble, local, stopped, doubt = "", None, "", ""
     try:
         local = await _local_facts(around, partition, remarks)
-        bounds, log_start = local.bounds, local.confirmed_log_start
+        bounds, log_start = local.bounds, recorded_log_start(metadata, partition)
         for first, following in await unknown_offsets(metadata, partition, log_start or 0, bounds.log_start_offset):
             remarks.append(f"Neither tier has the offsets {first} to {following - 1}.")
-        parting = await align(around.source, metadata, partition, bounds, log_start, around.timeout_ms)
+        parting = await align(around.source, metadata, partition, bounds, around.timeout_ms)
         if parting is not None:
             remarks.append(
                 f"The leader has other records from offset {parting.offset} on: the owner cuts the tier there."
@@ -142,9 +142,6 @@ async def _local_facts(around: Surroundings, partition: TopicIdPartition, remark
     source, timeout_ms = around.source, around.timeout_ms
     bounds = await source.bounds(partition, timeout_ms)
     leader = await around.client.leader_of(partition, timeout_ms)
-    confirmed = await LogStartConfirmation(source, around.metadata).confirmed(
-        partition, bounds.leader_epoch, timeout_ms
-    )
     share_start = None
     try:
         share_start = await around.share_groups.lowest_start(partition, timeout_ms)
@@ -153,7 +150,7 @@ async def _local_facts(around: Surroundings, partition: TopicIdPartition, remark
     first = first_uncopied(around.metadata, partition, bounds)
     head = await head_batch(source, partition, first, timeout_ms) if first < bounds.last_stable_offset else None
     uncopied_bytes = 0 if head is None else int(head.bytes_per_offset * (bounds.high_watermark - first))
-    return LocalFacts(bounds, leader.node_id, confirmed.offset, share_start, uncopied_bytes)
+    return LocalFacts(bounds, leader.node_id, share_start, uncopied_bytes)
 
 
 def _owner(

@@ -9,52 +9,40 @@ import asyncio
 from itertools import takewhile
 
 from tiers.metadata.attempts import attempt_at_head
-from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, OffsetAndEpoch
-from tiers.model.segment_metadata import first_void
 
 _RUNS_BETWEEN_YIELDS = 512
 
 
+def recorded_log_start(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> int | None:
+    """Returns the highest log start that is recorded and deletes records; None without one."""
+    return next((start.offset for start in metadata.log_starts(partition)), None)
+
+
 def earliest_readable(
-    metadata: RemoteLogMetadataReader,
-    partition: TopicIdPartition,
-    local_log_start: int,
-    confirmed: ConfirmedLogStart | None = None,
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, local_log_start: int
 ) -> int | None:
     """Returns the log start of both tiers together: the first offset that a fetch can read. None: not tiered.
 
-    `confirmed` is the leader's answer about the recorded log starts. Without it, a recorded log start above the local
-    one does not count, since the leader may deny it. The result lies after a gap at the head of the log, recorded or
-    not.
-    """
-    if confirmed is None:
-        log_start = metadata.log_start_offset(partition)
-    else:
-        log_start = metadata.earliest_offset(partition) if confirmed.offset is None else confirmed.offset
+    A recorded log start above the local one does not count: the broker has the records, until the owner deletes them
+    again or ends that log start. The result lies after a gap at the head of the log, recorded or not."""
+    log_start = metadata.log_start_offset(partition)
     if log_start is None:
         return local_log_start if metadata.is_known(partition) else None
-    if log_start >= local_log_start:
-        is_confirmed = confirmed is not None and confirmed.offset is not None
-        return log_start if is_confirmed else local_log_start
     segment = metadata.next_segment(partition, log_start)
-    if segment is None:
-        return local_log_start
-    return min(max(log_start, segment.start_offset), local_log_start)
+    return local_log_start if segment is None else min(max(log_start, segment.start_offset), local_log_start)
 
 
-def next_local_offset(
-    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, local: LocalLogBounds, log_start: int
-) -> int:
+def next_local_offset(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, local: LocalLogBounds) -> int:
     """NEXT_LOCAL_TIMESTAMP (docs/founding.md): returns the offset below which every record of the log is remote.
 
-    It is the remote end + 1, and at least `log_start`, which the leader confirms. The local log holds the offset, so it
-    lies in [local log start, last stable offset] (docs/semantics.md 5.1)."""
+    It is the remote end + 1. The local log holds the offset, so it lies in [local log start, last stable offset]
+    (docs/semantics.md 5.1)."""
     end_offset = metadata.remote_end_offset(partition)
-    offset = log_start if end_offset is None else max(log_start, end_offset + 1)
+    offset = 0 if end_offset is None else end_offset + 1
     # The local log begins behind a gap that follows the remote end. If it begins inside the gap, a new leader has
     # records of the gap, and the owner copies them. So the end of the gap does not count.
     return max(local.log_start_offset, min(offset, local.last_stable_offset))
@@ -144,25 +132,11 @@ def unexplained_trim(
 
 
 def last_trim(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> OffsetAndEpoch | None:
-    """Returns the end of the last trim, below which all records are remote; None after a deletion of these records.
-
-    A deletion counts in every history: the trim came before it, unless the leader of the trim is a later one."""
-    trim = recorded_trim(metadata, partition)
-    if trim is None or any(
-        start.deletes and start.offset >= trim.offset and start.leader_epoch >= trim.leader_epoch
-        for start in metadata.recorded_log_starts(partition)
-    ):
+    """Returns the end of the last trim, below which all records are remote; None after a deletion of these records."""
+    trim = metadata.local_log_start(partition)
+    if trim is None or any(start.covers(trim) for start in metadata.recorded_log_starts(partition)):
         return None
     return trim
-
-
-def recorded_trim(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> OffsetAndEpoch | None:
-    """Returns the recorded end of the last trim; None without one, or if a CUT voids it.
-
-    A CUT below it voids a trim of an earlier leader epoch, like the segments there."""
-    trim = metadata.local_log_start(partition)
-    void_from = None if trim is None else first_void(metadata.cuts(partition), trim.leader_epoch)
-    return None if trim is None or (void_from is not None and void_from < trim.offset) else trim
 
 
 def _behind_gaps(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> int:

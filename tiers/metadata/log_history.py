@@ -13,19 +13,11 @@ that epoch at that offset has the same record, and the same records below it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-
-from cachetools import LRUCache
-
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LogSource
+from tiers.model.log_source import LocalLogBounds, LogSource
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, OffsetAndEpoch
-from tiers.model.segment_metadata import LeaderEpochEntry, leader_epoch_at
-
-_MAX_PARTITIONS = 100_000
+from tiers.model.segment_metadata import leader_epoch_at
 
 
 async def confirms(source: LogSource, partition: TopicIdPartition, position: OffsetAndEpoch, timeout_ms: int) -> bool:
@@ -75,68 +67,37 @@ def remote_epoch_before(metadata: RemoteLogMetadataReader, partition: TopicIdPar
     return UNKNOWN_EPOCH if segment is None else leader_epoch_at(segment.segment_leader_epochs, offset - 1)
 
 
-def is_of_the_history(start: LogStart, leader_epochs: Sequence[LeaderEpochEntry], end_offset: int) -> bool:
-    """Returns whether records up to `end_offset` (inclusive) can be of the history of the log start."""
-    last = start.offset - 1
-    if leader_epochs[-1].epoch > start.leader_epoch:
-        return False
-    is_named = start.last_epoch != UNKNOWN_EPOCH and leader_epochs[0].start_offset <= last <= end_offset
-    return not is_named or leader_epoch_at(leader_epochs, last) == start.last_epoch
+async def disproved_log_starts(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    timeout_ms: int,
+) -> list[LogStart]:
+    """Returns the recorded log starts above the leader's that the leader does not confirm, given its `bounds`.
+
+    A log that begins at or above a log start has no record below it to lose. Two log starts of one position record the
+    same deletion, and one of them may lack the last epoch. Raises `BrokerError`."""
+    asked = [
+        start
+        for start in metadata.recorded_log_starts(partition)
+        if start.deletes and start.offset > bounds.log_start_offset
+    ]
+    confirmed = [await confirms_log_start(source, partition, start, timeout_ms) for start in asked]
+    disproved = {start.position for start, is_true in zip(asked, confirmed, strict=True) if not is_true}
+    return [start for start in asked if start.position in disproved]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmedLogStart:
-    """A leader's answer about the recorded log starts of a partition.
+async def kept_log_start(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    timeout_ms: int,
+) -> int | None:
+    """Returns the highest recorded log start that the leader of `bounds` does not disprove; None without one.
 
-    `offset` is the highest log start that the leader confirms; None: it confirms none. `denied` has the recorded log
-    starts that the leader does not confirm."""
-
-    offset: int | None
-    denied: frozenset[LogStart] = frozenset()
-
-
-class LogStartConfirmation:
-    """Asks leaders which recorded log starts they confirm, once per leader epoch and log start."""
-
-    def __init__(self, source: LogSource, metadata: RemoteLogMetadataReader) -> None:
-        self._source = source
-        self._metadata = metadata
-        self._answers: LRUCache[TopicIdPartition, tuple[int, dict[LogStart | OffsetAndEpoch, bool]]] = LRUCache(
-            _MAX_PARTITIONS
-        )
-
-    async def confirmed(self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> ConfirmedLogStart:
-        """Returns the highest log start that the leader of `leader_epoch` confirms. Raises `BrokerError`."""
-        denied: set[LogStart] = set()
-        for start in self._metadata.log_starts(partition):
-            ask = partial(confirms_log_start, self._source, partition, start, timeout_ms)
-            if await self._once(partition, start, leader_epoch, ask):
-                return ConfirmedLogStart(start.offset, frozenset(denied))
-            denied.add(start)
-        return ConfirmedLogStart(None, frozenset(denied))
-
-    async def holds(
-        self, partition: TopicIdPartition, position: OffsetAndEpoch, leader_epoch: int, timeout_ms: int
-    ) -> bool:
-        """Returns whether the leader of `leader_epoch` confirms the position. Raises `BrokerError`."""
-        ask = partial(confirms, self._source, partition, position, timeout_ms)
-        return await self._once(partition, position, leader_epoch, ask)
-
-    async def epoch_before(self, partition: TopicIdPartition, offset: int, leader_epoch: int, timeout_ms: int) -> int:
-        """Returns the leader epoch of the record before `offset` (see `epoch_before`). Raises `BrokerError`."""
-        return await epoch_before(self._source, partition, offset, leader_epoch, timeout_ms)
-
-    async def _once(
-        self,
-        partition: TopicIdPartition,
-        key: LogStart | OffsetAndEpoch,
-        leader_epoch: int,
-        ask: Callable[[], Awaitable[bool]],
-    ) -> bool:
-        known_epoch, answers = self._answers.get(partition, (-1, {}))
-        if known_epoch != leader_epoch:
-            answers = {}
-        if key not in answers:
-            answers[key] = await ask()
-            self._answers[partition] = leader_epoch, answers
-        return answers[key]
+    A log start that is recorded meanwhile does not count. Raises `BrokerError`."""
+    recorded = metadata.log_starts(partition)
+    disproved = await disproved_log_starts(source, metadata, partition, bounds, timeout_ms)
+    return next((start.offset for start in recorded if start not in disproved), None)

@@ -8,7 +8,7 @@ which is the shortest way to a manager of one's own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -25,7 +25,9 @@ from tiers.metadata.written_records import (
     changed_tier_config,
     is_log_start_known,
     key_and_value,
+    records_of_cut,
     records_of_deletion,
+    records_of_ended_log_starts,
     records_of_forgotten_deletions,
     records_of_log_start,
     records_of_named_cut,
@@ -151,7 +153,7 @@ class RecordBackedMetadataManager(StateBackedReader, ABC):
         self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, is_proved: bool = True
     ) -> None:
         update = CutUpdate(partition, self._writer, self._wall_clock_ms(), leader_epoch, offset, is_proved)
-        await self._append_as_owner(partition, lambda: [key_and_value(update)])
+        await self._append_as_owner(partition, lambda: records_of_cut(self._state, update))
 
     async def put_named_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
         update = CutUpdate(partition, self._writer, self._wall_clock_ms(), leader_epoch, offset)
@@ -166,17 +168,19 @@ class RecordBackedMetadataManager(StateBackedReader, ABC):
         partition: TopicIdPartition,
         start: LogStart,
         timeout_ms: int | None = None,
-        denied: Collection[LogStart] = (),
         check: Callable[[], None] = lambda: None,
     ) -> None:
         def records() -> Sequence[KeyAndValue]:
             check()
-            if is_log_start_known(self._state, partition, start, denied):
+            if is_log_start_known(self._state, partition, start):
                 return []
             update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), start)
             return records_of_log_start(self._state, update)
 
         await self._append_when_fresh(partition, records, timeout_ms)
+
+    async def end_log_start(self, partition: TopicIdPartition, start: LogStart) -> None:
+        await self._append_as_owner(partition, lambda: records_of_ended_log_starts(self._state, partition, [start]))
 
     async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
         update = LogGapUpdate(partition, self._writer, self._wall_clock_ms(), gap, leader_epoch)

@@ -43,7 +43,7 @@ Rules for all implementations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -159,13 +159,13 @@ class RemoteLogMetadataReader(Protocol):
         Only a CUT lowers it."""
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        """Returns the highest offset of `log_starts`, or `earliest_offset` without any. A leader may deny it."""
+        """Returns the highest offset of `log_starts`, or `earliest_offset` without any."""
 
     def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
         """Returns every recorded log start whose reason deletes records, the highest first.
 
-        The list leaves out a log start of another history than the segments: a segment begins below it in a later
-        leader epoch, or has the record before it in another epoch."""
+        The list leaves out a log start of another history than the segments: the last readable record below it cannot
+        be of its history (`LogStart.may_follow`)."""
 
     def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
         """Returns every recorded log start: also those that an owner only saw, and those of other histories."""
@@ -256,10 +256,12 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
     async def put_cut(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, is_proved: bool = True
     ) -> None:
-        """Records a CUT. It removes no other one: of several in one leader epoch, the lowest decides."""
+        """Records a CUT. It removes no other one: of several in one leader epoch, the lowest decides.
+
+        In the same step, `local_log_start` ends if it lies above `offset` and is of an earlier leader epoch."""
 
     async def put_named_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
-        """Records a proved CUT at an offset that an operator named. Needs no ownership.
+        """Records a proved CUT at an offset that an operator named, as `put_cut` does. Needs no ownership.
 
         In the same step, every recorded log start above `offset` ends that was made in an earlier leader epoch: it is
         of the history that is void. The leader may reach that epoch later."""
@@ -272,17 +274,22 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
         partition: TopicIdPartition,
         start: LogStart,
         timeout_ms: int | None = None,
-        denied: Collection[LogStart] = (),
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Records where the log starts, unless a higher log start is recorded already. Needs no ownership.
+        """Records where the log starts. Needs no ownership.
+
+        No record is needed if `log_starts` has one at or above the offset, of the same leader epoch or a later one.
 
         The record may have to wait for others. So `check` is called right before it is sent. If it raises an error,
         nothing is recorded, and the caller gets the error.
 
-        `denied` has the recorded log starts that the leader of `start` does not confirm; they do not count. An open
-        transaction of a killed process delays the record until the coordinator ends that transaction, after about 20 s.
-        A caller that can wait that long passes `timeout_ms`. None: the timeout of every other write."""
+        An open transaction of a killed process delays the record until the coordinator ends that transaction, after
+        about 20 s. A caller that can wait that long passes `timeout_ms`. None: the timeout of every other write."""
+
+    async def end_log_start(self, partition: TopicIdPartition, start: LogStart) -> None:
+        """Removes the record of a log start that the leader disproves.
+
+        In the same step, `local_log_start` ends if the log start covers it (`LogStart.covers`)."""
 
     async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
         """Records a gap. It replaces a recorded gap with the same first offset."""

@@ -7,7 +7,7 @@ of its keys get tombstones (docs/design.md, "Metadata"). An operation that the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tiers.errors import InvalidTransitionError
@@ -124,16 +124,15 @@ def records_of_plan_end(state: RemoteLogMetadataState, plan: CopyPlan) -> list[K
     return [tombstone(key_of(plan))]
 
 
-def is_log_start_known(
-    state: RemoteLogMetadataState, partition: TopicIdPartition, start: LogStart, denied: Collection[LogStart]
-) -> bool:
-    """Returns whether a log start at or above `start` is recorded and not in `denied`, so that no record is needed.
+def is_log_start_known(state: RemoteLogMetadataState, partition: TopicIdPartition, start: LogStart) -> bool:
+    """Returns whether a log start at or above `start` is recorded, so that no record is needed.
 
-    A log start that lacks the last epoch of `start` does not make its record needless."""
+    One of an earlier leader epoch may be of another history, and one of the same offset may lack the last epoch."""
     if not start.deletes:
         return bool(state.recorded_log_starts(partition))
     return any(
-        known.offset >= start.offset and known not in denied and not start.says_more_than(known)
+        known.leader_epoch >= start.leader_epoch
+        and (known.offset, known.last_epoch) >= (start.offset, start.last_epoch)
         for known in state.log_starts(partition)
     )
 
@@ -141,20 +140,41 @@ def is_log_start_known(
 def records_of_log_start(state: RemoteLogMetadataState, update: LogStartOffsetUpdate) -> list[KeyAndValue]:
     """Returns the record of the log start, and a tombstone for each log start that it replaces.
 
-    Of the log starts of users, the highest of each leader epoch stays: a leader may confirm it and deny those of later
-    epochs. The owner applies retention again, so its earlier log starts may go."""
+    Of the log starts of users, the highest of each leader epoch stays: a leader may confirm it and disprove those of
+    later epochs. The owner applies retention again, so its earlier log starts may go."""
     partition, new = update.topic_id_partition, update.log_start
     replaced = [known for known in state.recorded_log_starts(partition) if _replaces(new, known)]
     return [key_and_value(update), *(tombstone(log_start_key(partition, known)) for known in replaced)]
 
 
+def records_of_ended_log_starts(
+    state: RemoteLogMetadataState, partition: TopicIdPartition, ended: Sequence[LogStart]
+) -> list[KeyAndValue]:
+    """Returns a tombstone for each log start, and for the recorded trim whose records it deleted.
+
+    Without the log start, the lack of these records would look like lost metadata."""
+    trim = state.local_log_start(partition)
+    is_covered = trim is not None and any(start.covers(trim) for start in ended)
+    keys = [*(log_start_key(partition, start) for start in ended), *[local_log_start_key(partition)] * is_covered]
+    return [tombstone(key) for key in keys]
+
+
+def records_of_cut(state: RemoteLogMetadataState, update: CutUpdate) -> list[KeyAndValue]:
+    """Returns the record of a CUT, and a tombstone for the recorded trim if the CUT voids it.
+
+    The CUT of an owner ends no log start: one of an earlier leader epoch may be of the leader's own history."""
+    partition, trim = update.topic_id_partition, state.local_log_start(update.topic_id_partition)
+    is_void = trim is not None and trim.offset > update.offset and trim.leader_epoch < update.leader_epoch
+    return [key_and_value(update), *([tombstone(local_log_start_key(partition))] if is_void else [])]
+
+
 def records_of_named_cut(state: RemoteLogMetadataState, update: CutUpdate) -> list[KeyAndValue]:
-    """Returns the record of an operator's CUT, and a tombstone for each log start that it voids."""
+    """Returns the records of an operator's CUT, and a tombstone for each log start that it voids."""
     partition = update.topic_id_partition
     ended = [
         known for known in state.recorded_log_starts(partition) if known.is_void(update.leader_epoch, update.offset)
     ]
-    return [key_and_value(update), *(tombstone(log_start_key(partition, known)) for known in ended)]
+    return [*records_of_cut(state, update), *records_of_ended_log_starts(state, partition, ended)]
 
 
 def changed_tier_config(known: TopicTierConfigUpdate, changes: Mapping[str, str | None]) -> KeyAndValue | None:

@@ -44,9 +44,19 @@ class LogStart:
     reason: LogStartReason
     last_epoch: int = UNKNOWN_EPOCH
 
-    def says_more_than(self, other: LogStart) -> bool:
-        """Whether both are of one leader's log and one offset, and only this one has the last epoch."""
-        return self.position == other.position and self.last_epoch != UNKNOWN_EPOCH == other.last_epoch
+    def may_follow(self, offset: int, leader_epoch: int) -> bool:
+        """Whether a record below the log start, with this leader epoch, can be of its history.
+
+        The leader epochs of a log ascend."""
+        if self.last_epoch == UNKNOWN_EPOCH:
+            return leader_epoch <= self.leader_epoch
+        return leader_epoch == self.last_epoch or (leader_epoch < self.last_epoch and offset < self.offset - 1)
+
+    def covers(self, trim: OffsetAndEpoch) -> bool:
+        """Whether the log start deleted the records below an earlier trim, in every history.
+
+        The trim came before it, unless the leader of the trim is a later one."""
+        return self.deletes and self.offset >= trim.offset and self.leader_epoch >= trim.leader_epoch
 
     def is_void(self, leader_epoch: int, offset: int) -> bool:
         """Whether an operator's CUT in `leader_epoch` from `offset` on ends the log start."""

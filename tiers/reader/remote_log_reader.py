@@ -74,10 +74,8 @@ class RemoteReadRequest:
     """A read of up to `max_bytes` of batches, from the one that holds `offset` on.
 
     With `min_one_message` the answer has the first batch, whatever its size (KIP-74). `deadline_ms` is a time of the
-    reader's clock. The pools are fair across `connection_id`s, and quotas apply to `client_id`. `log_start_offset` is
-    the log start that the leader confirms, 0 if the leader confirms none. None: the leader was not asked, and the
-    highest recorded log start applies. `trace` names the work that the read is part of (`tiers.tracing.Span.context`);
-    "" if there is no trace.
+    reader's clock. The pools are fair across `connection_id`s, and quotas apply to `client_id`. `trace` names the work
+    that the read is part of (`tiers.tracing.Span.context`); "" if there is no trace.
     """
 
     partition: TopicIdPartition
@@ -88,7 +86,6 @@ class RemoteReadRequest:
     deadline_ms: int
     connection_id: int
     client_id: str = ""
-    log_start_offset: int | None = None
     trace: str = ""
 
     @property
@@ -241,7 +238,7 @@ class RemoteLogReader:
         deadline, and any `RemoteLogError` that is not retriable.
         """
         while True:
-            segment = self.segment_for(request.partition, request.offset, request.log_start_offset)
+            segment = self.segment_for(request.partition, request.offset)
             topic = segment.topic_id_partition.topic
             portion = self.quotas.reserve(topic, request.client_id, max(1, request.max_bytes))
             if portion is None:
@@ -256,12 +253,9 @@ class RemoteLogReader:
             except SegmentDeletedError:
                 continue
 
-    def segment_for(
-        self, partition: TopicIdPartition, offset: int, log_start_offset: int | None = None
-    ) -> RemoteLogSegmentMetadata:
+    def segment_for(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata:
         """Returns the segment that holds `offset`. Raises `OffsetBelowLogStartError` or `OffsetGapError`."""
-        if log_start_offset is None:
-            log_start_offset = self._rlmm.log_start_offset(partition)
+        log_start_offset = self._rlmm.log_start_offset(partition)
         if log_start_offset is None or offset < log_start_offset:
             raise OffsetBelowLogStartError(f"offset {offset} of {partition} is below its log start {log_start_offset}")
         segment = self._rlmm.remote_log_segment_metadata(partition, offset)

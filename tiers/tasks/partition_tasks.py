@@ -1,7 +1,7 @@
 """`PartitionTasks`: the RLM tasks of one partition, as stages that fail alone (docs/design.md, "Log range").
 
-A round begins with the *survey*, which every stage needs: fresh metadata, the leader's bounds and its confirmation of
-the log start, the partition manifest, and the leader's history. Then each stage does its own work:
+A round begins with the *survey*, which every stage needs: fresh metadata, the leader's bounds, the partition manifest,
+the leader's history, and the log start. Then each stage does its own work:
 
 * **gap**: finds where copying continues, and records gaps.
 * **copy**: finishes the attempts that have not ended, and copies.
@@ -32,7 +32,7 @@ from functools import partial
 from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, MetadataLostError
-from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
+from tiers.metadata.log_history import kept_log_start
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -58,13 +58,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """The leader's bounds, and the log start that it confirms. The history of this leader epoch was checked.
+    """The leader's bounds, and the recorded log start. The history of this leader epoch was checked.
 
     `remote_end` (inclusive) is the end of the remote records that were compared with it. None: there were none. A copy
     that ends during the check may have records of another history behind it."""
 
     bounds: LocalLogBounds
-    log_start: ConfirmedLogStart
+    log_start: int | None
     remote_end: int | None
 
 
@@ -86,7 +86,6 @@ class PartitionTasks:
         """What runs now, by the name of the stage. The round itself has the name of the survey."""
         self.stages = {name: Stage(services, topic_id_partition, name) for name in STAGES}
         self._services = services
-        self._log_starts = LogStartConfirmation(services.source, services.metadata)
         self._cut = RLMCutTask(services, topic_id_partition)
         self._gaps = LogGapTask(services, topic_id_partition, self.manifest, self.attempts)
         self._trim = TrimTask(services, topic_id_partition, self.manifest, self._is_in_effect)
@@ -173,10 +172,9 @@ class PartitionTasks:
         await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         await self.watch.look(self.policy, bounds, self.copy)
-        log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await self._check_manifest()
         compared_end = services.metadata.remote_end_offset(partition)
-        if await self._cut.run(bounds, log_start.offset, self.end_work):
+        if await self._cut.run(bounds, self.end_work):
             self.copy.start_over()
         checked_epoch = bounds.leader_epoch
         # A copy beside the round may move the remote end beyond the bounds of an earlier answer.
@@ -184,8 +182,8 @@ class PartitionTasks:
         bounds = await services.source.bounds(partition, timeout_ms)
         if bounds.leader_epoch != checked_epoch:
             return None
-        log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start.offset)
+        log_start = await kept_log_start(services.source, services.metadata, partition, bounds, timeout_ms)
+        self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start)
         return Surveyed(bounds, log_start, compared_end)
 
     async def _check_manifest(self) -> None:
@@ -202,8 +200,8 @@ class PartitionTasks:
         No client gets past removed records that no gap explains, and copying may be disabled for good. The open segment
         follows the leader first, whatever the policy is."""
         await self.copy.follow_leader(surveyed.bounds)
-        has_announced = await self.attempts.announce_kept(surveyed.log_start.offset or 0)
-        start = await self._gaps.copy_start(surveyed.bounds, surveyed.log_start.offset)
+        has_announced = await self.attempts.announce_kept(surveyed.log_start or 0)
+        start = await self._gaps.copy_start(surveyed.bounds, surveyed.log_start)
         self._show_doubt("gap", self._gaps.doubt)
         return None if has_announced else start
 
@@ -214,7 +212,7 @@ class PartitionTasks:
         behind that gap."""
         if self.is_copy_stopped:
             return False
-        bounds, log_start, metadata = surveyed.bounds, surveyed.log_start.offset, self._services.metadata
+        bounds, log_start, metadata = surveyed.bounds, surveyed.log_start, self._services.metadata
         if await self.attempts.run(bounds, log_start):
             return True  # the next round finds where copying continues
         if start is None or not self.is_copied:
@@ -271,9 +269,8 @@ class PartitionTasks:
             raise self.manifest.error
 
     async def trim(self, surveyed: Surveyed) -> None:
-        log_start, leader_epoch = surveyed.log_start.offset, surveyed.bounds.leader_epoch
         if not self._doubts:  # a trim may also write the manifest again
-            await self._trim.run(self.policy, self.copy.local_only_bytes, log_start, leader_epoch)
+            await self._trim.run(self.policy, self.copy.local_only_bytes, surveyed.bounds.leader_epoch)
 
     async def run_deletion(self, surveyed: Surveyed) -> None:
         await self.stages["deletion"].run(partial(self.delete, surveyed))
@@ -284,7 +281,7 @@ class PartitionTasks:
         While expiring is paused, no copied segment is deleted."""
         if self._doubts or self._unproved(surveyed.log_start):
             return
-        needless = await self.attempts.give_up(surveyed.bounds, surveyed.log_start.offset or 0)
+        needless = await self.attempts.give_up(surveyed.bounds, surveyed.log_start or 0)
         await delete_attempts(self._services, self.partition, needless, self._may_delete)
         if TierWork.EXPIRING not in self.policy.paused:
             await self._expiration.delete(
@@ -324,10 +321,10 @@ class PartitionTasks:
         self.stages["survey"].postpone(error)
         self.cancel_work()
 
-    def _unproved(self, log_start: ConfirmedLogStart) -> str:
+    def _unproved(self, log_start: int | None) -> str:
         """Returns why nothing may expire since the tier was cut; empty: it may."""
         try:
-            require_no_open_cut(self._services.metadata, self.partition, log_start.offset)
+            require_no_open_cut(self._services.metadata, self.partition, log_start)
         except LogDivergedError as error:
             return str(error)
         return ""

@@ -83,7 +83,7 @@ class PartitionWatch:
 
         `bounds` are those of a leader that has the history of the copied records. An out-of-date leader may end
         anywhere. `remote_bounds` are the first and the last remote offset, as of before the leader answered.
-        `log_start` is the recorded one that the leader confirms."""
+        `log_start` is the recorded one."""
         partition, (remote_start, remote_end) = self._partition, remote_bounds
         # A broker that lost its log start has records again that were removed before the owner could copy them.
         local_start, metadata = bounds.log_start_offset, self._services.metadata

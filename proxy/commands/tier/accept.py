@@ -38,7 +38,7 @@ from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
 from tiers.config.paused_work import NOTHING_PAUSED, TierWork, paused_work
 from tiers.config.total_retention import TotalRetention, longest_total, recorded_total
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.log_bounds import recorded_log_start
 from tiers.metadata.partition_manifest import witness_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
@@ -169,5 +169,5 @@ async def _is_needed(
 ) -> bool:
     """Returns whether there is anything to accept. Raises `BrokerError`."""
     bounds = await source.bounds(partition, TIMEOUT_MS)
-    confirmed = await LogStartConfirmation(source, metadata).confirmed(partition, bounds.leader_epoch, TIMEOUT_MS)
-    return await may_be_in_doubt(metadata, partition, bounds, confirmed.offset, manifest, cluster_id, TIMEOUT_MS)
+    log_start = recorded_log_start(metadata, partition)
+    return await may_be_in_doubt(metadata, partition, bounds, log_start, manifest, cluster_id, TIMEOUT_MS)

@@ -26,8 +26,7 @@ from tiers.commands.console import FINDINGS, TERMINAL, AsJson, ConfigFile, show_
 from tiers.errors import RemoteLogError
 from tiers.explain.facts import unknown_offsets
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.log_bounds import next_local_offset
-from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.log_bounds import next_local_offset, recorded_log_start
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
@@ -174,17 +173,17 @@ async def partition_bounds(
         return replace(known, trouble="the topic was deleted")
     try:
         local = await source.bounds(partition, TIMEOUT_MS)
-        confirmed = await LogStartConfirmation(source, metadata).confirmed(partition, local.leader_epoch, TIMEOUT_MS)
     except RemoteLogError as error:
         return replace(known, trouble=str(error))
+    recorded = recorded_log_start(metadata, partition) or 0
     log_start = local.log_start_offset if known.log_start_offset is None else known.log_start_offset
     return replace(
         known,
         log_start_offset=log_start,
-        next_local_offset=next_local_offset(metadata, partition, local, known.log_start_offset or 0),
+        next_local_offset=next_local_offset(metadata, partition, local),
         local_log_start=local.log_start_offset,
         last_stable_offset=local.last_stable_offset,
         high_watermark=local.high_watermark,
-        unknown=tuple(await unknown_offsets(metadata, partition, confirmed.offset or 0, local.log_start_offset)),
+        unknown=tuple(await unknown_offsets(metadata, partition, recorded, local.log_start_offset)),
         violated=tuple(violated_bounds(local, known.remote_start, known.remote_end)),
     )

@@ -28,7 +28,6 @@ from proxy.config import TidegateConfig, load_config
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, UnknownTargetError, metadata_to_now, tiered_cluster
 from tiers.commands.console import TERMINAL, AsJson, ConfigFile, say, show_json
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -132,9 +131,7 @@ async def cut_partition(config: TidegateConfig, topic: str, number: int, offset:
                 if shown.trouble:
                     raise RemoteTierError(f"{topic}:{number}: {shown.trouble}")
                 bounds = await source.bounds(partition, TIMEOUT_MS)
-                confirmation = LogStartConfirmation(source, metadata)
-                log_start = (await confirmation.confirmed(partition, bounds.leader_epoch, TIMEOUT_MS)).offset
-                parting = await find_parting(source, metadata, partition, bounds, log_start, TIMEOUT_MS)
+                parting = await find_parting(source, metadata, partition, bounds, TIMEOUT_MS)
                 cuts = named_cuts(metadata, partition, bounds, offset, parting)
                 void = void_records(metadata, partition, cuts)
                 is_needed = void.segments > 0 or any(

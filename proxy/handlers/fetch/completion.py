@@ -185,9 +185,8 @@ class FetchCompleter:
             judgement = judgements[index]
             assert judgement.partition is not None
             key = (response.partitions[index].topic, response.partitions[index].partition)
-            log_start = None if judgement.confirmed is None else judgement.confirmed.offset or 0
             budget = budget._replace(min_one_message=budget.min_one_message and not has_running)
-            wanted = held.read_request(judgement.partition, judgement.position, budget, log_start)
+            wanted = held.read_request(judgement.partition, judgement.position, budget)
             reads[index] = held.reads[key] = RemotePartitionRead(self._tools.reader, self._tools.spawn, wanted)
 
     async def _wait(self, fetch: _JudgedFetch) -> None:
@@ -326,7 +325,7 @@ class FetchCompleter:
         if judgement.verdict is Verdict.UNAVAILABLE or partition is None:
             return RemoteOutcome(error_code=UNAVAILABLE)
         try:
-            log_start = self._local.log_start(partition, judgement.confirmed)
+            log_start = self._local.log_start(partition)
             end_offset = self._tools.tiered.end_offset(partition)
         except RemoteLogError as error:
             return RemoteOutcome(error_code=fetch_error(error))

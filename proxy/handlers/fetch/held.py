@@ -55,9 +55,7 @@ class HeldFetch:
     def max_wait_at_ms(self) -> int:
         return self.exchange.request.received_at_ms + self.request.max_wait_ms
 
-    def read_request(
-        self, partition: TopicIdPartition, offset: int, budget: Budget, log_start_offset: int | None = None
-    ) -> RemoteReadRequest:
+    def read_request(self, partition: TopicIdPartition, offset: int, budget: Budget) -> RemoteReadRequest:
         """Returns the remote read of one of the request's partitions."""
         return RemoteReadRequest(
             partition,
@@ -68,7 +66,6 @@ class HeldFetch:
             self.deadline_ms,
             self.exchange.connection_id,
             self.client_id,
-            log_start_offset,
             "" if self.trace is None else self.trace.context,
         )
 

@@ -23,7 +23,6 @@ from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools, is_of_internal_topic
 from proxy.handlers.fetch.held import FetchConnectionState
 from tiers.errors import RemoteLogError
-from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
 
 
@@ -89,12 +88,12 @@ class LocalAnswers:
         self._tools.bounds.see(partition, local_log_start, watermarks)
         return None if local_log_start < 0 else log_start
 
-    def log_start(self, partition: TopicIdPartition, confirmed: ConfirmedLogStart | None = None) -> int:
+    def log_start(self, partition: TopicIdPartition) -> int:
         """Returns the log start for an answer with remote data; -1 when it is unknown. Raises `RemoteLogError`."""
         local_log_start = self._tools.bounds.expected_log_start(partition)
         if local_log_start is None:
             return UNKNOWN_OFFSET
-        log_start = self._tools.tiered.earliest_readable(partition, local_log_start, confirmed)
+        log_start = self._tools.tiered.earliest_readable(partition, local_log_start)
         return UNKNOWN_OFFSET if log_start is None else log_start
 
     def is_tiered(self, topic: TopicReference) -> bool:
@@ -158,7 +157,7 @@ class StreamedPartitions:
             log_start = self._local.log_start(partition)
         except RemoteLogError:
             return PartitionPatch(error_code=UNAVAILABLE)
-        # Only the leader knows whether it confirms a log start above the offset. The next request is held to ask it.
+        # The offset is not known here. The next request is held, and judged.
         connection = self._connection()
         connection.authorized_topics.add(head.topic)
         connection.just_seen.add((head.topic, head.partition))

@@ -8,8 +8,7 @@ the offset must not lie below the local log. The metadata may not know a partiti
 tiers. That does not prove that a record below the local log is gone (`ConfiguredTopics`).
 
 Before the proxy releases remote data, the offset must lie below a local log start that the leader told in its current
-leader epoch. Otherwise the offset might lie beyond the end of a new leader's log. A recorded log start hides offsets
-only if that leader confirms it, because the leader may have another history.
+leader epoch. Otherwise the offset might lie beyond the end of a new leader's log.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.leader_epochs import end_offset_for
 from proxy.handlers.turns import SLICE_ITEMS, in_slices, slices_of
 from tiers.errors import RemoteLogError
-from tiers.metadata.log_history import ConfirmedLogStart
+from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 
@@ -63,9 +62,6 @@ class Judgement(NamedTuple):
     partition: TopicIdPartition | None = None
     is_tiered: bool = False
     diverging_epoch: EpochEndOffset | None = None
-    confirmed: ConfirmedLogStart | None = None
-    """The leader's answer about the recorded log starts. None: the leader was not asked, since no recorded log start
-    lies above the offset."""
     position: int = -1
     """The offset to read at: the requested offset, or the next one behind the gap that holds it."""
 
@@ -235,7 +231,7 @@ class FetchJudge:
                 )
         except RemoteLogError as error:
             logger.info(
-                "it is unknown which log start the leader confirms: %s", error, extra={"partition": str(partition)}
+                "it is unknown whether neither tier has the offset: %s", error, extra={"partition": str(partition)}
             )
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
         if found is None:
@@ -263,30 +259,22 @@ class FetchJudge:
         `is_anew` is true when the metadata was read to its end after the broker refused the offset. Raises
         `RemoteLogError`."""
         tools, tiered = self._tools, self._tools.tiered
-        timeout_ms = tools.settings.bounds_timeout_ms
-        confirmed: ConfirmedLogStart | None = None
-        recorded = tiered.recorded_log_start(partition)
-        if recorded is not None and offset < recorded:
-            confirmed = await tools.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-            if confirmed.offset is not None and offset < confirmed.offset:
-                return Judgement(Verdict.RELAY, partition, is_tiered=True)
+        log_start = tiered.recorded_log_start(partition) or 0
+        if offset < log_start:
+            return Judgement(Verdict.RELAY, partition, is_tiered=True)
         if tiered.has_segment(partition, offset):
-            return Judgement(Verdict.REMOTE, partition, is_tiered=True, confirmed=confirmed, position=offset)
+            return Judgement(Verdict.REMOTE, partition, is_tiered=True, position=offset)
         gap = tiered.gap_exit(partition, offset)
         if gap is not None:
-            found = await self._behind_gap(partition, offset, gap, bounds, after_refusal_ms)
-            return None if found is None else found._replace(confirmed=confirmed)
+            return await self._behind_gap(partition, offset, gap, bounds, after_refusal_ms)
         if not is_anew:
             return None
-        if confirmed is None:
-            confirmed = await tools.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        log_start = confirmed.offset or 0
         if not tiered.is_at_head(partition, offset, log_start):
             return None
         if tiered.has_attempt_at_head(partition, log_start, offset + 1):
             return None  # behind an attempt that becomes readable, the offset is in a gap
         trim = tiered.unexplained_trim(partition, log_start)
-        if trim is not None and await tools.log_starts.holds(partition, trim, bounds.leader_epoch, timeout_ms):
+        if trim is not None and await confirms(tools.source, partition, trim, tools.settings.bounds_timeout_ms):
             return None
         tiered.require_fresh(partition)
         return Judgement(Verdict.RELAY, partition, is_tiered=True)

@@ -152,7 +152,6 @@ async def explained(
             remarks.append(f"It is not known whether a share group reads the partition: {error}.")
         local = LocalFacts(
             bounds,
-            confirmed_log_start=metadata.log_start_offset(partition),
             share_start=share_start,
             uncopied_bytes=0 if report is None else report.lag_bytes,
         )

@@ -26,7 +26,6 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
-from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
 from tiers.reader.traced_reads import TracedReads, TracedStore
@@ -136,7 +135,7 @@ async def bench_of(
             topology=cluster,
             tiered=TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
             bounds=LocalLogBoundsCache(cluster, monotonic_ms),
-            log_starts=LogStartConfirmation(cluster, tier.rlmm),
+            source=cluster,
             reader=reader if tracer is None else TracedReads(reader, tracer, tier.rlmm),
             settings=settings,
             clock_ms=monotonic_ms,

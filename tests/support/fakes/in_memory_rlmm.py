@@ -8,7 +8,7 @@ tests compare the product's managers and their state with it. Unit tests of one 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -196,26 +196,23 @@ class InMemoryRemoteLogMetadataManager:
         standing = [
             start
             for start in self.all_log_starts.get(partition, ())
-            if start.deletes
-            and all(
-                lowest >= start.offset
-                for (known, epoch), (lowest, _) in self.epoch_bounds.items()
-                if known == partition and epoch > start.leader_epoch
-            )
-            and self._last_epoch_stands(partition, start)
-            and not any(other.says_more_than(start) for other in self.all_log_starts[partition])
+            if start.deletes and self._stands(partition, start)
         ]
         return sorted(standing, key=lambda start: (start.position, start.reason, start.last_epoch), reverse=True)
 
     def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
         return list(self.all_log_starts.get(partition, ()))
 
-    def _last_epoch_stands(self, partition: TopicIdPartition, start: LogStart) -> bool:
-        last = start.offset - 1
-        segment = None if last < 0 else self.remote_log_segment_metadata(partition, last)
-        if start.last_epoch == UNKNOWN_EPOCH or segment is None:
+    def _stands(self, partition: TopicIdPartition, start: LogStart) -> bool:
+        below = [each for each in self._readable(partition) if each.start_offset < start.offset]
+        last = max((min(each.valid_end_offset, start.offset - 1) for each in below), default=None)
+        segment = None if last is None else self.remote_log_segment_metadata(partition, last)
+        if last is None or segment is None:
             return True
-        return leader_epoch_at(segment.segment_leader_epochs, last) == start.last_epoch
+        epoch = leader_epoch_at(segment.segment_leader_epochs, last)
+        if start.last_epoch == UNKNOWN_EPOCH:
+            return epoch <= start.leader_epoch
+        return epoch == start.last_epoch if last == start.offset - 1 else epoch <= start.last_epoch
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
         return self.local_log_starts.get(partition)
@@ -342,8 +339,9 @@ class InMemoryRemoteLogMetadataManager:
     async def put_named_cut(self, partition: TopicIdPartition, leader_epoch: int, offset: int) -> None:
         self._write_anybodys()
         self._record_cut(partition, Cut(leader_epoch, offset, self.wall_clock_ms()))
-        known = self.all_log_starts.get(partition, [])
-        known[:] = [one for one in known if not one.is_void(leader_epoch, offset)]
+        for known in list(self.all_log_starts.get(partition, [])):
+            if known.deletes and known.offset > offset and known.leader_epoch < leader_epoch:
+                self._end_log_start(partition, known)
 
     async def put_cut(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int, *, is_proved: bool = True
@@ -353,6 +351,9 @@ class InMemoryRemoteLogMetadataManager:
 
     def _record_cut(self, partition: TopicIdPartition, cut: Cut) -> None:
         self.recorded_cuts[partition, cut.leader_epoch, cut.offset] = cut
+        trim = self.local_log_starts.get(partition)
+        if trim is not None and trim.offset > cut.offset and trim.leader_epoch < cut.leader_epoch:
+            del self.local_log_starts[partition]
         self.epoch_bounds = {
             key: (lowest, min(highest, cut.offset - 1)) if key[0] == partition else (lowest, highest)
             for key, (lowest, highest) in self.epoch_bounds.items()
@@ -389,19 +390,30 @@ class InMemoryRemoteLogMetadataManager:
         partition: TopicIdPartition,
         start: LogStart,
         timeout_ms: int | None = None,
-        denied: Collection[LogStart] = (),
         check: Callable[[], None] = lambda: None,
     ) -> None:
         check()
         self._write_anybodys()
         known = self.all_log_starts.setdefault(partition, [])
         if start.deletes:
-            covering = [one for one in self.log_starts(partition) if one.offset >= start.offset and one not in denied]
-            if all(start.says_more_than(one) for one in covering):
+            covering = [one for one in self.log_starts(partition) if _makes_needless(one, start)]
+            if not covering:
                 known[:] = [one for one in known if not _replaces(start, one)]
                 known.append(start)
         elif not known:
             known.append(start)
+
+    async def end_log_start(self, partition: TopicIdPartition, start: LogStart) -> None:
+        self._write(partition)
+        self._end_log_start(partition, start)
+
+    def _end_log_start(self, partition: TopicIdPartition, start: LogStart) -> None:
+        known = [one for one in self.all_log_starts.pop(partition, []) if one != start]
+        if known:
+            self.all_log_starts[partition] = known
+        trim = self.local_log_starts.get(partition)
+        if trim is not None and start.offset >= trim.offset and start.leader_epoch >= trim.leader_epoch:
+            del self.local_log_starts[partition]
 
     async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
         self._write(partition)
@@ -497,6 +509,12 @@ class InMemoryRemoteLogMetadataManager:
         if not self.owned:
             raise OwnershipLostError(f"{partition} is owned by another member")
         self.written += 1
+
+
+def _makes_needless(known: LogStart, new: LogStart) -> bool:
+    if known.leader_epoch < new.leader_epoch:
+        return False
+    return known.offset > new.offset or (known.offset == new.offset and known.last_epoch >= new.last_epoch)
 
 
 def _replaces(new: LogStart, known: LogStart) -> bool:

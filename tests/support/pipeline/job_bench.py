@@ -19,7 +19,7 @@ from tests.support.fakes.metadata_topic import FakeMetadataTopic, FakeTopicMetad
 from tests.support.fakes.segments import metadata_of
 from tests.support.tiers.workbench import FakeFailedDeletionLog, FakeShareGroups
 from tiers.config.topic_policy import TopicPolicy
-from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.log_history import kept_log_start
 from tiers.metadata.records.record_types import KeyAndValue
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -152,15 +152,14 @@ class JobBench:
     async def owners_round(self, policy: TopicPolicy) -> None:
         """The rounds of an owner of the partition, much later."""
         bounds = await self.broker.bounds(self.partition, 1000)
-        log_starts = LogStartConfirmation(self.broker, self.metadata)
-        log_start = await log_starts.confirmed(self.partition, bounds.leader_epoch, 1000)
+        log_start = await kept_log_start(self.broker, self.metadata, self.partition, bounds, 1000)
         attempts = CopyAttempts(
             self.services, self.partition, PartitionManifestTask(self.services, self.partition).require_stored
         )
         for _ in range(2):
             self.now_ms += 60_000
-            await attempts.run(bounds, log_start.offset)
-        needless = await attempts.give_up(bounds, log_start.offset or 0)
+            await attempts.run(bounds, log_start)
+        needless = await attempts.give_up(bounds, log_start or 0)
         await delete_attempts(self.services, self.partition, needless)
         task = RLMExpirationTask(self.services, self.partition)
         remote_end = self.services.metadata.remote_end_offset(self.partition)

@@ -27,7 +27,6 @@ from tests.support.fakes.configured_topics import FakeConfigs, configured_topics
 from tests.support.fakes.record_batches import build_batch, record
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.config.topic_policy import TopicConfig
-from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 
@@ -120,7 +119,7 @@ async def bench_of(
                 cluster,
                 TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
                 LocalLogBoundsCache(cluster, monotonic_ms),
-                LogStartConfirmation(cluster, tier.rlmm),
+                cluster,
                 reader,
                 settings,
                 monotonic_ms,

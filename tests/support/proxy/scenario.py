@@ -54,7 +54,6 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.settings import RemoteLogConfig
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.tasks.history.align import require_aligned
@@ -200,7 +199,7 @@ async def scenario(root: Path, limits: LimitsConfig | None = None) -> AsyncItera
             topology=topology,
             tiered=TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
             bounds=LocalLogBoundsCache(BrokerLogSource(client), monotonic_ms),
-            log_starts=LogStartConfirmation(BrokerLogSource(client), tier.rlmm),
+            source=BrokerLogSource(client),
             reader=reader,
             settings=settings,
             clock_ms=monotonic_ms,

@@ -37,7 +37,6 @@ from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
 from tiers.storage.local import LocalRemoteStorageManager
@@ -156,7 +155,7 @@ base.port = {port}
             topology=proxy.topology,
             tiered=TieredPartitions(rlmm, settings.metadata_max_age_ms),
             bounds=LocalLogBoundsCache(source, monotonic_ms),
-            log_starts=LogStartConfirmation(source, rlmm),
+            source=source,
             reader=reader,
             settings=settings,
             clock_ms=monotonic_ms,

@@ -14,7 +14,7 @@ from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError, RemoteResourceNotFoundError
-from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
+from tiers.metadata.log_history import kept_log_start
 from tiers.metadata.partition_manifest import witness_of
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
@@ -98,23 +98,21 @@ class Workbench:
         self.copy_task = RLMCopyTask(self.services, PARTITION, self.attempts)
         self.cut_task = RLMCutTask(self.services, PARTITION)
         self.gap_task = LogGapTask(self.services, PARTITION, self.manifest_task, self.attempts)
-        self.log_starts = LogStartConfirmation(self.log, self.metadata)
         self.trim_task = TrimTask(self.services, PARTITION, self.manifest_task)
         self.expiration_task = RLMExpirationTask(self.services, PARTITION)
 
     async def copy(self, policy: TopicPolicy = POLICY) -> bool:
         """A round's lineage check, attempts and copying."""
         bounds = await self.log.bounds(PARTITION, 1000)
-        log_start = await self.log_start()
-        if await self.cut_task.run(bounds, log_start.offset):
+        if await self.cut_task.run(bounds):
             self.copy_task.start_over()
-        bounds = await self.log.bounds(PARTITION, 1000)
+        bounds, log_start = await self.log.bounds(PARTITION, 1000), await self.log_start()
         await self.copy_task.follow_leader(bounds)
-        has_announced = await self.attempts.announce_kept(log_start.offset or 0)
-        start = await self.gap_task.copy_start(bounds, log_start.offset)
+        has_announced = await self.attempts.announce_kept(log_start or 0)
+        start = await self.gap_task.copy_start(bounds, log_start)
         remote_end = self.metadata.remote_end_offset(PARTITION)
-        await self.attempts.run(bounds, log_start.offset)
-        await delete_attempts(self.services, PARTITION, await self.attempts.give_up(bounds, log_start.offset or 0))
+        await self.attempts.run(bounds, log_start)
+        await delete_attempts(self.services, PARTITION, await self.attempts.give_up(bounds, log_start or 0))
         if self.metadata.remote_end_offset(PARTITION) != remote_end:
             return True
         if has_announced or start is None:
@@ -141,9 +139,9 @@ class Workbench:
         except RemoteResourceNotFoundError:
             return witness_of(None)
 
-    async def log_start(self) -> ConfirmedLogStart:
+    async def log_start(self) -> int | None:
         bounds = await self.log.bounds(PARTITION, 1000)
-        return await self.log_starts.confirmed(PARTITION, bounds.leader_epoch, 1000)
+        return await kept_log_start(self.log, self.metadata, PARTITION, bounds, 1000)
 
     async def record_log_start(
         self, offset: int, leader_epoch: int = 0, reason: LogStartReason = LogStartReason.USER
@@ -156,7 +154,7 @@ class Workbench:
 
     async def trim(self, policy: TopicPolicy) -> int | None:
         await self.write_manifest()
-        return await self.trim_task.run(policy, self.copy_task.local_only_bytes, (await self.log_start()).offset)
+        return await self.trim_task.run(policy, self.copy_task.local_only_bytes)
 
     async def expire(self, policy: TopicPolicy) -> int:
         bounds = await self.log.bounds(PARTITION, 1000)

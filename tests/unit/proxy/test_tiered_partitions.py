@@ -13,7 +13,6 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.tiers.segment_metadata import copied, segment
 from tiers.config.settings import RemoteLogConfig
-from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 
@@ -41,10 +40,7 @@ async def test_the_first_offset_that_can_be_read(tier: RemoteTier) -> None:
     assert [tiered.holds(P0, offset) for offset in (14, 15, 29, 30)] == [False, True, True, False]
     await tier.rlmm.put_log_start(P0, user_log_start(30))
     assert tiered.earliest_readable(P0, 40) == 40
-    assert tiered.earliest_readable(P0, 20) == 20  # the leader may deny what is recorded
-    assert tiered.earliest_readable(P0, 20, ConfirmedLogStart(30)) == 30  # what was deleted stays deleted
-    assert tiered.earliest_readable(P0, 40, ConfirmedLogStart(None)) == 10
-    assert tiered.earliest_readable(P0, 40, ConfirmedLogStart(12)) == 12
+    assert tiered.earliest_readable(P0, 20) == 20  # the broker has the records from 20 on
 
 
 async def test_a_partition_without_copies_begins_at_the_local_log_start(tier: RemoteTier) -> None:

@@ -42,7 +42,7 @@ from tiers.metadata.state.layout import (
 from tiers.metadata.state.segment_cursors import answered, answering, apart, cuts_of, listed
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import Cut, RemoteLogSegmentMetadata, after_cuts, leader_epoch_at
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.model.stored_segment import CoverSize, StoredSegment, decode_answer, decode_stored_segment, stored_fields
@@ -321,38 +321,28 @@ class RemoteLogMetadataState:
 
     def _standing_log_starts(self, txn: lmdb.Transaction, partition: TopicIdPartition) -> list[LogStart]:
         key = partition_key(partition)
-        starts = [start for start in self._recorded_log_starts(txn, key) if start.deletes]
-        if not starts:
-            return []
-        epochs = self._first_offsets_of_epochs(txn, key)
         standing = [
             start
-            for start in starts
-            if all(first >= start.offset for epoch, first in epochs if epoch > start.leader_epoch)
-            and self._last_epoch_stands(txn, partition, start)
-            and not any(other.says_more_than(start) for other in starts)
+            for start in self._recorded_log_starts(txn, key)
+            if start.deletes and ((last := self._last_below(txn, key, start.offset)) is None or start.may_follow(*last))
         ]
         return sorted(standing, key=lambda start: (start.position, start.reason, start.last_epoch), reverse=True)
 
-    def _last_epoch_stands(self, txn: lmdb.Transaction, partition: TopicIdPartition, start: LogStart) -> bool:
-        """Returns False if a readable segment holds the record before the log start in another leader epoch."""
-        if start.last_epoch == UNKNOWN_EPOCH or start.offset == 0:
-            return True
-        last = start.offset - 1
-        segment = self._covering(txn, partition, last)
-        if segment is None or segment.start_offset > last:
-            return True
-        return leader_epoch_at(segment.segment_leader_epochs, last) == start.last_epoch
-
-    def _first_offsets_of_epochs(self, txn: lmdb.Transaction, key: bytes) -> list[tuple[int, int]]:
-        found = []
-        cursor = txn.cursor(self._db.epochs)
-        more = cursor.set_range(key)
-        while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
-            epoch = I32.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
-            found.append((epoch, LOWEST_AND_HIGHEST.unpack(cursor.value())[0]))
-            more = cursor.next()
-        return found
+    def _last_below(self, txn: lmdb.Transaction, key: bytes, offset: int) -> OffsetAndEpoch | None:
+        """Returns the last readable record below `offset`, with its leader epoch; None without one."""
+        if offset == 0:
+            return None
+        cursor = txn.cursor(self._db.cover)
+        end = offset - 1
+        found = cursor.set_range(key + U64.pack(end))
+        has_end = found and cursor.key()[:PARTITION_KEY_BYTES] == key and U64.unpack_from(cursor.value())[0] <= end
+        if not has_end:
+            found = cursor.prev() if found else cursor.last()
+            if not found or cursor.key()[:PARTITION_KEY_BYTES] != key:
+                return None
+            end = U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
+        segment = decode_answer(key, cursor.value()[8:])
+        return OffsetAndEpoch(end, leader_epoch_at(segment.segment_leader_epochs, end))
 
     def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
         with self._env.begin() as txn:

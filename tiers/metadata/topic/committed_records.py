@@ -25,6 +25,7 @@ from protocol.records.record_reader import Record, read_records
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.metadata.records.serde import (
+    LOCAL_LOG_START_API_KEY,
     LOG_START_OFFSET_API_KEY,
     RecordKey,
     UnknownRecordError,
@@ -50,10 +51,11 @@ _MAX_NAME_BYTES = 255
 _ANYBODYS = (CutUpdate, LogStartOffsetUpdate, OperatorAcceptanceUpdate, TopicDeletionUpdate)
 """The records that any process may write, without ownership and without a transaction.
 
-Neither their order nor their repetition matters. This includes the tombstones of log starts: a tombstone comes in one
-batch with the log start that replaces the named one, or with the CUT that voids it. If a repeated request brings a
-replaced log start back, it does no harm, since the higher log start counts. If it brings a replaced CUT back, the owner
-compares the histories in its next round."""
+Neither their order nor their repetition matters. This includes the tombstones of log starts and of a trim: a tombstone
+comes in one batch with the log start that replaces the named one, or with the CUT that voids it. If a repeated request
+brings a replaced log start back, it does no harm, since the higher log start counts. If it brings one back that has
+ended, the owner asks the leader in its next round. If it ends a later trim, the next trim is recorded again."""
+_ANYBODYS_TOMBSTONES = (LOG_START_OFFSET_API_KEY, LOCAL_LOG_START_API_KEY)
 
 
 @garbage_collection_paused()
@@ -132,7 +134,7 @@ def _event(record: Record, in_transaction: bool) -> MetadataEvent | None:
         key = decode_key(record.key)
         check_known(key)
         _checked(key)
-        if not in_transaction and key.api_key != LOG_START_OFFSET_API_KEY:
+        if not in_transaction and key.api_key not in _ANYBODYS_TOMBSTONES:
             raise RemoteLogMetadataError(f"a tombstone of api key {key.api_key} outside of a transaction")
         return MetadataEvent(record.offset, record.timestamp, key, None)
     decoded = decode_value(record.value)

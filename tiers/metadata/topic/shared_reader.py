@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -142,19 +142,13 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         not_before_ms = self._clock_ms() - max_age_ms + 1
         await self._look_until(lambda: self._is_fresh_since(partition, not_before_ms), partition, timeout_ms)
 
-    async def put_log_start(
-        self,
-        partition: TopicIdPartition,
-        start: LogStart,
-        timeout_ms: int | None = None,
-        denied: Collection[LogStart] = (),
-    ) -> None:
+    async def put_log_start(self, partition: TopicIdPartition, start: LogStart, timeout_ms: int | None = None) -> None:
         timeout_ms = _WRITE_TIMEOUT_MS if timeout_ms is None else timeout_ms
         deadline_ms = self._clock_ms() + timeout_ms
         async with in_turn(self._writing_log_start[self.metadata_partition(partition)], timeout_ms):
             # The state must contain what this process wrote before. Otherwise it would write the same record again.
             await self.ensure_fresh(partition, 0, deadline_ms - self._clock_ms())
-            if is_log_start_known(self._state, partition, start, denied):
+            if is_log_start_known(self._state, partition, start):
                 return
             update = LogStartOffsetUpdate(partition, self._writer_name(), self._wall_clock_ms(), start)
             await self._send(partition, records_of_log_start(self._state, update), deadline_ms)

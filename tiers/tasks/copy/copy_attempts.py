@@ -36,7 +36,7 @@ from tiers.errors import (
 )
 from tiers.metadata.attempts import agrees, attempts, is_measured, unread_from
 from tiers.metadata.log_bounds import next_uncopied
-from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.log_history import kept_log_start
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -105,7 +105,7 @@ class CopyAttempts:
     async def run(self, bounds: LocalLogBounds, log_start: int | None) -> bool:
         """Reads the attempts that are due, the lowest offsets first, and finishes those that are whole.
 
-        `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. Errors of the store
+        `bounds` are the leader's, and `log_start` is the recorded one. Errors of the store
         stay with the attempt (`blocking`). Returns whether a survey comes before the next copy: an attempt was
         finished, or has another history than the log. Raises the errors of the metadata manager and of the brokers."""
         services = self._services
@@ -488,11 +488,10 @@ async def store_for_its_owner(services: TaskServices, kept: KeptSegment) -> None
     is_attempt = known is not None and known.state == kept.metadata.state
     log_start = 0
     if not is_attempt and metadata.log_starts(partition):
-        # A recorded log start may be of another history. So it counts only if the leader confirms it.
+        # A recorded log start may be of another history, which its owner has not compared yet.
         bounds = await services.source.bounds(partition, settings.request_timeout_ms)
-        confirmation = LogStartConfirmation(services.source, metadata)
-        found = await confirmation.confirmed(partition, bounds.leader_epoch, settings.request_timeout_ms)
-        log_start = found.offset or 0
+        question = services.source, metadata, partition, bounds, settings.request_timeout_ms
+        log_start = await kept_log_start(*question) or 0
     # Only an owner announces a segment. So another one stays until this process owns the partition again.
     if await removed_if_needless(services, kept, log_start) or not is_attempt:
         return

@@ -15,7 +15,7 @@ from functools import partial
 from tiers.config.paused_work import TierWork, paused_work
 from tiers.config.topic_settings import is_deletion_requested
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
-from tiers.metadata.log_history import LogStartConfirmation, remote_epoch_before
+from tiers.metadata.log_history import kept_log_start, remote_epoch_before
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.tasks.deletion.segment_deletion import delete_all, end_copy_plans
@@ -31,7 +31,6 @@ class RemoteDisableTask:
 
     def __init__(self, services: TaskServices) -> None:
         self._services = services
-        self._log_starts = LogStartConfirmation(services.source, services.metadata)
 
     async def run(self, is_worked_on: Callable[[TopicIdPartition], bool]) -> int:
         """Runs one round, and returns how many segments were deleted. Raises the first error after the round."""
@@ -62,9 +61,9 @@ class RemoteDisableTask:
         timeout_ms = settings.request_timeout_ms
         await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
-        confirmed = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        await require_aligned(services.source, services.metadata, partition, bounds, confirmed.offset, timeout_ms)
-        require_no_open_cut(services.metadata, partition, confirmed.offset)
+        question = services.source, services.metadata, partition, bounds, timeout_ms
+        await require_aligned(*question)
+        require_no_open_cut(services.metadata, partition, await kept_log_start(*question))
         # The user may have taken the request back, and this process may be behind with the topic's settings.
         await services.present_tier_settings(partition)
         # If the metadata lost records, the request to delete may be an old one that the user has taken back since.
@@ -74,7 +73,7 @@ class RemoteDisableTask:
         # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
         last_epoch = remote_epoch_before(services.metadata, partition, bounds.log_start_offset)
         start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER, last_epoch)
-        await services.metadata.put_log_start(partition, start, denied=confirmed.denied, check=check)
+        await services.metadata.put_log_start(partition, start, check=check)
         await services.metadata.put_local_log_start(partition, start.position)
         services.checkpoint("log-start-raised")
         await bury_manifest(services, partition)

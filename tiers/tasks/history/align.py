@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError
 from tiers.metadata.attempts import attempts, begun_end_offset, is_measured, last_attempt
-from tiers.metadata.log_history import remote_epoch_before
+from tiers.metadata.log_history import kept_log_start, remote_epoch_before
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogSource
@@ -60,15 +60,15 @@ async def align(
     metadata: RemoteLogMetadataReader,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
-    log_start: int | None,
     timeout_ms: int,
 ) -> Parting | None:
     """Compares the tier's leader epochs with the leader's. None: the leader's log continues the tier.
 
-    `bounds` are the leader's. `log_start` is the recorded one that the leader confirms: the records below it do not
-    count. Costs one question if nothing parts. Raises `BrokerError`, and `LogDivergedError` if the leader's log ends
-    below the tier's end, and its epochs do not explain it: the broker was emptied or restored."""
-    parting = await find_parting(source, metadata, partition, bounds, log_start, timeout_ms)
+    `bounds` are the leader's. The records below a recorded log start do not count, unless the leader disproves it.
+    Costs one question if nothing parts, and one for each recorded log start above the leader's. Raises `BrokerError`,
+    and `LogDivergedError` if the leader's log ends below the tier's end, and its epochs do not explain it: the broker
+    was emptied or restored."""
+    parting = await find_parting(source, metadata, partition, bounds, timeout_ms)
     end = begun_end_offset(metadata, partition)
     if parting is None or parting.is_proved or end is None or bounds.high_watermark > end:
         return parting
@@ -84,11 +84,10 @@ async def require_aligned(
     metadata: RemoteLogMetadataReader,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
-    log_start: int | None,
     timeout_ms: int,
 ) -> None:
     """Raises the errors of `align`, and `RemoteLogMetadataNotReadyError` until the owner has recorded a CUT."""
-    parting = await align(source, metadata, partition, bounds, log_start, timeout_ms)
+    parting = await align(source, metadata, partition, bounds, timeout_ms)
     if parting is not None:
         raise RemoteLogMetadataNotReadyError(
             f"{partition}: the leader has other records than the tier from offset {parting.offset} on, and the owner"
@@ -101,10 +100,10 @@ async def find_parting(
     metadata: RemoteLogMetadataReader,
     partition: TopicIdPartition,
     bounds: LocalLogBounds,
-    log_start: int | None,
     timeout_ms: int,
 ) -> Parting | None:
     """Returns what `align` returns, also for a leader that was emptied or restored. Raises `BrokerError`."""
+    log_start = await kept_log_start(source, metadata, partition, bounds, timeout_ms)
     found: list[Parting] = []
     ranges: list[_EpochRange] = []
     for end, epoch in _ends(metadata, partition, bounds, log_start):
@@ -113,7 +112,7 @@ async def find_parting(
             ranges = ranges or _epoch_ranges(metadata, partition, log_start or 0)
             parting = await _parting_below(source, partition, ranges, bounds, end, timeout_ms)
             found += [] if parting is None else [parting]
-    deleted = await _deleted_otherwise(source, metadata, partition, timeout_ms)
+    deleted = await _deleted_otherwise(source, metadata, partition, bounds, timeout_ms)
     return min([*found, *deleted], default=None)
 
 
@@ -167,24 +166,24 @@ async def _parting_below(
 
 
 async def _deleted_otherwise(
-    source: LogSource, metadata: RemoteLogMetadataReader, partition: TopicIdPartition, timeout_ms: int
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    timeout_ms: int,
 ) -> list[Parting]:
     """Returns the offsets of copied records that a log start of the leader's history deleted in another leader epoch.
 
-    A leader gives the same end for all epochs that lie below its log start (docs/semantics.md 6.1). So the leader had
-    the deleted record only if the end of that record's epoch lies above the end of the copied record's epoch. All
-    records below are deleted, so the offset is proved."""
+    The leader had the deleted record if that record's epoch ends above the start of its log. All records below are
+    deleted, so the offset is proved."""
     found: list[Parting] = []
     for start in metadata.recorded_log_starts(partition):
         copied_epoch = remote_epoch_before(metadata, partition, start.offset)
-        if not start.deletes or UNKNOWN_EPOCH in (start.last_epoch, copied_epoch) or copied_epoch == start.last_epoch:
-            continue
-        deleted = await source.end_offset_for_epoch(partition, start.last_epoch, timeout_ms)
-        if deleted.leader_epoch != start.last_epoch or deleted.end_offset < start.offset:
-            continue
-        copied = await source.end_offset_for_epoch(partition, copied_epoch, timeout_ms)
-        if copied.leader_epoch != copied_epoch or copied.end_offset < deleted.end_offset:
-            found.append(Parting(start.offset - 1, is_proved=True))
+        if start.deletes and UNKNOWN_EPOCH not in (start.last_epoch, copied_epoch) and copied_epoch != start.last_epoch:
+            answer = await source.end_offset_for_epoch(partition, start.last_epoch, timeout_ms)
+            end = answer.end_offset if answer.leader_epoch == start.last_epoch else -1
+            if end >= start.offset and end > bounds.log_start_offset:
+                found.append(Parting(start.offset - 1, is_proved=True))
     return found
 
 
@@ -242,7 +241,7 @@ def unsettled_cuts(metadata: RemoteLogMetadataReader, partition: TopicIdPartitio
 def open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None) -> Cut | None:
     """Returns the lowest unsettled CUT above a record of the tier; None without one.
 
-    `log_start` is the recorded one that the leader confirms. While there is such a CUT, nothing of the partition
+    `log_start` is the recorded one (`kept_log_start`). While there is such a CUT, nothing of the partition
     expires or is deleted."""
     start = log_start or 0
     cuts = sorted(unsettled_cuts(metadata, partition), key=attrgetter("offset"))

@@ -1,17 +1,19 @@
 """`RLMCutTask` makes the tier agree with the leader's log, as the first task of a round.
 
-See docs/design.md, safety rule 2. It records a CUT where the leader's log parts from the tier.
+See docs/design.md, safety rules 2 and 5. It records a CUT where the leader's log parts from the tier, and ends the log
+starts that the leader disproves.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from tiers.errors import BrokerError, LogDivergedError
+from tiers.metadata.log_history import disproved_log_starts
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
-from tiers.model.log_start import OffsetAndEpoch
+from tiers.model.log_start import LogStart, OffsetAndEpoch
 from tiers.tasks.alarms import AlarmReason
 from tiers.tasks.history.align import Parting, align, cut_command, cut_epoch
 from tiers.tasks.task_services import TaskServices
@@ -31,20 +33,20 @@ class RLMCutTask:
         self._returned: set[OffsetAndEpoch] = set()
         """The CUTs that were logged, and those that the caller knows of. None: the task has not run yet."""
 
-    async def run(
-        self, bounds: LocalLogBounds, log_start: int | None, end_work: Callable[[], Awaitable[None]] = _nothing
-    ) -> bool:
-        """Cuts the tier if the leader's log parts from it.
+    async def run(self, bounds: LocalLogBounds, end_work: Callable[[], Awaitable[None]] = _nothing) -> bool:
+        """Cuts the tier if the leader's log parts from it. Ends the log starts that the leader disproves.
 
         Returns whether there are other CUTs than when a call returned last, whoever wrote them. Then the caller must
         discard what its tasks remember of the tier. Before that, `end_work` ends the copy, the trim and the deletion in
         progress: a segment that is finished after a CUT would leave a hole below it. The caller has just read
-        `bounds`. `log_start` is the recorded one that the leader confirms. Raises `LogDivergedError` when the partition
-        must stop."""
+        `bounds`. Raises `LogDivergedError` when the partition must stop. Then nothing is cut, and no log start ends."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         self._log()
-        question = services.source, services.metadata, partition, bounds, log_start, timeout_ms
-        parting = await align(*question)
+        question = services.source, services.metadata, partition, bounds, timeout_ms
+        disproved, parting = await disproved_log_starts(*question), await align(*question)
+        if disproved:
+            await end_work()
+            await self._end_log_starts(bounds, disproved)
         if parting is not None:
             await end_work()
             await self._cut(bounds, parting)
@@ -57,6 +59,21 @@ class RLMCutTask:
             await end_work()
         self._returned = recorded
         return is_cut
+
+    async def _end_log_starts(self, bounds: LocalLogBounds, disproved: Iterable[LogStart]) -> None:
+        await self._require_kept(bounds)
+        for start in disproved:
+            self._services.require_ownership(self._partition)
+            await self._services.metadata.end_log_start(self._partition, start)
+            logger.warning(
+                "a log start has ended: the leader has other records below it",
+                extra={
+                    "partition": str(self._partition),
+                    "log_start_offset": start.offset,
+                    "epoch": start.leader_epoch,
+                },
+            )
+            self._services.checkpoint("log-start-ended")
 
     async def _cut(self, bounds: LocalLogBounds, parting: Parting) -> None:
         services, partition = self._services, self._partition

@@ -70,7 +70,7 @@ class LogGapTask:
     async def copy_start(self, bounds: LocalLogBounds, log_start: int | None) -> int | None:
         """Returns the offset at which the next segment begins. Records and ends gaps, and sets `doubt`.
 
-        The caller has just checked the remote lineage. `log_start` is the recorded one that the leader confirms.
+        The caller has just checked the remote lineage. `log_start` is the recorded one.
         It is the first offset of the local log that neither a readable segment nor a recorded gap has. Returns None
         while the task has seen a gap behind the last segment for less than `gap_alarm_ms`: the broker executes a
         DeleteRecords before the proxy records its log start."""

@@ -29,7 +29,7 @@ async def may_be_in_doubt(
 ) -> bool:
     """Returns whether the owner may have a reason to doubt the past. False: there is nothing to accept.
 
-    `bounds` are the leader's, and `log_start` is the recorded one that the leader confirms. `stored_manifest` is the
+    `bounds` are the leader's, and `log_start` is the recorded one. `stored_manifest` is the
     content of the partition manifest; None: the store has none. `cluster_id` is the one in object keys. Raises
     `BrokerError`."""
     if await _has_unexplained_offsets(metadata, partition, bounds, log_start):

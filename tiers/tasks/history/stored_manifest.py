@@ -17,7 +17,6 @@ from tiers.errors import (
     RemoteLogMetadataNotReadyError,
     RemoteResourceNotFoundError,
 )
-from tiers.metadata.log_history import is_of_the_history
 from tiers.metadata.partition_manifest import (
     ManifestSegment,
     PartitionManifest,
@@ -47,10 +46,7 @@ def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: 
     return PartitionManifest(
         cluster_id=cluster_id,
         topic_id_partition=partition,
-        # A lower log start of a later leader epoch is recorded only if its leader denies the higher one.
-        log_start=max(
-            metadata.log_starts(partition), key=lambda start: (start.leader_epoch, start.offset), default=None
-        ),
+        log_start=next(iter(metadata.log_starts(partition)), None),
         local_log_start=metadata.local_log_start(partition),
         position=metadata.position(partition),
         gaps=tuple(metadata.gaps(partition)),
@@ -151,7 +147,7 @@ def _is_known_as_finished(
 
 def _deletes(start: LogStart, segment: ManifestSegment) -> bool:
     """Whether the whole segment lies below the log start. A segment of a later leader epoch has another history."""
-    return segment.end_offset < start.offset and is_of_the_history(start, segment.leader_epochs, segment.end_offset)
+    return segment.end_offset < start.offset and start.may_follow(segment.end_offset, segment.leader_epochs[-1].epoch)
 
 
 async def check_stored_manifest(services: TaskServices, partition: TopicIdPartition) -> None:

@@ -14,9 +14,9 @@
 * If two copies of a range exist, the copy that answers for no offset is deleted too, without moving the log start
   (KAFKA-16511). Right before that, the owner looks whether the store still has the copies that answer.
 * If a broker's log start went back (unclean stop), the task tells the broker again to delete the records
-  (docs/design.md, safety rule 5), if its leader confirms the recorded log start. The task never trims another history
-  by the offsets of an old one. The start of the remote tier alone is no reason to delete records that a broker has
-  below it.
+  (docs/design.md, safety rule 5), unless its leader disproves the recorded log start. The task never trims another
+  history by the offsets of an old one. The start of the remote tier alone is no reason to delete records that a broker
+  has below it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import TypeVar
@@ -33,7 +32,7 @@ from tiers.config.paused_work import TierWork, paused_work
 from tiers.config.topic_policy import TopicPolicy
 from tiers.config.total_retention import NOTHING_EXPIRES, Retention, recorded_total
 from tiers.errors import RemoteLogMetadataNotReadyError, RemoteStorageError
-from tiers.metadata.log_history import ConfirmedLogStart, remote_epoch_before
+from tiers.metadata.log_history import remote_epoch_before
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
@@ -179,23 +178,23 @@ class RLMExpirationTask:
         self,
         policy: TopicPolicy,
         bounds: LocalLogBounds,
-        log_start: ConfirmedLogStart,
+        log_start: int | None,
         local_only_bytes: int,
         remote_end: int | None,
-    ) -> ConfirmedLogStart:
+    ) -> int | None:
         """Moves the log start, and applies it to the broker. Needs no store. Returns the new log start.
 
         The caller has compared the remote records up to `remote_end` (inclusive) with the log of the leader of
         `bounds`. None: there were none. A later record may have another history, so it does not expire yet: the broker
         would delete its own records at the same offsets."""
         log_start = await self.expire(policy, bounds.leader_epoch, log_start, local_only_bytes, remote_end)
-        await self.apply_log_start(bounds, log_start.offset)
+        await self.apply_log_start(bounds, log_start)
         return log_start
 
     async def delete(
         self,
         policy: TopicPolicy,
-        log_start: ConfirmedLogStart,
+        log_start: int | None,
         is_accepted: IsAccepted = lambda segment: True,
         confirm: Callable[[], Awaitable[bool]] = _confirmed,
         may_delete: Callable[[], bool] = lambda: True,
@@ -209,7 +208,7 @@ class RLMExpirationTask:
         segments that answer for its offsets, since `rebuild` finds it missing otherwise. It also stays while the store
         lacks one of these. The method ends when `may_delete` returns False. Raises the store's error for that, after
         all other deletions."""
-        start = log_start.offset or 0
+        start = log_start or 0
         void = await self._expired_void(policy, start)
         superseded = self._superseded(start, is_accepted)
         deletable = [*self._below(start), *superseded, *void]
@@ -218,8 +217,8 @@ class RLMExpirationTask:
         troubles = {each.segment_id: await self._trouble_without(each, superseded[each]) for each in superseded}
         allowed = [each for each in deletable if troubles.get(each.segment_id) is None]
         deleted = await self._delete(takewhile(lambda each: may_delete(), allowed))
-        if deleted and log_start.offset is not None:
-            await self._services.local_indexes.remove_below(self._partition, log_start.offset)
+        if deleted and log_start is not None:
+            await self._services.local_indexes.remove_below(self._partition, log_start)
         for trouble in filter(None, troubles.values()):
             raise trouble
         return deleted
@@ -267,15 +266,15 @@ class RLMExpirationTask:
         self,
         policy: TopicPolicy,
         leader_epoch: int,
-        log_start: ConfirmedLogStart,
+        log_start: int | None,
         local_only_bytes: int,
         remote_end: int | None,
-    ) -> ConfirmedLogStart:
+    ) -> int | None:
         """Moves the log start, and returns the new one.
 
-        `log_start` is the answer of the leader of `leader_epoch`. `remote_end` is as in `run`."""
+        `log_start` is the one that the leader of `leader_epoch` keeps. `remote_end` is as in `run`."""
         services, partition = self._services, self._partition
-        start = log_start.offset or 0
+        start = log_start or 0
         expired_to = start if expiry_hold(policy) else self._expired_to(policy, start, local_only_bytes)
         expired_to = min(expired_to, start if remote_end is None else max(start, remote_end + 1))
         if expired_to <= start:
@@ -290,15 +289,13 @@ class RLMExpirationTask:
             self._check_ownership()
             last_epoch = remote_epoch_before(services.metadata, partition, expired_to)
             expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION, last_epoch)
-            await services.metadata.put_log_start(
-                partition, expired, denied=log_start.denied, check=partial(self._check_settings, policy)
-            )
+            await services.metadata.put_log_start(partition, expired, check=partial(self._check_settings, policy))
             logger.info(
                 "records expired by the total retention",
                 extra={"partition": str(partition), "log_start_offset": expired_to, "before": start},
             )
             services.checkpoint("log-start-raised")
-            log_start = replace(log_start, offset=expired_to)
+            log_start = expired_to
         return log_start
 
     def _watch_head(self, policy: TopicPolicy, log_start: int) -> None:
@@ -481,7 +478,7 @@ class RLMExpirationTask:
     async def apply_log_start(self, bounds: LocalLogBounds, log_start: int | None) -> None:
         """Tells the broker to delete the records below `log_start`, if it still has any of them.
 
-        The leader of `bounds` confirms `log_start`."""
+        `log_start` is the one that the leader of `bounds` keeps (`kept_log_start`)."""
         if log_start is None or not bounds.log_start_offset < log_start <= bounds.last_stable_offset:
             return
         self._check_ownership()

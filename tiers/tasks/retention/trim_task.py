@@ -29,7 +29,6 @@ from tiers.bounded_gather import bounded_gather
 from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteStorageError
-from tiers.metadata.log_bounds import recorded_trim
 from tiers.metadata.log_history import confirms
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
@@ -65,14 +64,13 @@ class TrimTask:
         self,
         policy: TopicPolicy,
         local_only_bytes: int,
-        log_start: int | None = None,
         checked_epoch: int | None = None,
     ) -> int | None:
         """Trims the local log. Returns the local log start after the trim, None when there was nothing to trim.
 
         Trims nothing unless the store has the partition manifest that this owner wrote last, which may be older than
-        the metadata. `log_start` is the recorded one that the leader of `checked_epoch` confirms. Another leader trims
-        nothing; None: any leader does. `local_only_bytes` is the size of the local records that are not remote
+        the metadata. `checked_epoch` is the leader epoch whose log was compared. Another leader trims nothing; None:
+        any leader does. `local_only_bytes` is the size of the local records that are not remote
         yet; an underestimate keeps more local. Raises the store's error when the store lacks the first segment."""
         if trim_hold(policy) is not None:
             return None
@@ -89,7 +87,7 @@ class TrimTask:
             target = share_start
             if target <= bounds.log_start_offset:
                 return None
-        await require_aligned(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
+        await require_aligned(services.source, services.metadata, partition, bounds, timeout_ms)
         if not await self._manifest.confirm():
             return None
         target = await self._stored_to(bounds.log_start_offset, target)
@@ -142,7 +140,7 @@ class TrimTask:
 
         A later one can be recorded if a broker lost its log start."""
         services, partition = self._services, self._partition
-        known = recorded_trim(services.metadata, partition)
+        known = services.metadata.local_log_start(partition)
         timeout_ms = services.settings.request_timeout_ms
         is_known = known is not None and known.offset >= target.offset
         if known is None or not is_known or not await confirms(services.source, partition, known, timeout_ms):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,6 @@ from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.proxy.turn_counter import counted_turns
 from tiers.config.topic_policy import TopicConfig
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, LogStartReason, OffsetAndEpoch
@@ -63,21 +62,13 @@ class SlowRecorder:
         self.asked = asyncio.Event()
         self.done = asyncio.Event()
         self.timeouts_ms: list[int | None] = []
-        self.denied: list[Collection[LogStart]] = []
         self._inner = inner
 
-    async def put_log_start(
-        self,
-        partition: TopicIdPartition,
-        start: LogStart,
-        timeout_ms: int | None = None,
-        denied: Collection[LogStart] = (),
-    ) -> None:
+    async def put_log_start(self, partition: TopicIdPartition, start: LogStart, timeout_ms: int | None = None) -> None:
         self.timeouts_ms.append(timeout_ms)
-        self.denied.append(denied)
         self.asked.set()
         await self.gate.wait()
-        await self._inner.put_log_start(partition, start, denied=denied)
+        await self._inner.put_log_start(partition, start)
         self.done.set()
 
 
@@ -156,11 +147,10 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
         tiered = TieredPartitions(tier.rlmm, settings.metadata_max_age_ms)
         bounds = LocalLogBoundsCache(cluster, monotonic_ms)
-        log_starts = LogStartConfirmation(cluster, tier.rlmm)
         yield Bench(
             tier,
             cluster,
-            HandlerTools(cluster, tiered, bounds, log_starts, reader, settings, monotonic_ms, group.create_task),
+            HandlerTools(cluster, tiered, bounds, cluster, reader, settings, monotonic_ms, group.create_task),
         )
 
 
@@ -244,20 +234,22 @@ async def test_a_log_that_does_not_begin_where_the_broker_said_is_another_topics
 
 
 async def test_a_log_start_of_another_history_does_not_stand_in_for_a_deletion(bench: Bench) -> None:
-    """500 was deleted of a log that is gone; the one that took its place has less than that."""
+    """500 was deleted of a log that is gone; the one that took its place has less than that.
+
+    The owner ends the former log start."""
     before = user_log_start(500, leader_epoch=1)
     await bench.tier.rlmm.put_log_start(P0, before)
-    assert await bench.delete(2, 12, 30) == (0, 12)
+    assert await bench.delete(2, 12, 30) == (0, 30)
     assert bench.tier.rlmm.log_starts(P0) == [before, user_log_start(12, last_epoch=0)]
-    assert bench.recorder.denied == [{before}]
     assert bench.cluster.epochs_asked == [(P0, 1), (P0, 0)]
 
 
-async def test_a_confirmed_log_start_is_not_recorded_again(bench: Bench) -> None:
-    await bench.tier.rlmm.put_log_start(P0, user_log_start(12, leader_epoch=1))
-    assert await bench.delete(2, 12, 30) == (0, 12)
-    assert await bench.delete(2, 7, 30) == (0, 12)
-    assert bench.recorder.timeouts_ms == []
+async def test_a_log_start_is_recorded_once_in_each_leader_epoch(bench: Bench) -> None:
+    before, present = user_log_start(12, leader_epoch=1), user_log_start(12, last_epoch=0)
+    await bench.tier.rlmm.put_log_start(P0, before)
+    for offset in (12, 12, 7):
+        assert await bench.delete(2, offset, 30) == (0, 12)
+        assert bench.tier.rlmm.log_starts(P0) == [present, before]
 
 
 async def test_the_log_start_has_the_epoch_of_the_leader_that_confirmed_it(bench: Bench) -> None:

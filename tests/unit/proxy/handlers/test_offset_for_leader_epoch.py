@@ -33,7 +33,6 @@ from tests.support.fakes.broker.exchange import FakeExchange
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.proxy.never_fresh import NeverFresh
-from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry
@@ -93,11 +92,10 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
         tiered = TieredPartitions(tier.rlmm, settings.metadata_max_age_ms)
         bounds = LocalLogBoundsCache(cluster, monotonic_ms)
-        log_starts = LogStartConfirmation(cluster, tier.rlmm)
         yield Bench(
             tier,
             cluster,
-            HandlerTools(cluster, tiered, bounds, log_starts, reader, settings, monotonic_ms, group.create_task),
+            HandlerTools(cluster, tiered, bounds, cluster, reader, settings, monotonic_ms, group.create_task),
         )
 
 

@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
+from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import PARTITION
-from tiers.metadata.log_history import confirms_log_start, epoch_before, is_of_the_history
+from tiers.metadata.log_history import confirms_log_start, disproved_log_starts, epoch_before, kept_log_start
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import UNKNOWN_EPOCH
-from tiers.model.segment_metadata import LeaderEpochEntry
 
 TIMEOUT_MS = 1000
 DELETED = user_log_start(100, leader_epoch=5, last_epoch=5)
@@ -82,18 +84,37 @@ async def test_a_leader_without_epochs_leaves_the_epoch_unknown() -> None:
     assert await epoch_before(cluster, PARTITION, 5, 3, TIMEOUT_MS) == UNKNOWN_EPOCH
 
 
-@pytest.mark.parametrize(
-    ("epochs", "end_offset", "is_of_it"),
-    [
-        ([(4, 50)], 89, True),
-        ([(4, 50), (5, 90)], 120, True),
-        ([(4, 90)], 120, False),
-        ([(4, 90)], 98, True),
-        ([(4, 50), (6, 110)], 120, False),
-    ],
-)
-def test_records_are_of_the_history_unless_their_epochs_deny_it(
-    epochs: list[tuple[int, int]], end_offset: int, is_of_it: bool
+async def test_one_deletion_that_was_recorded_twice_is_disproved_once() -> None:
+    """Two processes recorded it at the same time. One of them asked after the records had gone."""
+    unnamed = user_log_start(100, leader_epoch=5)
+    metadata = InMemoryRemoteLogMetadataManager(all_log_starts={PARTITION: [unnamed, DELETED]})
+    cluster = cluster_with((4, 0), (6, 130), end_offset=140)
+    bounds = await cluster.bounds(PARTITION, TIMEOUT_MS)
+    question = cluster, metadata, PARTITION, bounds, TIMEOUT_MS
+    assert await disproved_log_starts(*question) == [unnamed, DELETED]
+    assert await kept_log_start(*question) is None
+
+
+async def test_no_leader_disproves_a_log_start_at_or_below_its_own() -> None:
+    """It has no record below it to lose, and may have forgotten the epochs."""
+    metadata = InMemoryRemoteLogMetadataManager(all_log_starts={PARTITION: [DELETED]})
+    cluster = cluster_with((4, 100), (6, 130), end_offset=140, log_start_offset=100)
+    bounds = await cluster.bounds(PARTITION, TIMEOUT_MS)
+    assert await kept_log_start(cluster, metadata, PARTITION, bounds, TIMEOUT_MS) == 100
+    assert cluster.epochs_asked == []
+
+
+async def test_a_log_start_that_is_recorded_during_the_question_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    entries = [LeaderEpochEntry(*each) for each in epochs]
-    assert is_of_the_history(DELETED, entries, end_offset) is is_of_it
+    metadata = InMemoryRemoteLogMetadataManager(all_log_starts={PARTITION: [DELETED]})
+    cluster = cluster_with((4, 0), (5, 90), end_offset=140)
+    bounds, ask = await cluster.bounds(PARTITION, TIMEOUT_MS), cluster.end_offset_for_epoch
+
+    async def ask_and_record(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+        metadata.all_log_starts[PARTITION].append(user_log_start(130, leader_epoch=3))
+        return await ask(partition, leader_epoch, timeout_ms)
+
+    monkeypatch.setattr(cluster, "end_offset_for_epoch", ask_and_record)
+    assert await kept_log_start(cluster, metadata, PARTITION, bounds, TIMEOUT_MS) == 100
+    assert await kept_log_start(cluster, metadata, PARTITION, bounds, TIMEOUT_MS) == 100

@@ -17,33 +17,30 @@ P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 
 
 @pytest.mark.parametrize(
-    ("local_start", "lso", "gap_end", "log_start", "expected"),
+    ("local_start", "lso", "gap_end", "expected"),
     [
-        (3, 10, None, 0, 4),
-        (5, 10, None, 0, 5),
-        (5, 10, 7, 0, 5),
-        (7, 10, 7, 0, 7),
-        (8, 10, 7, 0, 8),
-        (0, 10, None, 6, 6),
-        (2, 3, None, 0, 3),
-        (4, 4, None, 0, 4),
-        (6, 6, 7, 0, 6),
-        (0, 10, 7, 0, 4),
+        (3, 10, None, 4),
+        (5, 10, None, 5),
+        (5, 10, 7, 5),
+        (7, 10, 7, 7),
+        (8, 10, 7, 8),
+        (2, 3, None, 3),
+        (4, 4, None, 4),
+        (6, 6, 7, 6),
+        (0, 10, 7, 4),
     ],
 )
 async def test_behind_the_remote_end(
-    tmp_path: Path, local_start: int, lso: int, gap_end: int | None, log_start: int, expected: int
+    tmp_path: Path, local_start: int, lso: int, gap_end: int | None, expected: int
 ) -> None:
     tier = RemoteTier(tmp_path)
     await tier.add(P0, [build_batch(0, [record(number) for number in range(4)], leader_epoch=2)], 0)
     if gap_end is not None:
         await tier.rlmm.put_log_gap(P0, LogGap(4, gap_end), 5)
-    assert next_local_offset(tier.rlmm, P0, LocalLogBounds(local_start, lso, 10, 5), log_start) == expected
+    assert next_local_offset(tier.rlmm, P0, LocalLogBounds(local_start, lso, 10, 5)) == expected
 
 
-@pytest.mark.parametrize(("local_start", "log_start", "expected"), [(0, 0, 0), (8, 0, 8), (2, 5, 5)])
-def test_where_the_log_begins_if_nothing_is_remote(
-    tmp_path: Path, local_start: int, log_start: int, expected: int
-) -> None:
+@pytest.mark.parametrize("local_start", [0, 8])
+def test_where_the_log_begins_if_nothing_is_remote(tmp_path: Path, local_start: int) -> None:
     metadata = RemoteTier(tmp_path).rlmm
-    assert next_local_offset(metadata, P0, LocalLogBounds(local_start, 10, 10, 5), log_start) == expected
+    assert next_local_offset(metadata, P0, LocalLogBounds(local_start, 10, 10, 5)) == local_start

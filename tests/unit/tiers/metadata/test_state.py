@@ -42,7 +42,7 @@ from tiers.metadata.records.serde import (
 )
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.written_records import is_log_start_known, records_of_deletion, records_of_log_start
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
@@ -178,7 +178,7 @@ def test_a_log_start_that_was_only_seen_deletes_nothing(state: RemoteLogMetadata
 
 
 def test_a_log_start_of_another_history_does_not_stand(state: RemoteLogMetadataStateWriter) -> None:
-    """A segment of a later leader epoch that begins below it says that the records there are others."""
+    """The last readable record below it has a later leader epoch."""
     topic = Topic(state)
     topic.put(log_start("a", user(500, 2)), log_start("b", user(50, 3)))
     same_epoch, later_above = segment(1, 0, 99, epoch=2), segment(2, 500, 599, epoch=3)
@@ -191,7 +191,7 @@ def test_a_log_start_of_another_history_does_not_stand(state: RemoteLogMetadataS
     topic.put(to(later_below, State.COPY_SEGMENT_FINISHED))
     assert state.log_starts(PARTITION) == [user(50, 3)]
     assert state.log_start_offset(PARTITION) == 50
-    assert not is_log_start_known(state, PARTITION, user(60, 4), ())
+    assert not is_log_start_known(state, PARTITION, user(60, 4))
 
 
 def test_a_log_start_stands_only_where_its_last_record_has_its_epoch(
@@ -212,35 +212,52 @@ def test_a_log_start_stands_only_where_its_last_record_has_its_epoch(
     assert state.log_starts(PARTITION) == [start]
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["named first", "named last"])
-def test_a_log_start_without_the_last_epoch_hides_none_that_has_it(
-    state: RemoteLogMetadataStateWriter, order: tuple[int, int]
+@pytest.mark.parametrize(
+    ("end_offset", "epoch", "last_epoch", "stands"),
+    [
+        (89, 4, 4, True),
+        (89, 3, 4, True),
+        (89, 5, 4, False),
+        (99, 4, 4, True),
+        (99, 3, 4, False),
+        (149, 3, 4, False),
+        (89, 5, UNKNOWN_EPOCH, True),
+        (149, 5, UNKNOWN_EPOCH, True),
+        (89, 6, UNKNOWN_EPOCH, False),
+    ],
+)
+def test_the_last_record_below_a_log_start_may_contradict_it(
+    state: RemoteLogMetadataStateWriter, end_offset: int, epoch: int, last_epoch: int, stands: bool
 ) -> None:
-    """Two processes record the same deletion at the same time. One of them asked after the records had gone."""
-    topic, starts = Topic(state), (user(100, 5, last_epoch=4), user(100, 5))
-    topic.put(*(log_start("ab"[place], starts[place]) for place in order))
-    assert state.log_starts(PARTITION) == [starts[0]]
+    """The leader epochs of a log ascend, so the records further below show no more."""
+    topic, start = Topic(state), user(100, 5, last_epoch)
+    neighbours = replace(segment(3, 0, 99, epoch=9), segment_id=RemoteLogSegmentId(NEIGHBOUR, UUID(int=3)))
+    for each in (segment(1, 0, 49, epoch=3), segment(2, 50, end_offset, epoch=epoch), neighbours):
+        topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
+    topic.put(log_start("a", start))
+    assert state.log_starts(PARTITION) == ([start] if stands else [])
 
 
 def test_the_last_epoch_of_a_recorded_log_start_is_added(state: RemoteLogMetadataStateWriter) -> None:
     topic, unnamed, named = Topic(state), user(100, 5), user(100, 5, last_epoch=4)
     topic.put(log_start("a", unnamed))
-    assert is_log_start_known(state, PARTITION, unnamed, ())
-    assert not is_log_start_known(state, PARTITION, named, ())
+    assert is_log_start_known(state, PARTITION, unnamed)
+    assert not is_log_start_known(state, PARTITION, named)
     topic.put(log_start("a", named))
-    assert is_log_start_known(state, PARTITION, named, ())
-    assert is_log_start_known(state, PARTITION, unnamed, ())
-    assert is_log_start_known(state, PARTITION, user(99, 5, last_epoch=4), ())
+    assert is_log_start_known(state, PARTITION, named)
+    assert is_log_start_known(state, PARTITION, unnamed)
+    assert is_log_start_known(state, PARTITION, user(99, 5, last_epoch=4))
 
 
 def test_a_lower_log_start_of_a_later_epoch_replaces_no_earlier_one(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     topic.put(log_start("a", user(500, 2)), log_start("a", user(50, 5)))
     assert state.log_starts(PARTITION) == [user(500, 2), user(50, 5)]
-    assert is_log_start_known(state, PARTITION, user(60, 5), ())
-    assert not is_log_start_known(state, PARTITION, user(60, 5), [user(500, 2)]), "its leader does not confirm 500"
-    assert is_log_start_known(state, PARTITION, user(50, 5), [user(500, 2)])
-    assert is_log_start_known(state, PARTITION, LogStart(9, 9, LogStartReason.SEEN), [user(500, 2)])
+    assert not is_log_start_known(state, PARTITION, user(60, 5)), "500 may be of another history"
+    assert is_log_start_known(state, PARTITION, user(60, 2))
+    assert is_log_start_known(state, PARTITION, user(50, 5))
+    assert not is_log_start_known(state, PARTITION, user(50, 6))
+    assert is_log_start_known(state, PARTITION, LogStart(9, 9, LogStartReason.SEEN))
 
 
 def test_the_end_of_the_last_trim_counts_even_if_it_is_lower(state: RemoteLogMetadataStateWriter) -> None:
@@ -417,7 +434,7 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
                 case ("start", (int(offset), int(epoch), int(last_epoch)), LogStartReason() as reason):
                     recorded = LogStart(offset, epoch, reason, last_epoch)
                     await model.put_log_start(PARTITION, recorded)
-                    if not is_log_start_known(state, PARTITION, recorded, ()):
+                    if not is_log_start_known(state, PARTITION, recorded):
                         raised = log_start("a", recorded)
                         records = records_of_log_start(state, raised)
                         topic.events(*((decode_key(key), None if value is None else raised) for key, value in records))

@@ -24,7 +24,7 @@ async def in_doubt(bench: Workbench) -> PartitionTasks:
     await bench.write_manifest()
     [lost] = [each for each in bench.segments if each.start_offset == 60]
     del bench.metadata.segments[lost.segment_id]
-    await bench.metadata.put_log_start(PARTITION, user_log_start(35))
+    await bench.metadata.put_log_start(PARTITION, user_log_start(35, leader_epoch=0))
     bench.now_ms += 60_000
     return PartitionTasks(bench.services, PARTITION, KEEPS_NOTHING, Tenure(0, 1))
 

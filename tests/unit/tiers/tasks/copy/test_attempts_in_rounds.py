@@ -25,7 +25,6 @@ from tiers.errors import (
     RetriableRemoteStorageError,
 )
 from tiers.metadata.log_bounds import earliest_readable
-from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.tenure import Tenure
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -218,7 +217,7 @@ async def test_another_member_keeps_and_stores_what_its_spool_has(
     await a.store_kept()
     metadata = b.metadata if is_announced else a.metadata
     assert metadata.remote_log_segment_metadata(PARTITION, first + 29) is not None
-    assert earliest_readable(metadata, PARTITION, first + 60, ConfirmedLogStart(None)) == 0
+    assert earliest_readable(metadata, PARTITION, first + 60) == 0
     assert a.spooled() == []
     await a.end()
     await b.end()

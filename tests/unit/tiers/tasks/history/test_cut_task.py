@@ -87,9 +87,9 @@ async def test_a_leader_that_was_replaced_meanwhile_cuts_nothing_off(
 
     monkeypatch.setattr(bench.log, "end_offset_for_epoch", answer_and_go)
     with pytest.raises(BrokerError, match="was replaced"):
-        await bench.cut_task.run(bounds, None)
+        await bench.cut_task.run(bounds)
     assert answering(bench)[-1][1] == 99
-    assert not await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    assert not await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000))
 
 
 @pytest.mark.parametrize("is_written", [True, False])
@@ -110,10 +110,10 @@ async def test_a_cut_whose_write_failed_is_told_once(
     bench.log.elect_unclean(50)
     bounds = await bench.log.bounds(PARTITION, 1000)
     with pytest.raises(RemoteLogMetadataNotReadyError):
-        await bench.cut_task.run(bounds, None)
+        await bench.cut_task.run(bounds)
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 0
-    assert await bench.cut_task.run(bounds, None)
-    assert not await bench.cut_task.run(bounds, None)
+    assert await bench.cut_task.run(bounds)
+    assert not await bench.cut_task.run(bounds)
     assert answering(bench)[-1][1] == 49
     assert bench.metric("remote_log_cuts_total", topic="orders") == 1
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
@@ -138,11 +138,11 @@ async def test_a_cut_is_returned_again_until_a_run_succeeds(bench: Workbench, mo
     bounds = await bench.log.bounds(PARTITION, 1000)
     for _ in range(2):
         with pytest.raises(BrokerError, match="the leader is gone"):
-            await bench.cut_task.run(bounds, None)
+            await bench.cut_task.run(bounds)
         assert answering(bench)[-1][1] == 49
     monkeypatch.setattr(bench.log, "end_offset_for_epoch", ask)
-    assert await bench.cut_task.run(bounds, None)
-    assert not await bench.cut_task.run(bounds, None)
+    assert await bench.cut_task.run(bounds)
+    assert not await bench.cut_task.run(bounds)
     assert bench.metric("remote_log_cuts_total", topic="orders") == 1
 
 
@@ -161,17 +161,17 @@ async def test_a_cut_that_takes_effect_in_a_later_round_is_told(
     monkeypatch.setattr(bench.metadata, "put_cut", put_later)
     bench.log.elect_unclean(50)
     with pytest.raises(RemoteLogMetadataNotReadyError):
-        await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
+        await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000))
     bench.log.records, bench.log.leader_epoch = records, 2
     bounds = await bench.log.bounds(PARTITION, 1000)
-    assert not await bench.cut_task.run(bounds, None)
+    assert not await bench.cut_task.run(bounds)
     await put(*written[0])
     ended: list[int | None] = []
 
     async def end_work() -> None:
         ended.append(bench.metadata.remote_end_offset(PARTITION))
 
-    assert await bench.cut_task.run(bounds, None, end_work)
+    assert await bench.cut_task.run(bounds, end_work)
     assert ended == [49]
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 1
 
@@ -191,10 +191,10 @@ async def test_each_of_two_cuts_that_take_effect_late_is_told(
     for end in (60, 30):
         bench.log.elect_unclean(end)
         with pytest.raises(RemoteLogMetadataNotReadyError):
-            await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
+            await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000))
     for cut in written:
         await put(*cut)
-    assert await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    assert await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000))
     assert answering(bench)[-1][1] == 29
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 2
 
@@ -209,9 +209,9 @@ async def test_a_cut_that_the_next_leader_does_not_need_is_not_told(
     monkeypatch.setattr(bench.metadata, "put_cut", put_nothing)
     bench.log.elect_unclean(50)
     with pytest.raises(RemoteLogMetadataNotReadyError):
-        await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
+        await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000))
     bench.log.records, bench.log.leader_epoch = records, 2
-    assert not await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000), None)
+    assert not await bench.cut_task.run(await bench.log.bounds(PARTITION, 1000))
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="cut") == 0
 
 
@@ -275,45 +275,51 @@ async def lead(bench: Workbench, leader_epoch: int, log_start_offset: int, *batc
     """Elects a replica with this log, and runs a round."""
     log = bench.log
     log.records, log.leader_epoch, log.log_start_offset = b"".join(batches), leader_epoch, log_start_offset
-    if await bench.cut_task.run(await log.bounds(PARTITION, 1000), (await bench.log_start()).offset):
+    if await bench.cut_task.run(await log.bounds(PARTITION, 1000)):
         bench.copy_task.start_over()
     await bench.copy_all(AT_ONCE)
     await bench.expire(POLICY)
 
 
+DELETING = [*tens(0, 60, 3), *tens(60, 150, 4)]
+CUT_OFF = [*tens(0, 120, 3), *tens(120, 180, 5)]
+DELETED = user_log_start(90, leader_epoch=4, last_epoch=4)
+"""One leader deletes to 90, and a leader that was cut off in epoch 3 has other records there."""
+
+
 @pytest.mark.parametrize("copied_to", [180, 90])
-async def test_a_deletion_counts_again_when_a_leader_of_its_history_returns(bench: Workbench, copied_to: int) -> None:
-    """One leader deletes to 90, and a leader that was cut off in epoch 3 has other records there.
-
-    The first leader's log begins at the log start now. So this leader confirms the other one's records below."""
-    deleting = [*tens(0, 60, 3), *tens(60, 150, 4)]
-    await lead(bench, 4, 0, *deleting)
-    deleted = user_log_start(90, leader_epoch=4, last_epoch=4)
-    await bench.metadata.put_log_start(PARTITION, deleted)
-    await lead(bench, 4, 90, *deleting)
-    assert (answering(bench)[0][0], answering(bench)[-1][1]) == (90, 149)
-
+async def test_a_deletion_that_is_recorded_late_counts_for_its_leader(bench: Workbench, copied_to: int) -> None:
+    """Its leader's log begins at the log start by then. So this leader confirms the other one's records below."""
+    await lead(bench, 4, 0, *DELETING)
     bench.log.last_stable_offset = copied_to
-    await lead(bench, 5, 0, *tens(0, 120, 3), *tens(120, 180, 5))
+    await lead(bench, 5, 0, *CUT_OFF)
     assert (answering(bench)[0][0], answering(bench)[-1][1]) == (0, copied_to - 1)
     bench.log.last_stable_offset = None
-    assert (bench.metadata.log_starts(PARTITION), (await bench.log_start()).offset) == ([], None)
+    await bench.metadata.put_log_start(PARTITION, DELETED)
+    assert (bench.metadata.log_starts(PARTITION), await bench.log_start()) == ([], None)
 
-    await lead(bench, 7, 90, *deleting)
-    assert (bench.metadata.log_starts(PARTITION), (await bench.log_start()).offset) == ([deleted], 90)
+    await lead(bench, 7, 90, *DELETING)
+    assert (bench.metadata.log_starts(PARTITION), await bench.log_start()) == ([DELETED], 90)
     below = [end for start, end in answering(bench) if start < 90]
     assert below == [88], "a CUT voids the rest"
     assert answering(bench)[-1][1] == 149
 
 
+async def test_a_log_start_that_a_leader_disproved_stays_ended(bench: Workbench) -> None:
+    await bench.metadata.put_log_start(PARTITION, DELETED)
+    await lead(bench, 5, 0, *CUT_OFF[:8])
+    assert bench.metadata.log_starts(PARTITION) == []
+    await lead(bench, 7, 90, *DELETING)
+    assert (answering(bench)[0][0], answering(bench)[-1][1]) == (0, 149)
+
+
 async def test_a_log_that_begins_above_both_gives_no_deletion_its_records(bench: Workbench) -> None:
     """The leader that was cut off has forgotten its epoch 3. It answers for epochs 3 and 4 alike."""
-    cut_off = [*tens(0, 120, 3), *tens(120, 180, 5)]
-    await bench.metadata.put_log_start(PARTITION, user_log_start(90, leader_epoch=4, last_epoch=4))
-    await lead(bench, 5, 0, *cut_off)
+    await lead(bench, 5, 0, *CUT_OFF)
     readable = answering(bench)
-    await lead(bench, 5, 140, *cut_off)
-    assert (answering(bench), (await bench.log_start()).offset) == (readable, None)
+    await bench.metadata.put_log_start(PARTITION, DELETED)
+    await lead(bench, 5, 140, *CUT_OFF)
+    assert (answering(bench), await bench.log_start()) == (readable, None)
 
 
 async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench) -> None:
@@ -325,7 +331,7 @@ async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench
     bench.log.leader_epoch = 7
     produce(bench, 9)
     bounds = await bench.log.bounds(PARTITION, 1000)
-    parting = await find_parting(bench.log, bench.metadata, PARTITION, bounds, None, 1000)
+    parting = await find_parting(bench.log, bench.metadata, PARTITION, bounds, 1000)
     assert parting == Parting(30, is_proved=True)
 
 

@@ -21,7 +21,6 @@ from tiers.errors import (
     OwnershipLostError,
     RemoteLogMetadataNotReadyError,
 )
-from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
@@ -76,9 +75,8 @@ class Tier:
         """Does what `tidegate tier cut` does."""
         metadata = self.process.metadata
         bounds = await self.log.bounds(PARTITION, 1000)
-        log_start = await LogStartConfirmation(self.log, metadata).confirmed(PARTITION, bounds.leader_epoch, 1000)
-        question = self.log, metadata, PARTITION, bounds, log_start.offset, 1000
-        for each in named_cuts(metadata, PARTITION, bounds, offset, await find_parting(*question)):
+        parting = await find_parting(self.log, metadata, PARTITION, bounds, 1000)
+        for each in named_cuts(metadata, PARTITION, bounds, offset, parting):
             await metadata.put_named_cut(PARTITION, each.leader_epoch, each.offset)
 
     def cuts(self) -> list[tuple[int, int, bool]]:
@@ -117,7 +115,7 @@ class Tier:
             while end is not None and offset <= end:
                 read = await reader.read(RemoteReadRequest(
                     PARTITION, offset, 700, min_one_message=True, isolation_level=0,
-                    deadline_ms=monotonic_ms() + 30_000, connection_id=1, log_start_offset=0,
+                    deadline_ms=monotonic_ms() + 30_000, connection_id=1,
                 ))  # fmt: skip
                 found += b"".join(bytes(view) for view in read.records)
                 offset = list(iterate_batches(found))[-1].next_offset
@@ -337,7 +335,7 @@ async def test_a_log_start_of_a_void_history_never_counts_again(tier: Tier) -> N
 async def test_a_user_may_delete_only_what_continues_the_copied_records(tier: Tier) -> None:
     async def check() -> None:
         bounds = await tier.log.bounds(PARTITION, 1000)
-        await require_aligned(tier.log, tier.process.metadata, PARTITION, bounds, None, 1000)
+        await require_aligned(tier.log, tier.process.metadata, PARTITION, bounds, 1000)
 
     await check()
     tier.log.elect_unclean(OLD_END - 10)

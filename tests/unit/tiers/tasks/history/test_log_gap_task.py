@@ -64,7 +64,7 @@ async def with_removed_records_after(bench: Workbench, first: int) -> None:
 
 
 async def copy_start(bench: Workbench) -> int | None:
-    return await bench.gap_task.copy_start(await bench.log.bounds(PARTITION, 1000), (await bench.log_start()).offset)
+    return await bench.gap_task.copy_start(await bench.log.bounds(PARTITION, 1000), await bench.log_start())
 
 
 async def doubt(bench: Workbench) -> str:

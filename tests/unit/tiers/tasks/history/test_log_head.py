@@ -34,7 +34,7 @@ async def with_lost_segments(bench: Workbench, *lost: int) -> None:
 
 
 async def copy_start(bench: Workbench) -> int | None:
-    return await bench.gap_task.copy_start(await bench.log.bounds(PARTITION, 1000), (await bench.log_start()).offset)
+    return await bench.gap_task.copy_start(await bench.log.bounds(PARTITION, 1000), await bench.log_start())
 
 
 class Listings:

@@ -12,7 +12,6 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.manifests import KEY
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import MetadataLostError, OwnershipLostError, RemoteStorageError
-from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.partition_manifest import decode_partition_manifest, encode_partition_manifest
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -290,6 +289,6 @@ async def test_the_objects_of_a_copied_cluster_are_not_deleted(copied: Workbench
     manifest = copied.manifest_task
     for _ in range(2):
         with pytest.raises(MetadataLostError, match="accepted segments"):
-            await copied.expiration_task.delete(POLICY, ConfirmedLogStart(60), manifest.has_accepted, manifest.confirm)
+            await copied.expiration_task.delete(POLICY, 60, manifest.has_accepted, manifest.confirm)
     assert await copied.objects() == before
     assert await copied.store.get_object(KEY) == written
