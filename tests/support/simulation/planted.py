@@ -16,7 +16,7 @@ from unittest.mock import patch
 from tiers.errors import CircuitOpenError, OwnershipLostError, RemoteResourceNotFoundError
 from tiers.fitness import Fitness
 from tiers.log import broker_log
-from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata import log_history
 from tiers.metadata.partition_manifest import encode_partition_manifest
 from tiers.metadata.record_backed_manager import RecordBackedMetadataManager
 from tiers.metadata.topic import follower
@@ -194,7 +194,7 @@ def _buries_copies(stack: ExitStack) -> None:
 
 
 def _foreign_log_start(stack: ExitStack) -> None:
-    _replace(stack, LogStartConfirmation, "_once", _yes)
+    _replace(stack, log_history, "confirms_log_start", _yes)
 
 
 def _trusts_any_clock(stack: ExitStack) -> None:
@@ -228,7 +228,7 @@ def _missing_means_deleted(stack: ExitStack) -> None:
     original = RemoteLogReader.read
 
     async def read(self: Any, request: Any) -> Any:
-        segment = self.segment_for(request.partition, request.offset, request.log_start_offset)
+        segment = self.segment_for(request.partition, request.offset)
         try:
             await self._fetcher.index(segment, request.connection_id)
         except RemoteResourceNotFoundError:

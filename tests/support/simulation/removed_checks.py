@@ -191,6 +191,7 @@ _CHECKS = (
         "the start of a log is no common end", _OTHER_HISTORIES,
     ),
     _returns("history/align:cut_epoch", "leader_epoch", "a CUT voids what the leader disproves", _OTHER_HISTORIES),
+    _returns("history/cut_task:RLMCutTask._end_log_starts", "None", "disproved log starts end", _OTHER_HISTORIES),
     _returns("history/cut_task:RLMCutTask._require_kept", "None", "one leader gave all answers", _OTHER_HISTORIES),
     _without(
         "history/align:_ends", "last = {} if begun is None else {begun.valid_end_offset: begun}", "last = {}",

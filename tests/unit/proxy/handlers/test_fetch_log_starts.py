@@ -1,4 +1,4 @@
-"""A recorded log start belongs to one history: a Fetch depends on whether the leader confirms it."""
+"""A Fetch below the recorded log start, below that of the broker, and before all that was copied."""
 
 from __future__ import annotations
 
@@ -14,80 +14,53 @@ from tests.support.fakes.configured_topics import TIERABLE, FakeConfigs
 from tests.support.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, bench_of, codes, records
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
-from tests.support.tiers.waiting import until
-from tiers.broker.client import monotonic_ms
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
-from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 
 VERSIONS = [4, 7, 12, 13, 18]
 UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE
-OLD = user_log_start(150, leader_epoch=3)
-"""Of a history in which leader epoch 3 went on to 150 at least."""
 
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with bench_of(tmp_path) as made:
-        made.cluster.logs[P0].epochs = [(0, 0), (3, 90), (5, 120)]
         yield made
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_one_that_the_leader_denies_is_neither_answered_nor_relayed(bench: Bench, version: int) -> None:
-    await bench.tier.rlmm.put_log_start(P0, OLD)
+async def test_below_both_log_starts_there_is_nothing(bench: Bench, version: int) -> None:
+    bench.tier.rlmm.all_log_starts[P0] = [user_log_start(50), user_log_start(30)]
+    assert codes(await bench.fetch(version, ask(version, 25))) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+    response = await bench.fetch(version, ask(version, 60))
+    assert records(response).startswith(bench.batches[6])
+    assert response.partitions[0].log_start_offset == (50 if version >= 5 else -1)
+    assert bench.cluster.epochs_asked == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_records_that_the_broker_has_again_are_readable(bench: Bench, version: int) -> None:
+    """A broker lost its log start, or an unclean election gave it another history. The owner ends either."""
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(150))
+    response = await bench.fetch(version, ask(version, 120), max_wait_ms=60_000)
+    assert records(response).startswith(bench.batches[12])
+    assert response.partitions[0].log_start_offset == (100 if version >= 5 else -1)
+    assert bench.cluster.epochs_asked == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_one_that_the_tier_contradicts_hides_nothing(bench: Bench, version: int) -> None:
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(50, last_epoch=3))
     for offset in (25, 60):  # unforeseen, then predicted
         response = await bench.fetch(version, ask(version, offset), max_wait_ms=60_000)
         assert codes(response) == [0]
         assert records(response).startswith(bench.batches[offset // 10])
         assert response.partitions[0].log_start_offset == (0 if version >= 5 else -1)
-    response = await bench.fetch(version, ask(version, 160), max_wait_ms=60_000)
-    assert response.partitions[0].log_start_offset == (100 if version >= 5 else -1)
-    assert bench.cluster.epochs_asked == [(P0, 3)]
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_the_next_lower_one_that_the_leader_confirms_counts(bench: Bench, version: int) -> None:
-    bench.tier.rlmm.all_log_starts[P0] = [user_log_start(50), OLD]
-    assert codes(await bench.fetch(version, ask(version, 25))) == [ErrorCode.OFFSET_OUT_OF_RANGE]
-    response = await bench.fetch(version, ask(version, 60))
-    assert records(response).startswith(bench.batches[6])
-    assert response.partitions[0].log_start_offset == (50 if version >= 5 else -1)
-    assert bench.cluster.epochs_asked == [(P0, 3), (P0, 5)]
-
-
-async def test_another_leader_may_confirm_a_denied_log_start(bench: Bench) -> None:
-    await bench.tier.rlmm.put_log_start(P0, OLD)
-    assert records(await bench.fetch(13, ask(13, 25, leader_epoch=5)))
-    log = bench.cluster.logs[P0]
-    log.leader_epoch, log.epochs = 6, [(0, 0), (3, 90), (6, 180)]
-    elected_ms = monotonic_ms()
-    # Bounds that were asked for in the same millisecond as the request may be the former leader's.
-    await until(lambda: monotonic_ms() > elected_ms)
-    response = await bench.fetch(13, ask(13, 25, leader_epoch=6))
-    assert codes(response) == [ErrorCode.OFFSET_OUT_OF_RANGE]
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_leader_that_does_not_say_makes_no_client_jump(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
-) -> None:
-    async def silent(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
-        raise BrokerError("no answer", retriable=True)
-
-    async with bench_of(tmp_path, FetchSettings(remote_log=RemoteLogConfig(fetch_max_wait_ms=10))) as bench:
-        await bench.tier.rlmm.put_log_start(P0, OLD)
-        monkeypatch.setattr(bench.cluster, "end_offset_for_epoch", silent)
-        response = await bench.fetch(version, ask(version, 25), ask_local(version, 0), max_wait_ms=1)
-        assert codes(response) == [UNAVAILABLE, 0]
-        assert records(response, 1)
 
 
 async def test_a_streamed_answer_leaves_it_to_the_next_request(tmp_path: Path) -> None:
-    """It cannot wait for the leader."""
+    """It cannot wait for a judgement."""
     async with bench_of(tmp_path, FetchSettings(hold_bytes=200)) as bench:
         await bench.tier.rlmm.put_log_start(P0, user_log_start(50))
         bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 10, value_bytes=100)])

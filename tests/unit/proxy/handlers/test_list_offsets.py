@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from struct import Struct
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -47,9 +46,7 @@ from tests.support.proxy.list_offsets_bench import (
 from tests.support.proxy.never_fresh import NeverFresh
 from tiers.config.settings import RemoteLogConfig
 from tiers.config.topic_policy import TopicConfig
-from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -85,53 +82,38 @@ async def test_earliest_is_the_tiers_log_start_with_its_own_epoch(bench: Bench, 
     assert found(await bench.ask(version, EARLIEST, offset=4)) == (0, -1, 4, 5 if version >= 4 else -1)
 
 
-async def test_deleted_records_stay_deleted_when_the_log_start_goes_back(bench: Bench) -> None:
+async def test_earliest_is_the_brokers_when_its_log_start_goes_back(bench: Bench) -> None:
+    """The broker has the records, until the owner deletes them again."""
     await bench.tier.rlmm.put_log_start(P0, user_log_start(5))
-    assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 5, -1)
-
-
-async def deny(bench: Bench, offset: int) -> None:
-    """Another history: its leader epoch 4 ended at 2."""
-    await bench.tier.rlmm.put_log_start(P0, user_log_start(offset, leader_epoch=4))
-    bench.cluster.logs[P0].epochs = [(2, 0), (5, 2)]
+    assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 4, 5)
+    assert found(await bench.ask(11, PENDING, offset=-1, epoch=-1)) == (0, -1, 4, -1)
 
 
 @pytest.mark.parametrize("offset", [3, 4, 5])
 async def test_a_log_start_of_another_history_hides_nothing(bench: Bench, offset: int) -> None:
-    await deny(bench, offset)
+    """The tier has records of a later leader epoch below it."""
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(offset, leader_epoch=2))
     assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 0, 2)
     assert found(await bench.ask(8, 240, offset=5, timestamp=260)) == (0, 300, 1, 2)
     assert found(await bench.ask(8, MAX, offset=5, timestamp=260)) == (0, 300, 1, 2)
     assert found(await bench.ask(9, LATEST_TIERED, offset=-1, epoch=-1)) == (0, -1, 3, 3)
     assert found(await bench.ask(11, PENDING, offset=-1, epoch=-1)) == (0, -1, 4, -1)
-    assert bench.cluster.epochs_asked == [(P0, 4)]
-
-
-@pytest.mark.parametrize("asked", [EARLIEST, MAX, LATEST_TIERED, PENDING, 240])
-async def test_without_the_leaders_word_on_a_log_start_nothing_is_answered(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, asked: int
-) -> None:
-    async def silent(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
-        raise BrokerError("no answer", retriable=True)
-
-    await bench.tier.rlmm.put_log_start(P0, user_log_start(5))
-    monkeypatch.setattr(bench.cluster, "end_offset_for_epoch", silent)
-    assert (await bench.ask(11, asked, offset=4)).error_code == UNAVAILABLE
+    assert bench.cluster.epochs_asked == []
 
 
 @pytest.mark.parametrize("asked", [EARLIEST, LATEST_TIERED, 100])
 async def test_a_state_that_was_cleared_meanwhile_answers_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, asked: int
 ) -> None:
-    """The state is read again from the start while the leader is asked. The broker's own answer would skip records."""
-    ask = bench.cluster.end_offset_for_epoch
+    """Another process reads the state again from the start. The broker's own answer would skip records."""
+    look_up = bench.tier.rlmm.log_starts
 
-    async def cleared_before(*arguments: Any) -> EpochEndOffset:
+    def cleared_before(partition: TopicIdPartition) -> list[LogStart]:
         bench.tier.rlmm.segments.clear()
         bench.tier.rlmm.fresh = False
-        return await ask(*arguments)
+        return look_up(partition)
 
-    monkeypatch.setattr(bench.cluster, "end_offset_for_epoch", cleared_before)
+    monkeypatch.setattr(bench.tier.rlmm, "log_starts", cleared_before)
     await bench.tier.rlmm.put_log_start(P0, user_log_start(1))
     assert (await bench.ask(9, asked, offset=4, timestamp=150)).error_code == UNAVAILABLE
 

@@ -307,7 +307,7 @@ async def test_a_deletion_that_is_recorded_late_counts_for_its_leader(bench: Wor
 
 async def test_a_log_start_that_a_leader_disproved_stays_ended(bench: Workbench) -> None:
     await bench.metadata.put_log_start(PARTITION, DELETED)
-    await lead(bench, 5, 0, *CUT_OFF[:8])
+    await lead(bench, 5, 0, *CUT_OFF[:9])
     assert bench.metadata.log_starts(PARTITION) == []
     await lead(bench, 7, 90, *DELETING)
     assert (answering(bench)[0][0], answering(bench)[-1][1]) == (0, 149)
