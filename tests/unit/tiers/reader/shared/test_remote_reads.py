@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.recording_tracer import RecordingTracer
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.tiers.waiting import until
@@ -215,8 +216,9 @@ async def test_errors_arrive_as_they_were_raised(processes: Processes) -> None:
     client = await processes.client()
     with pytest.raises(OffsetGapError, match="no remote segment"):
         await client.read(asked(999))
+    await processes.tier.rlmm.put_log_start(P0, user_log_start(5))
     with pytest.raises(OffsetBelowLogStartError):
-        await client.read(asked(3, log_start_offset=5))
+        await client.read(asked(3))
     processes.tier.storage.is_down = True
     processes.reader.index_cache = processes.reader.index_cache.__class__(1)
     with pytest.raises(RemoteReadTimeoutError) as raised:
