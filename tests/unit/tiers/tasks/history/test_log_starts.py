@@ -29,7 +29,7 @@ class Partition:
         self.metadata = bench.metadata
         self.new_owner()
 
-    def new_owner(self, **policy: int | None) -> None:
+    def new_owner(self, **policy: int | bool) -> None:
         self.bench.restart()
         changed = replace(POLICY, segment_ms=0, **policy)  # type: ignore[arg-type]  # the tests name the fields
         self.tasks = PartitionTasks(self.bench.services, PARTITION, changed, Tenure(0, 1))
@@ -78,8 +78,18 @@ async def test_the_history_of_another_leader_stays_readable(partition: Partition
     await partition.metadata.put_log_start(PARTITION, user_log_start(offset, leader_epoch=0, last_epoch=last_epoch))
     partition.elect(50)
     await partition.rounds()
-    assert (partition.log.trims, partition.metadata.log_starts(PARTITION)) == ([], [])
-    assert partition.readable == (0, [(0, 149)])
+    assert (partition.log.trims, partition.readable) == ([], (0, [(0, 149)]))
+    assert not any(start.deletes for start in partition.metadata.recorded_log_starts(PARTITION))
+
+
+async def test_the_common_records_are_readable_before_others_are_copied(partition: Partition) -> None:
+    """Until the owner has asked the new leader, the log start hides them."""
+    await partition.metadata.put_log_start(PARTITION, DELETED)
+    partition.elect(50, log_start=30)
+    assert partition.readable[0] == 30
+    partition.new_owner(copy_disable=True)
+    await partition.rounds()
+    assert partition.readable == (0, [(0, 49)])
 
 
 async def test_what_the_owner_deleted_before_is_copied_again(partition: Partition) -> None:
