@@ -115,6 +115,7 @@ OTHER_EVENTS: Final = {
     "a gap of the log has ended": "gap-ended",
     "a gap of the log has grown": "gap-grown",
     "a heartbeat failed": "heartbeat-failed",
+    "a log start has ended": "log-start-ended",
     "a metadata partition has all records again": "metadata-partition-restored",
     "a metadata partition is read again": "metadata-partition-read-again",
     "a partition that stopped goes on": "partition-goes-on",
@@ -232,7 +233,7 @@ OTHER_EVENTS: Final = {
     "two brokers disagree on the configuration of topics": "topic-configs-disagree",
     "waiting for the end of processes that an earlier proxy left behind": "waiting-for-earlier-processes",
     "… connections outlived the drain and are aborted": "drain-outlived",
-    "it is unknown which log start the leader confirms": "log-start-unconfirmed",
+    "it is unknown whether the offset is gone": "offset-unknown",
 }
 """The other events, by the phrase of the message."""
 

@@ -22,8 +22,8 @@ said.
 
 The proxy records the log start with the leader epoch of the leader's answer. That leader's log begins at or above the
 offset, so the leader has no record below the offset that a deletion could lose. A later leader that continues this
-history has reached the offset by the end of that epoch, so it confirms the log start. A leader of another history does
-not confirm it. If an earlier leader deleted the records, then its successor has the deletion too.
+history has reached the offset by the end of that epoch, so it confirms the log start. A leader of another history
+disproves it, and the owner ends it. If an earlier leader deleted the records, then its successor has the deletion too.
 
 A leader that was cut off may reach the offset with records that were never committed. Therefore the log start also has
 the leader epoch of the last deleted record. If that record is not remote, the proxy asks the leader for its epoch

@@ -4,8 +4,7 @@ EARLIEST is the tier's log start. The broker alone answers LATEST and EARLIEST_L
 EARLIEST_PENDING_UPLOAD, and NEXT_LOCAL_TIMESTAMP below version 7, is the offset from which the local log has to be
 read. A broker refuses NEXT_LOCAL_TIMESTAMP, so the proxy asks it for EARLIEST instead: the broker then checks the
 client's rights, the leader and the leader epoch. For a timestamp, the proxy searches the remote records below the
-broker's answer. A recorded log start may change an answer only if the leader confirms it, because the leader may have
-another history.
+broker's answer.
 
 The proxy answers with an error that clients retry if it cannot complete a look-up, if its metadata is not fresh
 (docs/design.md, safety rule 1), or if the metadata does not know a partition of a topic that the configuration tiers.

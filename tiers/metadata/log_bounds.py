@@ -54,7 +54,7 @@ async def explained_to(
     """Returns the first offset above `log_start` that neither a readable segment nor a recorded gap has.
 
     It looks no further than `end`, and may return any explained offset that is at least `end`. None: no readable
-    segment lies at or above `log_start`, which the leader confirms. The offsets between `log_start` and the first
+    segment lies at or above the recorded `log_start`. The offsets between `log_start` and the first
     segment count as explained: no record of them was copied, or `attempt_at_head` finds its attempt. If the local log
     does not have the returned offset, its records were lost, or the metadata of their copy was."""
     position = _covered_to(metadata, partition, log_start)

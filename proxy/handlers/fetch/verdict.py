@@ -230,9 +230,7 @@ class FetchJudge:
                     partition, asked.fetch_offset, bounds, after_refusal_ms, is_anew=True
                 )
         except RemoteLogError as error:
-            logger.info(
-                "it is unknown whether neither tier has the offset: %s", error, extra={"partition": str(partition)}
-            )
+            logger.info("it is unknown whether the offset is gone: %s", error, extra={"partition": str(partition)})
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
         if found is None:
             self.in_neither_tier_count += 1
