@@ -199,7 +199,7 @@ async def test_the_highest_log_start_counts_and_a_seen_one_deletes_nothing(
     assert manager.log_start_offset(partition) == 70
 
 
-async def test_a_lower_log_start_of_a_later_epoch_counts_when_the_higher_one_ends(
+async def test_a_lower_log_start_counts_when_the_higher_one_ends(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     """The earlier one may be of another history."""
@@ -229,25 +229,19 @@ async def test_a_log_start_ends_with_the_trim_whose_records_it_deleted(
 async def test_a_cut_ends_the_trim_that_it_voids(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition, is_named: bool
 ) -> None:
-    """Restored controllers may count leader epochs anew, so a later trim may have a lower epoch than the CUT."""
-    await copied(manager, segment(partition, 0, 99))
-    trim = OffsetAndEpoch(50, 2)
-    await manager.put_local_log_start(partition, trim)
+    """It voids no later one. A log start may be of the leader's own history, so only an operator's CUT ends it."""
+    trim, start = OffsetAndEpoch(50, 2), LogStart(120, 1, LogStartReason.USER)
+    await manager.put_log_start(partition, start)
+    for each in (OffsetAndEpoch(70, 1), trim):
+        await manager.put_local_log_start(partition, each)
+        assert manager.local_log_start(partition) == each
     for leader_epoch, offset, left in ((2, 20, trim), (3, 50, trim), (3, 49, None)):
         put = manager.put_named_cut if is_named else manager.put_cut
         await put(partition, leader_epoch, offset)
         assert manager.local_log_start(partition) == left
+    assert manager.log_starts(partition) == ([] if is_named else [start])
     await manager.put_local_log_start(partition, trim)
     assert manager.local_log_start(partition) == trim
-
-
-async def test_an_owners_cut_ends_no_log_start(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
-    """One of an earlier leader epoch may be of the leader's own history."""
-    await copied(manager, segment(partition, 0, 99))
-    start = LogStart(120, 2, LogStartReason.USER)
-    await manager.put_log_start(partition, start)
-    await manager.put_cut(partition, 3, 50)
-    assert manager.log_starts(partition) == [start]
 
 
 async def test_a_log_start_that_its_check_refuses_is_not_recorded(
@@ -433,17 +427,6 @@ async def test_a_change_of_tier_settings_is_judged_by_what_is_there(
     await manager.change_topic_tier_config(topic_id, "orders", {"local.retention.bytes": "3"}, seen.append)
     assert seen == [{}, {"local.retention.ms": "1"}]
     assert manager.topic_tier_config(topic_id) == {"local.retention.ms": "1", "local.retention.bytes": "3"}
-
-
-async def test_the_end_of_the_last_trim_counts_with_its_leader_epoch(
-    manager: RemoteLogMetadataManager, partition: TopicIdPartition
-) -> None:
-    assert manager.local_log_start(partition) is None
-    for start in (OffsetAndEpoch(70, 1), OffsetAndEpoch(50, 3)):
-        await manager.put_local_log_start(partition, start)
-        assert manager.local_log_start(partition) == start
-    assert manager.is_known(partition)
-    assert manager.log_start_offset(partition) is None
 
 
 async def test_an_operators_cut_ends_the_log_starts_of_the_void_history(
