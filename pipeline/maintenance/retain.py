@@ -165,9 +165,8 @@ async def expire_partitions(
     async def aligned(partition: TopicIdPartition) -> tuple[LocalLogBounds, int | None]:
         timeout_ms = services.settings.request_timeout_ms
         bounds = await services.source.bounds(partition, timeout_ms)
-        question = services.source, services.metadata, partition, bounds, timeout_ms
-        await require_aligned(*question)
-        return bounds, await kept_log_start(*question)
+        await require_aligned(services.source, services.metadata, partition, bounds, timeout_ms)
+        return bounds, await kept_log_start(services.source, services.metadata, partition, timeout_ms)
 
     async def expire(partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
         remote_end = services.metadata.remote_end_offset(partition)

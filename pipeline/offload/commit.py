@@ -33,7 +33,6 @@ from tiers.errors import (
     RemoteLogError,
     RemoteLogMetadataError,
 )
-from tiers.metadata.log_history import kept_log_start
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -133,7 +132,6 @@ class OffloadCommitter:
         """Does what an owner's round begins with: checks the lineage, finishes attempts and finds where to continue.
         Raises `RemoteLogError`."""
         services, partition = self.services, one.partition
-        timeout_ms = services.settings.request_timeout_ms
         await self._owned(partition)
         bounds, log_start = await self._surveyed(one)
         while True:
@@ -146,8 +144,7 @@ class OffloadCommitter:
             if start is not None and one.attempts.error is not None:
                 raise one.attempts.error
             await self.sleep(_AGAIN_MS / 1000)
-            bounds = await services.source.bounds(partition, timeout_ms)
-            log_start = await kept_log_start(services.source, services.metadata, partition, bounds, timeout_ms)
+            bounds, log_start = await self._surveyed(one)
         await self._delete_needless(one, bounds, log_start)
         if services.metadata.gaps(partition):
             await one.manifest.run()
@@ -169,7 +166,7 @@ class OffloadCommitter:
         one.copy_epoch = epoch_of_copy(bounds.leader_epoch, services.metadata.cuts(partition))
         if is_cut:
             bounds = await services.source.bounds(partition, timeout_ms)
-        return bounds, await kept_log_start(services.source, services.metadata, partition, bounds, timeout_ms)
+        return bounds, one.cut.log_start
 
     async def collect(self, one: PartitionOffload) -> None:
         """Finishes and deletes the attempts of plans that have not ended.

@@ -95,7 +95,7 @@ class Tasks:
 
     async def log_start(self) -> int | None:
         services = self.services
-        return await kept_log_start(services.source, services.metadata, self.partition, await self.bounds(), TIMEOUT_MS)
+        return await kept_log_start(services.source, services.metadata, self.partition, TIMEOUT_MS)
 
     async def trim(self) -> int | None:
         return await TrimTask(self.services, self.partition, self.manifest).run(

@@ -13,9 +13,11 @@ that epoch at that offset has the same record, and the same records below it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LocalLogBounds, LogSource
+from tiers.model.log_source import LogSource
 from tiers.model.log_start import UNKNOWN_EPOCH, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import leader_epoch_at
 
@@ -71,33 +73,32 @@ async def disproved_log_starts(
     source: LogSource,
     metadata: RemoteLogMetadataReader,
     partition: TopicIdPartition,
-    bounds: LocalLogBounds,
     timeout_ms: int,
+    known: Collection[LogStart] = (),
 ) -> list[LogStart]:
-    """Returns the recorded log starts above the leader's that the leader does not confirm, given its `bounds`.
+    """Returns the recorded log starts that the leader does not confirm. It is not asked about those in `known`.
 
-    A log that begins at or above a log start has no record below it to lose. Two log starts of one position record the
-    same deletion, and one of them may lack the last epoch. Raises `BrokerError`."""
-    asked = [
-        start
-        for start in metadata.recorded_log_starts(partition)
-        if start.deletes and start.offset > bounds.log_start_offset
-    ]
-    confirmed = [await confirms_log_start(source, partition, start, timeout_ms) for start in asked]
-    disproved = {start.position for start, is_true in zip(asked, confirmed, strict=True) if not is_true}
-    return [start for start in asked if start.position in disproved]
+    Two log starts of one position record the same deletion, and one of them may lack the last epoch. So the answer
+    about one holds for both. Raises `BrokerError`."""
+    recorded = [each for each in metadata.recorded_log_starts(partition) if each.deletes]
+    disproved = {
+        each.position
+        for each in recorded
+        if each not in known and not await confirms_log_start(source, partition, each, timeout_ms)
+    }
+    return [each for each in recorded if each.position in disproved]
 
 
 async def kept_log_start(
     source: LogSource,
     metadata: RemoteLogMetadataReader,
     partition: TopicIdPartition,
-    bounds: LocalLogBounds,
     timeout_ms: int,
+    known: Collection[LogStart] = (),
 ) -> int | None:
-    """Returns the highest recorded log start that the leader of `bounds` does not disprove; None without one.
+    """Returns the highest recorded log start that is in `known`, or that the leader confirms; None without one.
 
     A log start that is recorded meanwhile does not count. Raises `BrokerError`."""
     recorded = metadata.log_starts(partition)
-    disproved = await disproved_log_starts(source, metadata, partition, bounds, timeout_ms)
+    disproved = await disproved_log_starts(source, metadata, partition, timeout_ms, known)
     return next((start.offset for start in recorded if start not in disproved), None)

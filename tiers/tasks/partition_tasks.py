@@ -32,7 +32,6 @@ from functools import partial
 from tiers.config.paused_work import TierWork
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, MetadataLostError
-from tiers.metadata.log_history import kept_log_start
 from tiers.metadata.tenure import Tenure
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -182,7 +181,7 @@ class PartitionTasks:
         bounds = await services.source.bounds(partition, timeout_ms)
         if bounds.leader_epoch != checked_epoch:
             return None
-        log_start = await kept_log_start(services.source, services.metadata, partition, bounds, timeout_ms)
+        log_start = self._cut.log_start
         self.watch.check_bounds(self.policy, bounds, remote_bounds, log_start)
         return Surveyed(bounds, log_start, compared_end)
 

@@ -152,7 +152,7 @@ class JobBench:
     async def owners_round(self, policy: TopicPolicy) -> None:
         """The rounds of an owner of the partition, much later."""
         bounds = await self.broker.bounds(self.partition, 1000)
-        log_start = await kept_log_start(self.broker, self.metadata, self.partition, bounds, 1000)
+        log_start = await kept_log_start(self.broker, self.metadata, self.partition, 1000)
         attempts = CopyAttempts(
             self.services, self.partition, PartitionManifestTask(self.services, self.partition).require_stored
         )

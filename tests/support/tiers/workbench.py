@@ -140,8 +140,7 @@ class Workbench:
             return witness_of(None)
 
     async def log_start(self) -> int | None:
-        bounds = await self.log.bounds(PARTITION, 1000)
-        return await kept_log_start(self.log, self.metadata, PARTITION, bounds, 1000)
+        return await kept_log_start(self.log, self.metadata, PARTITION, 1000)
 
     async def record_log_start(
         self, offset: int, leader_epoch: int = 0, reason: LogStartReason = LogStartReason.USER

@@ -61,9 +61,9 @@ class RemoteDisableTask:
         timeout_ms = settings.request_timeout_ms
         await services.metadata.ensure_fresh(partition, settings.remote_log.fresh_within_ms, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
-        question = services.source, services.metadata, partition, bounds, timeout_ms
-        await require_aligned(*question)
-        require_no_open_cut(services.metadata, partition, await kept_log_start(*question))
+        await require_aligned(services.source, services.metadata, partition, bounds, timeout_ms)
+        log_start = await kept_log_start(services.source, services.metadata, partition, timeout_ms)
+        require_no_open_cut(services.metadata, partition, log_start)
         # The user may have taken the request back, and this process may be behind with the topic's settings.
         await services.present_tier_settings(partition)
         # If the metadata lost records, the request to delete may be an old one that the user has taken back since.

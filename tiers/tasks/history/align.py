@@ -103,7 +103,9 @@ async def find_parting(
     timeout_ms: int,
 ) -> Parting | None:
     """Returns what `align` returns, also for a leader that was emptied or restored. Raises `BrokerError`."""
-    log_start = await kept_log_start(source, metadata, partition, bounds, timeout_ms)
+    # A log start at or below the leader's hides no record of the leader's log.
+    known = [each for each in metadata.log_starts(partition) if each.offset <= bounds.log_start_offset]
+    log_start = await kept_log_start(source, metadata, partition, timeout_ms, known)
     found: list[Parting] = []
     ranges: list[_EpochRange] = []
     for end, epoch in _ends(metadata, partition, bounds, log_start):
@@ -241,8 +243,7 @@ def unsettled_cuts(metadata: RemoteLogMetadataReader, partition: TopicIdPartitio
 def open_cut(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None) -> Cut | None:
     """Returns the lowest unsettled CUT above a record of the tier; None without one.
 
-    `log_start` is the recorded one (`kept_log_start`). While there is such a CUT, nothing of the partition
-    expires or is deleted."""
+    `log_start` is the recorded one. While there is such a CUT, nothing of the partition expires or is deleted."""
     start = log_start or 0
     cuts = sorted(unsettled_cuts(metadata, partition), key=attrgetter("offset"))
     if not cuts:

@@ -32,6 +32,14 @@ class RLMCutTask:
         self._logged: set[OffsetAndEpoch] | None = None
         self._returned: set[OffsetAndEpoch] = set()
         """The CUTs that were logged, and those that the caller knows of. None: the task has not run yet."""
+        self._confirmed: tuple[int, frozenset[LogStart]] = -1, frozenset()
+        """A leader epoch, and the log starts that its leader confirmed."""
+
+    @property
+    def log_start(self) -> int | None:
+        """The highest recorded log start that the leader confirmed in the last run; None without one."""
+        recorded = self._services.metadata.log_starts(self._partition)
+        return next((start.offset for start in recorded if start in self._confirmed[1]), None)
 
     async def run(self, bounds: LocalLogBounds, end_work: Callable[[], Awaitable[None]] = _nothing) -> bool:
         """Cuts the tier if the leader's log parts from it. Ends the log starts that the leader disproves.
@@ -43,7 +51,7 @@ class RLMCutTask:
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         self._log()
         question = services.source, services.metadata, partition, bounds, timeout_ms
-        disproved, parting = await disproved_log_starts(*question), await align(*question)
+        disproved, parting = await self._disproved(bounds.leader_epoch), await align(*question)
         if disproved:
             await end_work()
             await self._end_log_starts(bounds, disproved)
@@ -60,6 +68,15 @@ class RLMCutTask:
         self._returned = recorded
         return is_cut
 
+    async def _disproved(self, leader_epoch: int) -> list[LogStart]:
+        """Asks the leader about the recorded log starts that it has not confirmed in this leader epoch."""
+        services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
+        known = self._confirmed[1] if self._confirmed[0] == leader_epoch else frozenset()
+        recorded = services.metadata.recorded_log_starts(partition)
+        disproved = await disproved_log_starts(services.source, services.metadata, partition, timeout_ms, known)
+        self._confirmed = leader_epoch, known.union(recorded).difference(disproved)
+        return disproved
+
     async def _end_log_starts(self, bounds: LocalLogBounds, disproved: Iterable[LogStart]) -> None:
         await self._require_kept(bounds)
         for start in disproved:
@@ -70,7 +87,7 @@ class RLMCutTask:
                 extra={
                     "partition": str(self._partition),
                     "log_start_offset": start.offset,
-                    "epoch": start.leader_epoch,
+                    "leader_epoch": start.leader_epoch,
                 },
             )
             self._services.checkpoint("log-start-ended")

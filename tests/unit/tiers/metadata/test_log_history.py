@@ -89,19 +89,16 @@ async def test_one_deletion_that_was_recorded_twice_is_disproved_once() -> None:
     unnamed = user_log_start(100, leader_epoch=5)
     metadata = InMemoryRemoteLogMetadataManager(all_log_starts={PARTITION: [unnamed, DELETED]})
     cluster = cluster_with((4, 0), (6, 130), end_offset=140)
-    bounds = await cluster.bounds(PARTITION, TIMEOUT_MS)
-    question = cluster, metadata, PARTITION, bounds, TIMEOUT_MS
-    assert await disproved_log_starts(*question) == [unnamed, DELETED]
-    assert await kept_log_start(*question) is None
+    assert await disproved_log_starts(cluster, metadata, PARTITION, TIMEOUT_MS) == [unnamed, DELETED]
+    assert await kept_log_start(cluster, metadata, PARTITION, TIMEOUT_MS) is None
+    assert await disproved_log_starts(cluster, metadata, PARTITION, TIMEOUT_MS, [unnamed]) == [unnamed, DELETED]
+    assert await kept_log_start(cluster, metadata, PARTITION, TIMEOUT_MS, [unnamed, DELETED]) == 100
 
 
-async def test_no_leader_disproves_a_log_start_at_or_below_its_own() -> None:
-    """It has no record below it to lose, and may have forgotten the epochs."""
+async def test_a_leader_that_was_cut_off_may_disprove_a_log_start_below_its_own() -> None:
     metadata = InMemoryRemoteLogMetadataManager(all_log_starts={PARTITION: [DELETED]})
-    cluster = cluster_with((4, 100), (6, 130), end_offset=140, log_start_offset=100)
-    bounds = await cluster.bounds(PARTITION, TIMEOUT_MS)
-    assert await kept_log_start(cluster, metadata, PARTITION, bounds, TIMEOUT_MS) == 100
-    assert cluster.epochs_asked == []
+    cluster = cluster_with((4, 110), (6, 130), end_offset=140, log_start_offset=110)
+    assert await disproved_log_starts(cluster, metadata, PARTITION, TIMEOUT_MS) == [DELETED]
 
 
 async def test_a_log_start_that_is_recorded_during_the_question_does_not_count(
@@ -109,12 +106,12 @@ async def test_a_log_start_that_is_recorded_during_the_question_does_not_count(
 ) -> None:
     metadata = InMemoryRemoteLogMetadataManager(all_log_starts={PARTITION: [DELETED]})
     cluster = cluster_with((4, 0), (5, 90), end_offset=140)
-    bounds, ask = await cluster.bounds(PARTITION, TIMEOUT_MS), cluster.end_offset_for_epoch
+    ask = cluster.end_offset_for_epoch
 
     async def ask_and_record(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
         metadata.all_log_starts[PARTITION].append(user_log_start(130, leader_epoch=3))
         return await ask(partition, leader_epoch, timeout_ms)
 
     monkeypatch.setattr(cluster, "end_offset_for_epoch", ask_and_record)
-    assert await kept_log_start(cluster, metadata, PARTITION, bounds, TIMEOUT_MS) == 100
-    assert await kept_log_start(cluster, metadata, PARTITION, bounds, TIMEOUT_MS) == 100
+    for _ in range(2):
+        assert await kept_log_start(cluster, metadata, PARTITION, TIMEOUT_MS) == 100

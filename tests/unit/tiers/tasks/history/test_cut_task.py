@@ -313,6 +313,14 @@ async def test_a_log_start_that_a_leader_disproved_stays_ended(bench: Workbench)
     assert (answering(bench)[0][0], answering(bench)[-1][1]) == (0, 149)
 
 
+async def test_a_late_deletion_of_another_leader_deletes_nothing_below_the_log(bench: Workbench) -> None:
+    """The leader that was cut off has removed its record before the log start, and that was not copied."""
+    await lead(bench, 5, 0, *CUT_OFF[:8])
+    await bench.metadata.put_log_start(PARTITION, DELETED)
+    await lead(bench, 5, 100, *CUT_OFF)
+    assert (answering(bench), bench.metadata.log_starts(PARTITION)) == ([(0, 29), (30, 59), (60, 79)], [])
+
+
 async def test_a_log_that_begins_above_both_gives_no_deletion_its_records(bench: Workbench) -> None:
     """The leader that was cut off has forgotten its epoch 3. It answers for epochs 3 and 4 alike."""
     await lead(bench, 5, 0, *CUT_OFF)
