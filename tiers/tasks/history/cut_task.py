@@ -52,15 +52,15 @@ class RLMCutTask:
         self._log()
         question = services.source, services.metadata, partition, bounds, timeout_ms
         disproved, parting = await self._disproved(bounds.leader_epoch), await align(*question)
-        if disproved:
-            await end_work()
-            await self._end_log_starts(bounds, disproved)
         if parting is not None:
             await end_work()
             await self._cut(bounds, parting)
-            # Compared again after the CUT: the leader may have changed meanwhile.
-            if await align(*question) is not None:
-                raise BrokerError(f"{partition}: the leader's log parts from the tier again", retriable=True)
+        if disproved:
+            await end_work()
+            await self._end_log_starts(bounds, disproved)
+        # Compared again after a CUT: the leader may have changed meanwhile.
+        if parting is not None and await align(*question) is not None:
+            raise BrokerError(f"{partition}: the leader's log parts from the tier again", retriable=True)
         recorded = self._recorded()
         is_cut = recorded != self._returned
         if is_cut:

@@ -157,6 +157,19 @@ async def test_an_emptied_brokers_new_records_stay(partition: Partition) -> None
     assert (partition.log.trims, partition.readable) == ([], (0, [(0, 149)]))
 
 
+async def test_restored_controllers_end_no_log_start_while_the_partition_stops(partition: Partition) -> None:
+    """The broker was emptied, and its log has grown beyond the tier. Only an operator voids copies of later epochs."""
+    log, deleted = partition.log, user_log_start(90, leader_epoch=5, last_epoch=5)
+    log.append(*batches(100, 120, 5))
+    log.leader_epoch = 5
+    await partition.rounds()
+    await partition.metadata.put_log_start(PARTITION, deleted)
+    log.records, log.leader_epoch = b"".join(batches(0, 150, 1)), 1
+    with pytest.raises(LogDivergedError, match="tier cut"):
+        await partition.tasks.round(lambda *surveyed: None)
+    assert partition.metadata.recorded_log_starts(PARTITION)[-1] == deleted
+
+
 async def test_the_new_leaders_lower_deletion_counts(partition: Partition) -> None:
     await partition.metadata.put_log_start(PARTITION, DELETED)
     partition.elect(50, log_start=60)
