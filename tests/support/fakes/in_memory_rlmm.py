@@ -19,7 +19,7 @@ from tiers.metadata.remote_log_metadata_manager import MetadataPosition, Metadat
 from tiers.metadata.tenure import Tenure
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     Cut,
     RemoteLogSegmentMetadata,
@@ -113,7 +113,7 @@ class InMemoryRemoteLogMetadataManager:
             segment
             for segment in self._readable(partition)
             if segment.start_offset <= offset <= segment.valid_end_offset
-            and (leader_epoch is None or _epoch_at(segment, offset) == leader_epoch)
+            and (leader_epoch is None or leader_epoch_at(segment.segment_leader_epochs, offset) == leader_epoch)
         ]
         return max(holders, key=lambda segment: self.begin_order.get(segment.segment_id, 0), default=None)
 
@@ -154,26 +154,17 @@ class InMemoryRemoteLogMetadataManager:
 
     def cover_size(self, partition: TopicIdPartition) -> CoverSize:
         whole = [each for each in self.list_remote_log_segments(partition) if self._is_whole(each)]
-        offsets, covered_to = 0, 0
-        for each in sorted(self._readable(partition), key=lambda each: each.start_offset):
-            following = each.valid_end_offset + 1
-            offsets += max(0, following - max(covered_to, each.start_offset))
-            covered_to = max(covered_to, following)
+        offsets = covered_to = 0
+        for first, following in self.answered_offsets(partition):
+            offsets, covered_to = offsets + following - max(first, covered_to), following
         return CoverSize(len(whole), sum(each.segment_size_bytes for each in whole), offsets)
 
     def _is_whole(self, segment: RemoteLogSegmentMetadata) -> bool:
-        others = (
-            other
-            for other in self._readable(segment.topic_id_partition)
-            if other.start_offset <= segment.end_offset and segment.start_offset <= other.valid_end_offset
-        )
-        is_finished = segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        return (
-            is_finished and segment.cut_at is None and all(self._order(each) <= self._order(segment) for each in others)
-        )
-
-    def _order(self, segment: RemoteLogSegmentMetadata) -> int:
-        return self.begin_order.get(segment.segment_id, 0)
+        readable, orders = self._readable(segment.topic_id_partition), self.begin_order
+        later = [each for each in readable if orders.get(each.segment_id, 0) > orders.get(segment.segment_id, 0)]
+        first, last = segment.start_offset, segment.end_offset
+        is_alone = all(each.start_offset > last or each.valid_end_offset < first for each in later)
+        return is_alone and segment in readable and segment.cut_at is None
 
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
         return min((segment.start_offset for segment in self._readable(partition)), default=None)
@@ -209,10 +200,7 @@ class InMemoryRemoteLogMetadataManager:
         segment = None if last is None else self.remote_log_segment_metadata(partition, last)
         if last is None or segment is None:
             return True
-        epoch = leader_epoch_at(segment.segment_leader_epochs, last)
-        if start.last_epoch == UNKNOWN_EPOCH:
-            return epoch <= start.leader_epoch
-        return epoch == start.last_epoch if last == start.offset - 1 else epoch <= start.last_epoch
+        return start.may_follow(last, leader_epoch_at(segment.segment_leader_epochs, last))
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
         return self.local_log_starts.get(partition)
@@ -504,17 +492,14 @@ class InMemoryRemoteLogMetadataManager:
         self.written += 1
 
     def _write(self, partition: TopicIdPartition) -> None:
-        if self.fail_writes is not None:
-            raise self.fail_writes
-        if not self.owned:
+        if self.fail_writes is None and not self.owned:
             raise OwnershipLostError(f"{partition} is owned by another member")
-        self.written += 1
+        self._write_anybodys()
 
 
 def _makes_needless(known: LogStart, new: LogStart) -> bool:
-    if known.leader_epoch < new.leader_epoch:
-        return False
-    return known.offset > new.offset or (known.offset == new.offset and known.last_epoch >= new.last_epoch)
+    is_as_late = known.leader_epoch >= new.leader_epoch
+    return is_as_late and (known.offset, known.last_epoch) >= (new.offset, new.last_epoch)
 
 
 def _replaces(new: LogStart, known: LogStart) -> bool:
@@ -523,10 +508,6 @@ def _replaces(new: LogStart, known: LogStart) -> bool:
     if known.reason is LogStartReason.RETENTION:
         return known.leader_epoch <= new.leader_epoch
     return new.reason is LogStartReason.USER and known.leader_epoch == new.leader_epoch
-
-
-def _epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:
-    return max(entry.epoch for entry in segment.segment_leader_epochs if entry.start_offset <= offset)
 
 
 def _epoch_ends(segment: RemoteLogSegmentMetadata) -> Iterator[tuple[int, int]]:

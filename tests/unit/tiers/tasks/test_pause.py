@@ -177,7 +177,7 @@ async def test_records_that_brokers_remove_while_nothing_is_copied_are_a_gap(
         await until(lambda: len(bench.finished) == 3)
         work = running.manager._managed[PARTITION]
         running.topics.policies = {POLICY.topic_id: replace(stopped, partition_count=1)}
-        await until(lambda: not work.is_copied)
+        await until(lambda: not work.is_copied and "copy" not in work.running)
         produce(running, 10, 12)
         work.copy.discard()
         log.log_start_offset = 110
