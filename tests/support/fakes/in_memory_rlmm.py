@@ -155,8 +155,9 @@ class InMemoryRemoteLogMetadataManager:
     def cover_size(self, partition: TopicIdPartition) -> CoverSize:
         whole = [each for each in self.list_remote_log_segments(partition) if self._is_whole(each)]
         offsets = covered_to = 0
-        for first, following in self.answered_offsets(partition):
-            offsets, covered_to = offsets + following - max(first, covered_to), following
+        for each in self.answering_segments(partition):
+            offsets += each.valid_end_offset + 1 - max(each.start_offset, covered_to)
+            covered_to = each.valid_end_offset + 1
         return CoverSize(len(whole), sum(each.segment_size_bytes for each in whole), offsets)
 
     def _is_whole(self, segment: RemoteLogSegmentMetadata) -> bool:
