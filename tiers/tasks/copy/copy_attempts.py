@@ -488,7 +488,8 @@ async def store_for_its_owner(services: TaskServices, kept: KeptSegment) -> None
     is_attempt = known is not None and known.state == kept.metadata.state
     log_start = 0
     if not is_attempt and metadata.log_starts(partition):
-        # A recorded log start may be of another history, which its owner has not compared yet.
+        # The owner may have to end a log start yet. The question about it names the topic, and this one the topic's id.
+        await services.source.bounds(partition, settings.request_timeout_ms)
         log_start = await kept_log_start(services.source, metadata, partition, settings.request_timeout_ms) or 0
     # Only an owner announces a segment. So another one stays until this process owns the partition again.
     if await removed_if_needless(services, kept, log_start) or not is_attempt:
