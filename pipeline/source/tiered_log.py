@@ -185,7 +185,7 @@ class TieredLog:
             begin = local_start if begin is None else begin
             local_start = end = min(end, begin if remote_end is None else max(begin, remote_end + 1))
         log_start = earliest_readable(metadata, partition, local_start)
-        known_start = recorded_log_start(metadata, partition) or 0
+        known_start = recorded_log_start(metadata, partition, local_start) or 0
         is_unknown = attempt_at_head(metadata, partition, known_start, local_start) is not None
         if is_unknown or unexplained_trim(metadata, partition, known_start) is not None:
             lost = f"{partition}: it is not known whether the store has the records before offset {local_start}"

@@ -95,9 +95,9 @@ class TieredPartitions:
         except RemoteLogError:
             return False  # the read itself finds what is wrong with the metadata
 
-    def recorded_log_start(self, partition: TopicIdPartition) -> int | None:
-        """Returns the highest recorded log start; None without one."""
-        return recorded_log_start(self.rlmm, partition)
+    def recorded_log_start(self, partition: TopicIdPartition, local_log_start: int | None = None) -> int | None:
+        """Returns the highest recorded log start at or below `local_log_start`, if it is given; None without one."""
+        return recorded_log_start(self.rlmm, partition, local_log_start)
 
     def earliest_readable(self, partition: TopicIdPartition, local_log_start: int) -> int | None:
         """Returns the log start of both tiers together. None: the partition is not tiered."""

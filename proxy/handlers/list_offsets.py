@@ -261,7 +261,7 @@ class ListOffsetsHandler:
             return ListOffsetsAnswer(UNAVAILABLE)  # the record may be remote
         if asked.timestamp == MAX_TIMESTAMP:
             return await self._max_timestamp(partition, broker, deadline_ms, connection_id)
-        log_start = self._tools.tiered.recorded_log_start(partition) or 0
+        log_start = await self._log_start(partition)
         found = await self._tools.reader.offsets.offset_for_timestamp(
             partition,
             asked.timestamp,
@@ -295,6 +295,16 @@ class ListOffsetsHandler:
             return ListOffsetsAnswer(UNAVAILABLE)
         return ListOffsetsAnswer(offset=0) if request.asks_next_local(timestamp) else None
 
+    async def _log_start(self, partition: TopicIdPartition) -> int:
+        """Returns the recorded log start; 0 without one. Raises `BrokerError`.
+
+        The local bounds cost a request, so the method asks for them only if a log start hides remote records."""
+        tiered = self._tools.tiered
+        recorded, earliest = tiered.recorded_log_start(partition), tiered.rlmm.earliest_offset(partition)
+        if recorded is not None and earliest is not None and earliest < recorded:
+            recorded = tiered.recorded_log_start(partition, (await self._local_bounds(partition)).log_start_offset)
+        return recorded or 0
+
     async def _was_lost(self, partition: TopicIdPartition, log_start: int) -> bool:
         """Whether the metadata lost the segments below a recorded trim. Then the log start is unknown."""
         tools = self._tools
@@ -327,7 +337,7 @@ class ListOffsetsHandler:
             )
 
     async def _earliest(self, partition: TopicIdPartition, local_log_start: int) -> ListOffsetsAnswer | None:
-        log_start = self._tools.tiered.recorded_log_start(partition) or 0
+        log_start = self._tools.tiered.recorded_log_start(partition, local_log_start) or 0
         is_unknown = self._tools.tiered.has_attempt_at_head(partition, log_start, local_log_start)
         if is_unknown or await self._was_lost(partition, log_start):
             return ListOffsetsAnswer(UNAVAILABLE)
@@ -344,7 +354,7 @@ class ListOffsetsHandler:
         return ListOffsetsAnswer(offset=end_offset, leader_epoch=tiered.leader_epoch_at(partition, end_offset))
 
     async def _next_local(self, partition: TopicIdPartition) -> ListOffsetsAnswer:
-        if await self._was_lost(partition, self._tools.tiered.recorded_log_start(partition) or 0):
+        if await self._was_lost(partition, await self._log_start(partition)):
             return ListOffsetsAnswer(UNAVAILABLE)
         local = await self._local_bounds(partition)
         return ListOffsetsAnswer(offset=next_local_offset(self._tools.tiered.rlmm, partition, local))
@@ -371,7 +381,7 @@ class ListOffsetsHandler:
             local = await self._local_bounds(partition)
             if local.log_start_offset < local.high_watermark:
                 return None
-        log_start = self._tools.tiered.recorded_log_start(partition) or 0
+        log_start = await self._log_start(partition)
         found = await self._tools.reader.offsets.max_timestamp(
             partition, log_start, _BEYOND_ALL, deadline_ms=deadline_ms, connection_id=connection_id
         )

@@ -102,7 +102,7 @@ async def gather(
     trouble, local, stopped, doubt = "", None, "", ""
     try:
         local = await _local_facts(around, partition, remarks)
-        bounds, log_start = local.bounds, recorded_log_start(metadata, partition)
+        bounds, log_start = local.bounds, recorded_log_start(metadata, partition, local.bounds.log_start_offset)
         for first, following in await unknown_offsets(metadata, partition, log_start or 0, bounds.log_start_offset):
             remarks.append(f"Neither tier has the offsets {first} to {following - 1}.")
         parting = await align(around.source, metadata, partition, bounds, around.timeout_ms)

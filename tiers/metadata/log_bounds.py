@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from tiers.metadata.attempts import attempt_at_head
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
@@ -17,9 +17,15 @@ from tiers.model.log_start import LogGap, OffsetAndEpoch
 _RUNS_BETWEEN_YIELDS = 512
 
 
-def recorded_log_start(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> int | None:
-    """Returns the highest log start that is recorded and deletes records; None without one."""
-    return next((start.offset for start in metadata.log_starts(partition)), None)
+def recorded_log_start(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, local_log_start: int | None = None
+) -> int | None:
+    """Returns the highest log start that is recorded and deletes records; None without one.
+
+    With `local_log_start`, a higher one does not count: the broker has the records, until the owner deletes them again
+    or ends that log start. A slow proxy may have recorded it for the log of another leader."""
+    offsets = (start.offset for start in metadata.log_starts(partition))
+    return next((offset for offset in offsets if local_log_start is None or offset <= local_log_start), None)
 
 
 def earliest_readable(
@@ -27,11 +33,11 @@ def earliest_readable(
 ) -> int | None:
     """Returns the log start of both tiers together: the first offset that a fetch can read. None: not tiered.
 
-    A recorded log start above the local one does not count: the broker has the records, until the owner deletes them
-    again or ends that log start. The result lies after a gap at the head of the log, recorded or not."""
-    log_start = metadata.log_start_offset(partition)
-    if log_start is None:
-        return local_log_start if metadata.is_known(partition) else None
+    A recorded log start counts as in `recorded_log_start`. The result lies after a gap at the head of the log, recorded
+    or not."""
+    if not metadata.is_known(partition):
+        return None
+    log_start = recorded_log_start(metadata, partition, local_log_start) or 0
     segment = metadata.next_segment(partition, log_start)
     return local_log_start if segment is None else min(max(log_start, segment.start_offset), local_log_start)
 
@@ -76,12 +82,15 @@ async def explained_to(
 def _covered_to(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int) -> int | None:
     """Returns the offset behind the remote end if readable segments have all offsets from the first one on.
 
-    The first one is at or above `log_start`."""
+    The first one is at or above `log_start`. None: they have not, or many runs lie below."""
     first, last = metadata.next_segment(partition, log_start), metadata.remote_end_offset(partition)
     if first is None or last is None:
         return None
     begin = max(first.start_offset, log_start)
-    below = takewhile(lambda run: run[0] < begin, metadata.answered_offsets(partition))
+    runs = takewhile(lambda run: run[0] < begin, metadata.answered_offsets(partition))
+    below = list(islice(runs, _RUNS_BETWEEN_YIELDS))
+    if len(below) == _RUNS_BETWEEN_YIELDS:
+        return None
     covered = metadata.cover_size(partition).offsets - sum(min(following, begin) - start for start, following in below)
     return last + 1 if covered == last + 1 - begin else None
 

@@ -36,7 +36,7 @@ from tiers.metadata.records.record_types import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import UNKNOWN_EPOCH, LogGap, LogStart, OffsetAndEpoch
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     Cut,
     CutUpdate,
@@ -184,12 +184,10 @@ def _whole_segments(
 
 def _denies(segment: RemoteLogSegmentMetadata, start: LogStart | None) -> bool:
     """Whether the segment has another record below the log start than the log start's history, or a later one."""
-    if start is None:
+    if start is None or segment.start_offset >= start.offset:
         return False
-    epochs, last = segment.segment_leader_epochs, start.offset - 1
-    is_later = any(entry.epoch > start.leader_epoch and entry.start_offset < start.offset for entry in epochs)
-    is_named = start.last_epoch != UNKNOWN_EPOCH and segment.start_offset <= last <= segment.end_offset
-    return is_later or (is_named and leader_epoch_at(epochs, last) != start.last_epoch)
+    last = min(segment.end_offset, start.offset - 1)
+    return not start.may_follow(last, leader_epoch_at(segment.segment_leader_epochs, last))
 
 
 def _judge_log_start(plan: PartitionPlan, unnamed: Iterable[FoundSegment]) -> None:

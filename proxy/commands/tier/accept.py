@@ -169,5 +169,5 @@ async def _is_needed(
 ) -> bool:
     """Returns whether there is anything to accept. Raises `BrokerError`."""
     bounds = await source.bounds(partition, TIMEOUT_MS)
-    log_start = recorded_log_start(metadata, partition)
+    log_start = recorded_log_start(metadata, partition, bounds.log_start_offset)
     return await may_be_in_doubt(metadata, partition, bounds, log_start, manifest, cluster_id, TIMEOUT_MS)

@@ -257,7 +257,7 @@ class FetchJudge:
         `is_anew` is true when the metadata was read to its end after the broker refused the offset. Raises
         `RemoteLogError`."""
         tools, tiered = self._tools, self._tools.tiered
-        log_start = tiered.recorded_log_start(partition) or 0
+        log_start = tiered.recorded_log_start(partition, bounds.log_start_offset) or 0
         if offset < log_start:
             return Judgement(Verdict.RELAY, partition, is_tiered=True)
         if tiered.has_segment(partition, offset):

@@ -55,9 +55,11 @@ class RLMCutTask:
         if parting is not None:
             await end_work()
             await self._cut(bounds, parting)
-        if disproved:
+        # A leader that was cut off does not know the log starts of later leader epochs.
+        ended = [each for each in disproved if each.leader_epoch <= bounds.leader_epoch]
+        if ended:
             await end_work()
-            await self._end_log_starts(bounds, disproved)
+            await self._end_log_starts(bounds, ended)
         # Compared again after a CUT: the leader may have changed meanwhile.
         if parting is not None and await align(*question) is not None:
             raise BrokerError(f"{partition}: the leader's log parts from the tier again", retriable=True)

@@ -22,7 +22,7 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, takewhile
@@ -397,11 +397,17 @@ class RLMExpirationTask:
 
     def _retained_bytes(self, log_start: int) -> int | None:
         """Returns the retained bytes of the segments that answer from `log_start` on. None: some of them overlap."""
-        if any(each.cut_at is None for each in self._finished_apart()):
+        if not all(each.is_cut_off or self._answers_alone(each) for each in self._finished_apart()):
             return None
         below = takewhile(lambda each: each.valid_end_offset < log_start, self._answering(0))
         whole_bytes = self._services.metadata.cover_size(self._partition).whole_bytes
         return whole_bytes - sum(each.retained_bytes for each in below)
+
+    def _answers_alone(self, segment: RemoteLogSegmentMetadata) -> bool:
+        """Whether no other copy has any of the offsets that CUTs left of a segment."""
+        runs = self._services.metadata.answered_offsets(self._partition, segment.start_offset)
+        is_one = next(runs, None) == (segment.start_offset, segment.valid_end_offset + 1)
+        return is_one and self._services.metadata.next_segment(self._partition, segment.start_offset) == segment
 
     def _answering(self, offset: int) -> Iterator[StoredSegment]:
         """Yields the segments that answer for the offsets from `offset` on.
@@ -433,12 +439,13 @@ class RLMExpirationTask:
             answering = self._answering_within(copies[0].start_offset, looked_to)
             seen_at_ms = [services.metadata.seen_at_ms(each.segment_id) for each in answering]
             is_visible = all(at is not None and at <= visible_since_ms for at in seen_at_ms)
-            for each in copies if is_visible and all(map(is_accepted, answering)) else ():
-                if each not in answering and each.end_offset >= log_start:
-                    first, last = each.start_offset, each.end_offset
-                    found[each] = [
-                        one for one in answering if one.valid_end_offset >= first and one.start_offset <= last
-                    ]
+            if not (is_visible and all(map(is_accepted, answering))):
+                continue
+            needed, ends = {each.segment_id for each in answering}, [each.valid_end_offset for each in answering]
+            for each in copies:
+                if each.segment_id not in needed and each.end_offset >= log_start:
+                    first, last = bisect_left(ends, each.start_offset), bisect_left(ends, each.end_offset)
+                    found[each] = answering[first : last + 1]
         return found
 
     def _overlapping(self, offset: int) -> list[RemoteLogSegmentMetadata]:
