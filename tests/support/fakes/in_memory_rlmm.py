@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
 from uuid import UUID
 
 from tests.support.fakes.stored_segments import stored
@@ -141,8 +142,14 @@ class InMemoryRemoteLogMetadataManager:
         return map(stored, self.list_remote_log_segments(partition, min_offset))
 
     def answered_offsets(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[tuple[int, int]]:
-        for segment in self.answering_segments(partition, offset):
-            yield segment.start_offset, segment.valid_end_offset + 1
+        return iter([run for run in self._runs(partition) if run[1] > offset])
+
+    def _runs(self, partition: TopicIdPartition) -> Iterator[tuple[int, int]]:
+        ends = {at for one in self._readable(partition) for at in (one.start_offset, one.valid_end_offset + 1)}
+        pieces = [(*piece, self.remote_log_segment_metadata(partition, piece[0])) for piece in pairwise(sorted(ends))]
+        for _, run in groupby((one for one in pieces if one[2] is not None), key=lambda one: one[2]):
+            several = list(run)
+            yield several[0][0], several[-1][1]
 
     def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
         while (segment := self.next_segment(partition, offset)) is not None:
@@ -154,10 +161,7 @@ class InMemoryRemoteLogMetadataManager:
 
     def cover_size(self, partition: TopicIdPartition) -> CoverSize:
         whole = [each for each in self.list_remote_log_segments(partition) if self._is_whole(each)]
-        offsets = covered_to = 0
-        for each in self.answering_segments(partition):
-            offsets += each.valid_end_offset + 1 - max(each.start_offset, covered_to)
-            covered_to = each.valid_end_offset + 1
+        offsets = sum(following - first for first, following in self._runs(partition))
         return CoverSize(len(whole), sum(each.segment_size_bytes for each in whole), offsets)
 
     def _is_whole(self, segment: RemoteLogSegmentMetadata) -> bool:
@@ -197,11 +201,9 @@ class InMemoryRemoteLogMetadataManager:
 
     def _stands(self, partition: TopicIdPartition, start: LogStart) -> bool:
         below = [each for each in self._readable(partition) if each.start_offset < start.offset]
-        last = max((min(each.valid_end_offset, start.offset - 1) for each in below), default=None)
-        segment = None if last is None else self.remote_log_segment_metadata(partition, last)
-        if last is None or segment is None:
-            return True
-        return start.may_follow(last, leader_epoch_at(segment.segment_leader_epochs, last))
+        last = max((min(each.valid_end_offset, start.offset - 1) for each in below), default=0)
+        one = self.remote_log_segment_metadata(partition, last) if below else None
+        return one is None or start.may_follow(last, leader_epoch_at(one.segment_leader_epochs, last))
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
         return self.local_log_starts.get(partition)

@@ -82,10 +82,11 @@ async def test_earliest_is_the_tiers_log_start_with_its_own_epoch(bench: Bench, 
     assert found(await bench.ask(version, EARLIEST, offset=4)) == (0, -1, 4, 5 if version >= 4 else -1)
 
 
-async def test_earliest_is_the_brokers_when_its_log_start_goes_back(bench: Bench) -> None:
-    """The broker has the records, until the owner deletes them again."""
+async def test_a_log_start_above_the_brokers_hides_nothing(bench: Bench) -> None:
+    """The owner deletes the records again, or ends the log start."""
     await bench.tier.rlmm.put_log_start(P0, user_log_start(5))
-    assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 4, 5)
+    assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 0, 2)
+    assert found(await bench.ask(8, 240, offset=5, timestamp=260)) == (0, 300, 1, 2)
     assert found(await bench.ask(11, PENDING, offset=-1, epoch=-1)) == (0, -1, 4, -1)
 
 

@@ -83,13 +83,29 @@ async def test_the_history_of_another_leader_stays_readable(partition: Partition
 
 
 async def test_the_common_records_are_readable_before_others_are_copied(partition: Partition) -> None:
-    """Until the owner has asked the new leader, the log start hides them."""
+    """The log start lies above that of the new leader."""
     await partition.metadata.put_log_start(PARTITION, DELETED)
     partition.elect(50, log_start=30)
-    assert partition.readable[0] == 30
+    assert partition.readable[0] == 0
     partition.new_owner(copy_disable=True)
     await partition.rounds()
     assert partition.readable == (0, [(0, 49)])
+
+
+async def test_a_leader_that_was_cut_off_ends_no_later_log_start(partition: Partition) -> None:
+    """The owner still asks the former leader, which does not know the leader epoch of the deletion."""
+    former = partition.log.records
+    partition.log.leader_epoch = 1
+    partition.log.append(*batches(100, 150, 1))
+    present, partition.log.log_start_offset = partition.log.records, 120
+    deleted = user_log_start(120, leader_epoch=1, last_epoch=1)
+    await partition.metadata.put_log_start(PARTITION, deleted)
+    partition.log.records, partition.log.log_start_offset, partition.log.leader_epoch = former, 0, 0
+    await partition.rounds()
+    assert (partition.metadata.log_starts(PARTITION), partition.log.trims) == ([deleted], [])
+    partition.log.records, partition.log.log_start_offset, partition.log.leader_epoch = present, 120, 1
+    await partition.rounds()
+    assert partition.readable == (120, [(120, 149)])
 
 
 async def test_what_the_owner_deleted_before_is_copied_again(partition: Partition) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.tiers import segment_metadata
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import RemoteStorageError
 from tiers.metadata.tenure import Tenure
@@ -257,3 +258,26 @@ async def test_a_copy_of_replaced_records_is_finished_and_then_cut(
         offset = segment.valid_end_offset + 1
     assert answering == bench.log.bytes_of(0, offset - 1)
     assert offset > 60
+
+
+async def test_retention_by_bytes_counts_no_copy_in_the_range_of_a_cut_one(bench: Workbench) -> None:
+    """A copy of 0 to 64 ended late, after smaller copies of 0 to 54. A CUT cuts it at 60."""
+
+    async def write(start: int, end: int, size_bytes: int, *states: RemoteLogSegmentState, epoch: int = 1) -> None:
+        one = replace(segment_metadata.segment(PARTITION, start, end, epoch), segment_size_bytes=size_bytes)
+        await bench.metadata.add_remote_log_segment_metadata(one)
+        for state in states:
+            await bench.metadata.update_remote_log_segment_metadata(segment_metadata.to(one, state))
+
+    finished = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    late = segment_metadata.segment(PARTITION, 0, 64, epoch=1)
+    await bench.metadata.add_remote_log_segment_metadata(late)
+    deleted = RemoteLogSegmentState.DELETE_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED
+    await write(0, 29, 500, finished, *deleted)
+    await write(30, 54, 500, finished)
+    await bench.metadata.update_remote_log_segment_metadata(segment_metadata.to(late, finished))
+    await bench.metadata.put_cut(PARTITION, 2, 60)
+    for start in (60, 70, 80, 90):
+        await write(start, start + 9, 300, finished, epoch=2)
+    log_start, _ = bench.expiration_task.expired(replace(POLICY, retention_bytes=1000), 55)
+    assert log_start == 60  # the later ones have 1200 bytes
