@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ from tiers.verify.read_back import check_stored
 IsAccepted = Callable[[RemoteLogSegmentMetadata], bool]
 Segment = TypeVar("Segment", StoredSegment, RemoteLogSegmentMetadata)
 logger = logging.getLogger(__name__)
+_SEGMENTS_BETWEEN_YIELDS = 256
 
 
 async def _confirmed() -> bool:
@@ -252,7 +254,7 @@ class RLMExpirationTask:
             if (each.is_cut_off or (each.cut_at is not None and each.valid_end_offset < log_start))
             and max(cut.at_ms for cut in cuts if cut.leader_epoch > each.leader_epoch) < expired_at_ms
         ]
-        if found and await self._clock_is_trusted(found) and await self._settings_still_expire(policy):
+        if found and await self._clock_is_trusted() and await self._settings_still_expire(policy):
             return found
         return []
 
@@ -279,7 +281,7 @@ class RLMExpirationTask:
         expired_to = min(expired_to, start if remote_end is None else max(start, remote_end + 1))
         if expired_to <= start:
             services.metrics.alarms.end(*self._skew_alarm)  # the clocks hold nothing up now
-        elif await self._clock_is_trusted(self._newest()) and await self._settings_still_expire(policy):
+        elif await self._clock_is_trusted() and await self._settings_still_expire(policy):
             # The clock may have been set since the first judgement, so the records are judged again.
             expired_to = min(expired_to, self._expired_to(policy, start, local_only_bytes))
         else:
@@ -320,23 +322,27 @@ class RLMExpirationTask:
         """Returns the finished segments of which other copies or CUTs have replaced a part at least."""
         return [each.metadata for each in self._services.metadata.segments_apart(self._partition) if each.is_finished]
 
-    def _newest(self) -> list[RemoteLogSegmentMetadata]:
-        metadata = self._services.metadata
-        end = metadata.remote_end_offset(self._partition)
-        newest = None if end is None else metadata.remote_log_segment_metadata(self._partition, end)
-        return [] if newest is None else [newest]
+    async def _newest_ms(self) -> int:
+        """Returns the time of the newest record of a finished segment. Looks at all of them, in short slices."""
+        newest_ms = 0
+        for number, segment in enumerate(self._services.metadata.stored_segments(self._partition), 1):
+            if segment.is_finished:
+                newest_ms = max(newest_ms, segment.event_timestamp_ms)
+            if number % _SEGMENTS_BETWEEN_YIELDS == 0:
+                await asyncio.sleep(0)
+        return newest_ms
 
     @property
     def _skew_alarm(self) -> tuple[str, AlarmReason, str]:
         return self._partition.topic, AlarmReason.CLOCK_SKEW, str(self._partition)
 
-    async def _clock_is_trusted(self, segments: list[RemoteLogSegmentMetadata]) -> bool:
+    async def _clock_is_trusted(self) -> bool:
         """Returns whether the clocks' skew is within the limit.
 
         A record with a time in the future shows that this machine's clock is behind. `clock_skew_ms` measures the skew
         in both directions."""
         services, limit_ms = self._services, self._services.settings.max_clock_skew_ms
-        newest_ms = max((segment.event_timestamp_ms for segment in segments), default=0)
+        newest_ms = await self._newest_ms()
         measured_ms = await services.metadata.clock_skew_ms(self._partition)
         if abs(measured_ms) > limit_ms:
             measured_ms = await services.metadata.clock_skew_ms(self._partition, anew=True)
@@ -396,12 +402,16 @@ class RLMExpirationTask:
         )
 
     def _retained_bytes(self, log_start: int) -> int | None:
-        """Returns the retained bytes of the segments that answer from `log_start` on. None: some of them overlap."""
+        """Returns the retained bytes of the segments that answer from `log_start` on.
+
+        None: some of them overlap, or the metadata has changed meanwhile."""
+        metadata, partition = self._services.metadata, self._partition
+        size = metadata.cover_size(partition)
         if not all(each.is_cut_off or self._answers_alone(each) for each in self._finished_apart()):
             return None
         below = takewhile(lambda each: each.valid_end_offset < log_start, self._answering(0))
-        whole_bytes = self._services.metadata.cover_size(self._partition).whole_bytes
-        return whole_bytes - sum(each.retained_bytes for each in below)
+        alive_bytes = size.whole_bytes - sum(each.retained_bytes for each in below)
+        return alive_bytes if metadata.cover_size(partition) == size else None
 
     def _answers_alone(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Whether no other copy has any of the offsets that CUTs left of a segment."""

@@ -281,3 +281,12 @@ async def test_retention_by_bytes_counts_no_copy_in_the_range_of_a_cut_one(bench
         await write(start, start + 9, 300, finished, epoch=2)
     log_start, _ = bench.expiration_task.expired(replace(POLICY, retention_bytes=1000), 55)
     assert log_start == 60  # the later ones have 1200 bytes
+
+
+async def test_the_time_of_any_copy_shows_that_the_clock_is_behind(copied: Workbench) -> None:
+    """A merged copy is newer than the copies behind it."""
+    merged = copied.segments[0]
+    later_ms = copied.wall_ms + 10 * copied.services.settings.max_clock_skew_ms
+    copied.metadata.segments[merged.segment_id] = replace(merged, event_timestamp_ms=later_ms)
+    assert await copied.expire(replace(POLICY, retention_bytes=0)) == 0
+    assert copied.metadata.log_starts(PARTITION) == []
