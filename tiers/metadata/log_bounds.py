@@ -83,6 +83,7 @@ def _covered_to(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, 
     """Returns the offset behind the remote end if readable segments have all offsets from the first one on.
 
     The first one is at or above `log_start`. None: they have not, or many runs lie below."""
+    size = metadata.cover_size(partition)
     first, last = metadata.next_segment(partition, log_start), metadata.remote_end_offset(partition)
     if first is None or last is None:
         return None
@@ -91,8 +92,10 @@ def _covered_to(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, 
     below = list(islice(runs, _RUNS_BETWEEN_YIELDS))
     if len(below) == _RUNS_BETWEEN_YIELDS:
         return None
-    covered = metadata.cover_size(partition).offsets - sum(min(following, begin) - start for start, following in below)
-    return last + 1 if covered == last + 1 - begin else None
+    covered = size.offsets - sum(min(following, begin) - start for start, following in below)
+    # The look-ups are of one state only if no record has changed the sums meanwhile.
+    is_whole = covered == last + 1 - begin and metadata.cover_size(partition) == size
+    return last + 1 if is_whole else None
 
 
 def next_uncopied(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int) -> int:
