@@ -195,8 +195,9 @@ class FetchJudge:
             return Judgement(Verdict.UNSEEN, partition, is_tiered=True)
         try:
             verified = await self._bounds(partition, asked, refused.received_at_ms)
-            if asked.fetch_offset >= verified.bounds.log_start_offset:
-                # The answer to another request's question may be older than the trim that led to this refusal.
+            log_start = max(asked.fetch_offset + 1, tiered.recorded_log_start(partition) or 0)
+            if log_start > verified.bounds.log_start_offset:
+                # The known bounds may be older than the trim that led to this refusal, or than the log start.
                 verified = await tools.bounds.ask(partition, after_refusal_ms, tools.settings.bounds_timeout_ms)
         except RemoteLogError as error:
             logger.info("the bounds of the local log are unknown: %s", error, extra={"partition": str(partition)})

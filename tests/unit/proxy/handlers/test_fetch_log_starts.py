@@ -55,6 +55,15 @@ async def test_one_above_the_brokers_log_start_makes_clients_wait(bench: Bench) 
     assert codes(await bench.fetch(12, ask(12, 60))) == [UNAVAILABLE]
 
 
+async def test_known_bounds_may_be_older_than_the_log_start(bench: Bench) -> None:
+    """The leader confirms the log start, also to a client that names the leader epoch of the known bounds."""
+    log = bench.cluster.logs[P0]
+    assert codes(await bench.fetch(13, ask(13, 60, leader_epoch=5))) == [0]
+    log.log_start_offset = 120
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(120))
+    assert codes(await bench.fetch(13, ask(13, 60, leader_epoch=5))) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_one_that_the_tier_contradicts_hides_nothing(bench: Bench, version: int) -> None:
     await bench.tier.rlmm.put_log_start(P0, user_log_start(50, last_epoch=3))
